@@ -1,0 +1,74 @@
+# Everything from a bare machine with Python 3.10 or newer and make:
+#
+#   make caption [PHOTO=my.jpg]   caption a photo with the bundled model, draw its attention to out/
+#   make test                     lint, types and tests
+#   make lint | types | format    one of them; format rewrites the files
+#   make lock                     renew requirements.lock to the newest versions
+#   make clean                    remove what was made; the environment too
+#
+# The first run installs the pinned versions into .venv. Choose with PYTHON=... and VENV=...
+
+PYTHON ?= python3
+VENV ?= .venv
+PHOTO ?=
+
+python := $(VENV)/bin/python
+installed := $(VENV)/installed
+installing := $(VENV)/installing
+
+export PHOTO
+unexport PYTHONHOME
+
+.PHONY: caption test lint types format lock clean
+
+caption: $(installed)
+	@photo=$$PHOTO; \
+	test -n "$$photo" || photo=$$($(python) -c \
+	  'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))') || exit; \
+	$(python) caption.py "$$photo" --output out && \
+	name=$${photo##*/} && ls "out/$${name%.*}.attention.png"
+
+test: lint types
+	$(python) -m pytest
+
+lint: $(installed)
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+
+types: $(installed)
+	$(python) -m mypy
+
+format: $(installed)
+	$(python) -m ruff check --fix .
+	$(python) -m ruff format .
+
+lock: $(installed)
+	$(python) -m uv pip compile requirements.txt --group dev --universal --python-version 3.10 \
+	  --upgrade --generate-hashes --no-emit-index-url --custom-compile-command "make lock" \
+	  --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) out build dist captioner.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The file `installing` stands in the environment until the install is complete and is then renamed
+# to `installed`: an install that was cut off is begun again, a complete one is brought up to date.
+$(installed): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  found=$$($(PYTHON) --version 2>&1) || found="not to be found"; \
+	  echo "captioner needs Python 3.10 or newer, but '$(PYTHON)' is $$found:" \
+	    "install one and name it with make PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments: install its venv module" \
+	    "(on Debian and Ubuntu: apt-get install python3-venv)" >&2; \
+	  exit 1; }
+	@if test -e $(installing); then rm -rf $(VENV); fi
+	@mkdir -p $(VENV)
+	@touch $(installing)
+	@rm -f $@
+	@test -x $(python) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the pinned libraries into $(VENV): several GB with PyTorch, once, some minutes."
+	@$(python) -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r requirements.lock
+	@mv $(installing) $@

@@ -1,0 +1,25 @@
+"""Image captioning after *Show, Attend and Tell*, with pictures of where the model looked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Caption", "Captioner", "__version__"]
+
+if TYPE_CHECKING:
+    from captioner.grid import Caption
+    from captioner.pipeline import Captioner
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch and the model only when they are asked for."""
+    if name == "Captioner":
+        from captioner.pipeline import Captioner
+
+        return Captioner
+    if name == "Caption":
+        from captioner.grid import Caption
+
+        return Caption
+    raise AttributeError(f"module 'captioner' has no attribute '{name}'")

@@ -1,0 +1,38 @@
+"""`captioner COMMAND`: one program for all commands."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from captioner import __version__
+
+COMMANDS = {
+    "caption": "write captions for photos and draw where the model looked",
+    "train": "train a model from a recipe",
+    "evaluate": "score a model on a data set",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] in COMMANDS:
+        module = importlib.import_module(f"captioner.commands.{arguments[0]}")
+        return int(module.main(arguments[1:]))
+    if arguments and arguments[0] in ("--version", "-V"):
+        print(f"captioner {__version__}")
+        return 0
+    listing = "\n".join(f"  {name:10}{what}" for name, what in COMMANDS.items())
+    usage = (
+        f"usage: captioner COMMAND [options]\n\n{listing}\n\ncaptioner COMMAND --help tells more"
+    )
+    if arguments and arguments[0] in ("--help", "-h"):
+        print(usage)
+        return 0
+    wrong = f"error: there is no command '{arguments[0]}'\n\n" if arguments else ""
+    print(f"{wrong}{usage}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""From scores to a context vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from captioner.grid import Glimpse
+
+
+class SoftSelect(nn.Module):
+    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
+
+    def forward(self, scores: Tensor, values: Tensor) -> Glimpse:
+        """Scores [B, K, L] and values [B, L, D] to a Glimpse."""
+        log_map = torch.log_softmax(scores.float(), dim=-1)  # float32 also under autocast
+        attention = log_map.exp()
+        entropy = -(attention * log_map).sum(-1)
+        context = torch.bmm(attention.to(values.dtype), values)  # [B, K, D]
+        return Glimpse(
+            context=context,
+            map=attention,
+            entropy=entropy,
+            log_prob=torch.zeros_like(entropy),
+        )

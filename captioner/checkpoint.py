@@ -1,0 +1,214 @@
+"""Model folders and training state: save whole or not at all, verify before use.
+
+A model folder holds `model.safetensors`, `config.yaml`, `vocabulary.json`, `README.md` (the model
+card) and `manifest.json` with the SHA-256 sum of each: all that inference needs, and nothing that
+can run code. A run's `last` folder holds `training_state.pt` too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from captioner.config import ModelConfig, from_yaml, to_yaml
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import CheckpointError, ConfigError
+from captioner.model import CaptionModel, build_model
+
+WEIGHTS, CONFIG, VOCABULARY, CARD = (
+    "model.safetensors",
+    "config.yaml",
+    "vocabulary.json",
+    "README.md",
+)
+STATE, MANIFEST = "training_state.pt", "manifest.json"
+
+
+def save_model(
+    folder: Path,
+    model: CaptionModel,
+    config: ModelConfig,
+    vocabulary: Vocabulary,
+    *,
+    card: str,
+    dtype: torch.dtype = torch.float32,
+    training_state: dict[str, Any] | None = None,
+) -> None:
+    """Write a model folder beside `folder` and rename it into place.
+
+    A folder that was there is kept as `previous` next to it when training state is saved (so that
+    a damaged checkpoint does not end a run), else replaced.
+
+    Raises:
+        CheckpointError: the disk cannot hold it.
+    """
+    temporary = folder.with_name(f".{folder.name}.writing")
+    inference = ModelConfig(
+        config.preprocess, config.encoder, config.attention, config.decoder, config.decoding
+    )
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file(_weights(model, dtype), temporary / WEIGHTS, metadata={"format": "pt"})
+        (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
+        vocabulary.save(temporary / VOCABULARY)
+        (temporary / CARD).write_text(card, encoding="utf-8")
+        if training_state is not None:
+            torch.save(training_state, temporary / STATE)
+        _seal(temporary)
+        _rename_into_place(temporary, folder, keep=training_state is not None)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
+            "free some disk or choose another output folder"
+        ) from None
+
+
+def load_model(
+    folder: Path, device: torch.device | str = "cpu"
+) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
+    """Read a model folder into a float32 model in evaluation mode.
+
+    Raises:
+        CheckpointError: the folder is missing, incomplete, damaged, or of another version.
+    """
+    verify(folder)
+    try:
+        config = from_yaml(ModelConfig, (folder / CONFIG).read_text(encoding="utf-8"))
+        vocabulary = Vocabulary.load(folder / VOCABULARY)
+        model = build_model(config, len(vocabulary), pretrained=False)
+        load_weights(model, folder)
+    except (ConfigError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: the model cannot be built ({error}); "
+            "it was made by another version of captioner"
+        ) from None
+    return model.eval().to(device), config, vocabulary
+
+
+def load_weights(model: CaptionModel, folder: Path) -> None:
+    """Fill the model, converting to its types.
+
+    Raises:
+        ValueError: the file does not hold exactly this model's weights.
+    """
+    stored = load_file(folder / WEIGHTS)
+    problems = model.load_state_dict(stored, strict=False)
+    tied = set(model.state_dict()) - set(_weights(model, torch.float32))
+    missing = [name for name in problems.missing_keys if name not in tied]
+    if missing or problems.unexpected_keys:
+        odd = [*missing, *problems.unexpected_keys]
+        raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
+
+
+def load_training_state(folder: Path) -> dict[str, Any]:
+    """Read the training state of a verified folder."""
+    return torch.load(folder / STATE, map_location="cpu", weights_only=True)
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The run's newest whole checkpoint: `last`, else the one before it.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    reasons = []
+    for name in ("last", "previous"):
+        try:
+            verify(run / name, needs_state=True)
+            return run / name
+        except CheckpointError as error:
+            reasons.append(str(error))
+    raise CheckpointError(f"{run}: no checkpoint to resume from ({'; '.join(reasons)})")
+
+
+def verify(folder: Path, *, needs_state: bool = False) -> None:
+    """Compare every file with the manifest's sums.
+
+    Raises:
+        CheckpointError: a file is missing or its content is not what was written.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such model folder")
+    try:
+        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: not a model folder, {MANIFEST} is missing; "
+            f"name a folder such as RUN/best that holds {WEIGHTS}"
+        ) from None
+    except (ValueError, KeyError, TypeError, OSError):
+        raise CheckpointError(f"{folder / MANIFEST}: damaged; fetch the model again") from None
+    for name in (WEIGHTS, CONFIG, VOCABULARY, *((STATE,) if needs_state else ())):
+        if name not in sums:
+            raise CheckpointError(f"{folder}: not complete, {name} is not in {MANIFEST}")
+    for name, expected in sums.items():
+        try:
+            found = _sha256(folder / name)
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder / name}: cannot be read ({error.strerror}); fetch the model again"
+            ) from None
+        if found != expected:
+            raise CheckpointError(
+                f"{folder / name}: damaged, its content does not match {MANIFEST}; "
+                "fetch the model again or use another checkpoint"
+            )
+
+
+def _weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """State with each shared tensor once, floats in `dtype`."""
+    state: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict().items():
+        if value.numel() > 1 and value.data_ptr() in seen:
+            continue
+        seen.add(value.data_ptr())
+        value = value.detach().cpu()
+        state[name] = (value.to(dtype) if value.is_floating_point() else value).contiguous()
+    return state
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _seal(folder: Path) -> None:
+    """Write the manifest and force everything to disk."""
+    names = sorted(path.name for path in folder.iterdir())
+    sums = {name: _sha256(folder / name) for name in names}
+    (folder / MANIFEST).write_text(json.dumps({"sha256": sums}, indent=1), encoding="utf-8")
+    for name in (*names, MANIFEST, "."):
+        _fsync(folder / name)
+
+
+def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
+    aside = folder.with_name("previous" if keep else f".{folder.name}.old")
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(folder, aside)
+    os.replace(temporary, folder)
+    _fsync(folder.parent)
+    if not keep:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

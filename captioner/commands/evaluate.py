@@ -1,0 +1,112 @@
+"""`captioner evaluate`: caption a split of a data set and score the captions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from captioner.commands import add_model_options, run_command, whole_number
+from captioner.data.readers import FORMATS, CaptionedPhoto, read_split
+from captioner.data.transforms import open_photo
+from captioner.errors import DataError, PhotoError
+from captioner.pipeline import Captioner
+
+BATCH = 16
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    return run_command(lambda: _run(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="captioner evaluate",
+        description="Caption a split of a data set and score the captions with BLEU, METEOR, "
+        "ROUGE-L and CIDEr (pycocoevalcap). Exit code: 0 all done, 1 some photos failed, 2 nothing "
+        "could be done.",
+    )
+    parser.add_argument("--format", choices=FORMATS, required=True, help="layout of the data set")
+    parser.add_argument("--root", required=True, metavar="DIR", help="its folder")
+    parser.add_argument("--split", default="test", help="such as test, val, val2017")
+    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
+    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    parser.add_argument("--output", type=Path, help="write results.json here")
+    parser.add_argument("--limit", type=whole_number, help="only the first so many photos")
+    parser.add_argument(
+        "--time-limit", type=float, default=600.0, metavar="S", help="for the scorers, in seconds"
+    )
+    add_model_options(parser)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from captioner.evaluation.metrics import score_captions
+    from captioner.evaluation.results import corpus_statistics, write_results
+
+    split = read_split(
+        format=arguments.format,
+        root=arguments.root,
+        split=arguments.split,
+        file=arguments.file,
+        coco_splits=arguments.coco_splits,
+    )
+    for path in split.missing:
+        print(f"{path}: no such file", file=sys.stderr)
+    photos = split.photos[: arguments.limit]
+    captioner = Captioner.from_pretrained(
+        arguments.checkpoint or arguments.model, device=arguments.device
+    )
+    captions, unreadable = _captions(captioner, photos, arguments.beam_size)
+    if not captions:
+        raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
+    references = {p.image_id: p.captions for p in photos if p.image_id in captions}
+    scores = score_captions(captions, references, time_limit_s=arguments.time_limit)
+    beam_size = arguments.beam_size or captioner.config.decoding.beam_size
+    signature = {
+        **scores.signature,
+        "model": str(arguments.checkpoint or arguments.model),
+        "beam_size": beam_size,
+        "length_penalty": captioner.config.decoding.length_penalty,
+        "max_words": captioner.config.decoding.max_words,
+        "data": f"{arguments.format} {arguments.split}",
+    }
+    for name, value in scores.metrics.items():
+        shown = "not computed" if value is None else f"{value:.4f}"
+        print(f"{name:8} {shown}")
+    if arguments.output:
+        write_results(
+            arguments.output,
+            metrics=scores.metrics,
+            captions=captions,
+            signature=signature,
+            statistics=corpus_statistics(list(captions.values())),
+        )
+        print(arguments.output)
+    return 1 if unreadable or split.missing else 0
+
+
+def _captions(
+    captioner: Captioner, photos: list[CaptionedPhoto], beam_size: int | None
+) -> tuple[dict[int | str, str], int]:
+    """Captions by image id, and the number of photos that could not be read."""
+    captions: dict[int | str, str] = {}
+    unreadable = 0
+    with tqdm(total=len(photos), unit="photo", disable=None) as bar:
+        for first in range(0, len(photos), BATCH):
+            ids, images = [], []
+            for photo in photos[first : first + BATCH]:
+                try:
+                    images.append(open_photo(photo.path))
+                    ids.append(photo.image_id)
+                except PhotoError as error:
+                    unreadable += 1
+                    tqdm.write(f"{photo.path}: {error}", file=sys.stderr)
+            if images:
+                found = captioner.caption_batch(images, beam_size=beam_size)
+                captions |= {i: caption.text for i, caption in zip(ids, found, strict=True)}
+            bar.update(min(BATCH, len(photos) - first))
+    return captions, unreadable

@@ -1,0 +1,43 @@
+"""`train.py`, `captioner train`: train a model from a recipe."""
+
+from __future__ import annotations
+
+import sys
+
+from captioner.commands import INTERRUPTED, run_command
+from captioner.config import Config, parser_for
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = parser_for(
+        Config,
+        prog="captioner train",
+        description="Train a captioning model. Every setting of a recipe is also an option.",
+    )
+    parser.add_argument("--config", action="config", help="Recipe, a YAML file.")
+    parser.add_argument("--resume", action="store_true", help="Go on with the run in train.output.")
+    arguments = parser.parse_args(argv)
+    sections = parser.instantiate(arguments)
+
+    def command() -> int:
+        from captioner.training import train
+
+        config = Config(
+            **{name: value for name, value in vars(sections).items() if name in _sections()}
+        )
+        try:
+            best = train(config, resume=arguments.resume)
+        except KeyboardInterrupt:
+            print(
+                f"interrupted; go on with the same command and --resume ({config.train.output})",
+                file=sys.stderr,
+            )
+            return INTERRUPTED
+        print(best)
+        return 0
+
+    return run_command(command)
+
+
+def _sections() -> set[str]:
+    return set(Config.__dataclass_fields__)

@@ -1,0 +1,1 @@
+"""Captions and photos: vocabulary, readers, transforms, sampler, loader, feature cache."""

@@ -1,0 +1,221 @@
+"""Batches of captions with their photos, in an order that is a function of seed and epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from captioner.data.feature_cache import FeatureCache
+from captioner.data.readers import CaptionedPhoto
+from captioner.data.transforms import PhotoTransform, open_photo
+from captioner.data.vocabulary import Vocabulary, tokenize
+from captioner.errors import PhotoError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Captions sorted by falling length, and each photo of theirs once.
+
+    inputs: photos [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
+    photo_index: [N], row of `inputs` for each caption.
+    tokens: [N, T], the words read, from the start token on; targets: [N, T], the words to write,
+        the end token last; both padded with zeros.
+    lengths: [N], number of targets.
+    unreadable: photos left out, each with the reason.
+    """
+
+    inputs: Tensor
+    photo_index: Tensor
+    tokens: Tensor
+    targets: Tensor
+    lengths: Tensor
+    from_frozen: bool = False
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def to(self, device: torch.device) -> Batch:
+        def move(value: Tensor) -> Tensor:
+            return value.to(device, non_blocking=True)
+
+        return Batch(
+            inputs=move(self.inputs).float(),
+            photo_index=move(self.photo_index),
+            tokens=move(self.tokens),
+            targets=move(self.targets),
+            lengths=move(self.lengths),
+            from_frozen=self.from_frozen,
+            unreadable=self.unreadable,
+        )
+
+    def pin_memory(self) -> Batch:
+        return Batch(
+            inputs=self.inputs.pin_memory(),
+            photo_index=self.photo_index.pin_memory(),
+            tokens=self.tokens.pin_memory(),
+            targets=self.targets.pin_memory(),
+            lengths=self.lengths.pin_memory(),
+            from_frozen=self.from_frozen,
+            unreadable=self.unreadable,
+        )
+
+
+class CaptionDataset(Dataset[Batch]):
+    """Photos with their captions as indices; an item is a whole batch.
+
+    Randomness of a photo is drawn from (seed, epoch, photo), so that it does not depend on worker
+    processes, on the order of work or on where a run was resumed.
+    """
+
+    def __init__(
+        self,
+        photos: Sequence[CaptionedPhoto],
+        vocabulary: Vocabulary,
+        transform: PhotoTransform,
+        *,
+        max_words: int,
+        seed: int,
+        cache: FeatureCache | None = None,
+    ) -> None:
+        self.photos = photos
+        self.transform = transform
+        self.seed = seed
+        self.cache = cache
+        pairs = [
+            (photo, [*vocabulary.encode(words[:max_words]), vocabulary.end])
+            for photo, captioned in enumerate(photos)
+            for words in map(tokenize, captioned.captions)
+            if words
+        ]
+        self.photo_of = np.array([photo for photo, _ in pairs], dtype=np.int64)
+        self.targets = [np.array(target, dtype=np.int64) for _, target in pairs]
+        self.lengths = np.array([len(target) for target in self.targets], dtype=np.int64)
+        self.start = vocabulary.start
+
+    def __len__(self) -> int:
+        """Number of captions."""
+        return len(self.targets)
+
+    def __getitem__(self, item: tuple[int, Sequence[int]]) -> Batch:
+        """The captions of an (epoch, caption indices) pair."""
+        epoch, captions = item
+        chosen = np.asarray(captions, dtype=np.int64)
+        inputs: dict[int, Tensor] = {}
+        unreadable = []
+        for photo in np.unique(self.photo_of[chosen]).tolist():
+            try:
+                inputs[photo] = self._photo(photo, epoch)
+            except PhotoError as error:
+                unreadable.append((str(self.photos[photo].path), str(error)))
+        chosen = chosen[np.isin(self.photo_of[chosen], list(inputs))]
+        chosen = chosen[np.argsort(-self.lengths[chosen], kind="stable")]
+        lengths = torch.from_numpy(self.lengths[chosen])
+        targets = torch.zeros(len(chosen), int(lengths.max()) if len(chosen) else 0).long()
+        for row, caption in enumerate(chosen):
+            targets[row, : self.lengths[caption]] = torch.from_numpy(self.targets[caption])
+        tokens = torch.cat([torch.full((len(chosen), 1), self.start), targets[:, :-1]], dim=1)
+        row_of = {photo: row for row, photo in enumerate(inputs)}
+        return Batch(
+            inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
+            photo_index=torch.tensor(
+                [row_of[photo] for photo in self.photo_of[chosen].tolist()], dtype=torch.long
+            ),
+            tokens=tokens,
+            targets=targets,
+            lengths=lengths,
+            from_frozen=self.cache is not None,
+            unreadable=unreadable,
+        )
+
+    def _photo(self, photo: int, epoch: int) -> Tensor:
+        generator = np.random.default_rng((self.seed, epoch, photo))
+        if self.cache is not None:
+            return self.cache.read(photo, int(generator.integers(self.cache.views)))
+        return self.transform(open_photo(self.photos[photo].path), generator)[0]
+
+
+class CaptionBatches:
+    """Deterministic batches of caption indices; batch b of epoch e is f(seed, e, b).
+
+    by="length": captions of one length a batch, as section 4.3 of the paper, batches in random
+    order. by="photo": all captions of randomly drawn photos together, so that the encoder runs
+    once a photo.
+    """
+
+    def __init__(
+        self,
+        photo_of: np.ndarray,
+        lengths: np.ndarray,
+        *,
+        batch_size: int,
+        by: Literal["length", "photo"],
+        seed: int,
+    ) -> None:
+        self.photo_of = photo_of
+        self.lengths = lengths
+        self.batch_size = batch_size
+        self.by = by
+        self.seed = seed
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        """All batches of an epoch; every caption is in exactly one."""
+        generator = np.random.default_rng((self.seed, epoch))
+        if self.by == "photo":
+            return self._by_photo(generator)
+        return self._by_length(generator)
+
+    def _by_length(self, generator: np.random.Generator) -> list[np.ndarray]:
+        shuffled = generator.permutation(len(self.lengths))
+        ordered = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
+        edges = np.flatnonzero(np.diff(self.lengths[ordered])) + 1
+        batches = [
+            group[first : first + self.batch_size]
+            for group in np.split(ordered, edges)
+            for first in range(0, len(group), self.batch_size)
+        ]
+        return [batches[i] for i in generator.permutation(len(batches))]
+
+    def _by_photo(self, generator: np.random.Generator) -> list[np.ndarray]:
+        by_photo = np.argsort(self.photo_of, kind="stable")
+        edges = np.flatnonzero(np.diff(self.photo_of[by_photo])) + 1
+        groups = np.split(by_photo, edges)
+        batches: list[np.ndarray] = []
+        current: list[np.ndarray] = []
+        size = 0
+        for index in generator.permutation(len(groups)):
+            if current and size + len(groups[index]) > self.batch_size:
+                batches.append(np.concatenate(current))
+                current, size = [], 0
+            current.append(groups[index])
+            size += len(groups[index])
+        return [*batches, np.concatenate(current)]
+
+
+def load_batches(
+    dataset: CaptionDataset,
+    batches: CaptionBatches,
+    epoch: int,
+    *,
+    first: int = 0,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """The batches of an epoch from number `first` on."""
+    work = [(epoch, batch) for batch in batches.epoch(epoch)[first:]]
+    return iter(
+        DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=work,  # type: ignore[arg-type]  # an iterable of items, as documented
+            num_workers=workers,
+            pin_memory=pin_memory,
+            prefetch_factor=4 if workers else None,
+        )
+    )

@@ -1,0 +1,147 @@
+"""Output of the encoder's frozen stages, kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from captioner.data.transforms import PhotoTransform, open_photo
+from captioner.errors import DataError, PhotoError
+
+CHUNK = 8  # photos through the encoder at once: larger batches fall out of a CPU's cache
+SAVE_EVERY = 256  # items between two progress marks
+
+
+class FeatureCache:
+    """float16 array [photos, views, C, h, w], memory-mapped.
+
+    Its folder's name is a hash of all that the values depend on: the encoder's weights, the
+    preprocessing and augmentation, the seed, and each photo's path, size and time of change. So a
+    stale cache is never read: it is simply another folder. View 0 is the plain photo, the others
+    are augmented.
+    """
+
+    def __init__(self, folder: Path, features: np.ndarray, unreadable: dict[int, str]) -> None:
+        self.folder = folder
+        self.features = features
+        self.unreadable = unreadable
+
+    @property
+    def views(self) -> int:
+        return self.features.shape[1]
+
+    def read(self, photo: int, view: int) -> Tensor:
+        """Frozen features float16 [C, h, w].
+
+        Raises:
+            PhotoError: the photo could not be read when the cache was made.
+        """
+        if photo in self.unreadable:
+            raise PhotoError(self.unreadable[photo])
+        return torch.from_numpy(self.features[photo, view].copy())
+
+
+class _Views(Dataset[tuple[Tensor, str]]):
+    def __init__(
+        self, paths: Sequence[Path], transform: PhotoTransform, views: int, seed: int
+    ) -> None:
+        self.paths, self.transform, self.views, self.seed = paths, transform, views, seed
+
+    def __len__(self) -> int:
+        return len(self.paths) * self.views
+
+    def __getitem__(self, index: int) -> tuple[Tensor, str]:
+        photo, view = divmod(index, self.views)
+        generator = np.random.default_rng((self.seed, photo, view)) if view else None
+        try:
+            return self.transform(open_photo(self.paths[photo]), generator)[0], ""
+        except PhotoError as error:
+            empty = torch.zeros(3, self.transform.height_px, self.transform.width_px)
+            return empty, str(error)
+
+
+def build_feature_cache(
+    root: Path,
+    paths: Sequence[Path],
+    transform: PhotoTransform,
+    encode: Callable[[Tensor], Tensor],
+    *,
+    fingerprint: str,
+    views: int,
+    seed: int,
+    workers: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FeatureCache:
+    """Open the cache of these photos, making or finishing it first where needed.
+
+    encode: photos [B, 3, H, W] to frozen features [B, C, h, w]; fingerprint: a hash of its
+    weights. An interrupted build goes on where it stopped.
+
+    Raises:
+        DataError: the disk cannot hold it.
+    """
+    key = _key(paths, transform, fingerprint=fingerprint, views=views, seed=seed)
+    folder = root / key[:20]
+    array, notes = folder / "features.npy", folder / "progress.json"
+    items = _Views(paths, transform, views, seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        done, unreadable = 0, {}
+        if notes.exists():
+            saved = json.loads(notes.read_text())
+            done, unreadable = saved["done"], {int(k): v for k, v in saved["unreadable"].items()}
+        if not done:
+            shape = encode(torch.stack([items[0][0]])).shape[1:]
+            np.lib.format.open_memmap(
+                array, mode="w+", dtype=np.float16, shape=(len(paths), views, *shape)
+            ).flush()
+        features = np.lib.format.open_memmap(array, mode="r+" if done < len(items) else "r")
+        flat = features.reshape(len(items), *features.shape[2:])
+        loader = DataLoader(
+            torch.utils.data.Subset(items, range(done, len(items))),
+            batch_size=CHUNK,
+            num_workers=workers,
+        )
+        for photos, reasons in loader if done < len(items) else ():
+            flat[done : done + len(photos)] = encode(photos).cpu().numpy().astype(np.float16)
+            for offset, reason in enumerate(reasons):
+                if reason:
+                    unreadable[(done + offset) // views] = reason
+            done += len(photos)
+            if done % SAVE_EVERY < CHUNK or done == len(items):
+                features.flush()
+                _write(notes, json.dumps({"done": done, "unreadable": unreadable, "key": key}))
+                progress(done, len(items))
+    except OSError as error:
+        raise DataError(
+            f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
+            "free some disk, name another folder with data.cache, or leave it out"
+        ) from None
+    return FeatureCache(folder, np.load(array, mmap_mode="r"), unreadable)
+
+
+def _key(
+    paths: Sequence[Path], transform: PhotoTransform, *, fingerprint: str, views: int, seed: int
+) -> str:
+    settings = {name: str(value) for name, value in vars(transform).items()}
+    if views == 1:  # nothing random in it
+        settings["augmentation"], seed = "None", 0
+    digest = hashlib.sha256(json.dumps([fingerprint, settings, views, seed]).encode())
+    for path in paths:
+        facts = path.stat()
+        digest.update(f"{path.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,82 @@
+"""What training, search, scoring and export know of a decoder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captioner.attention import Memory
+from captioner.grid import Glimpse, Grid
+
+
+@dataclass(frozen=True)
+class Forced:
+    """The outcome of writing given captions word by word (teacher forcing).
+
+    The M words of all captions are packed: first every caption's first word, then every second
+    word, and so on, which is the order of `packed(targets, lengths)`. Nothing is padded, so the
+    vocabulary-sized tensor exists for real words only.
+
+    logits: [M, V].
+    maps: [N, T, L], zero where a caption has ended.
+    entropy, log_prob, beta: [N, T], zero where a caption has ended; beta None without a gate.
+    """
+
+    logits: Tensor
+    maps: Tensor
+    entropy: Tensor
+    log_prob: Tensor
+    beta: Tensor | None
+
+
+def rows_per_step(lengths: Tensor) -> list[int]:
+    """How many captions, sorted by falling length, still run at each step.
+
+    >>> rows_per_step(torch.tensor([3, 1]))
+    [2, 1, 1]
+    """
+    steps = torch.arange(int(lengths.max()), device=lengths.device)
+    return (lengths.unsqueeze(1) > steps).sum(0).tolist()
+
+
+def packed(values: Tensor, lengths: Tensor) -> Tensor:
+    """[N, T, ...] of captions sorted by falling length to [M, ...], step after step."""
+    rows = rows_per_step(lengths)
+    return torch.cat([values[:count, step] for step, count in enumerate(rows)])
+
+
+class Decoder(nn.Module, ABC):
+    """Writes captions a word at a time. Everything goes through `step`.
+
+    The state is whatever the decoder needs to go on; callers only pass it back and `reorder` it.
+    """
+
+    vocabulary_size: int
+
+    @abstractmethod
+    def prepare(self, grid: Grid) -> Memory:
+        """What is computed once a photo."""
+
+    @abstractmethod
+    def start(self, memory: Memory, beams: int = 1) -> Any:
+        """State before the first word, for `beams` hypotheses a photo."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, state: Any, memory: Memory) -> tuple[Tensor, Glimpse, Any]:
+        """Read the tokens [B, K] written last; return logits [B, K, V], Glimpse, new state."""
+
+    @abstractmethod
+    def reorder(self, state: Any, photos: Tensor, beams: Tensor) -> Any:
+        """The state of hypotheses `beams` [B', K'] of photos `photos` [B']."""
+
+    @abstractmethod
+    def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
+        """Teacher forcing, equal to the steps.
+
+        memory: one row a caption (N). tokens: [N, T], the words read, from the start token on.
+        lengths: [N], words to be written for each caption, falling.
+        """

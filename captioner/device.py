@@ -1,0 +1,25 @@
+"""The device that a command runs on, chosen when it runs and never at import."""
+
+from __future__ import annotations
+
+import torch
+
+from captioner.errors import ConfigError
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """`auto` is the GPU if there is one, else the CPU.
+
+    Raises:
+        ConfigError: no such device on this machine.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ConfigError(
+            f"device: '{name}' cannot be used on this machine; use auto, cpu or cuda"
+        ) from None
+    return device

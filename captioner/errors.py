@@ -1,0 +1,30 @@
+"""Errors whose message is one sentence for the user: what, where, and what to do.
+
+Commands print the message on stderr and turn it into an exit code; nothing else is caught.
+"""
+
+from __future__ import annotations
+
+
+class CaptionerError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class ConfigError(CaptionerError):
+    """A setting that cannot be used; the message names its key and what is accepted."""
+
+
+class PhotoError(CaptionerError):
+    """A photo that cannot be read; the message does not repeat the photo's name."""
+
+
+class DataError(CaptionerError):
+    """A data set that cannot be read."""
+
+
+class WeightsError(CaptionerError):
+    """Encoder weights that cannot be had; the message names the file and where to put it."""
+
+
+class CheckpointError(CaptionerError):
+    """A model or run folder that is missing, incomplete or damaged."""

@@ -1,0 +1,3 @@
+"""Captions against references: the standard coco-caption scores, and the results file."""
+
+from __future__ import annotations

@@ -1,0 +1,218 @@
+"""BLEU, METEOR, ROUGE-L and CIDEr of captions against references, as the field reports them.
+
+The figures are those of pycocoevalcap (the coco-caption code) with its PTBTokenizer. That tokenizer
+and METEOR are Java programs that can hang, so they run in a process of their own with a time
+limit. Without Java the other scores are computed with a Python tokenizer, and METEOR is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from captioner.errors import DataError
+from captioner.evaluation.scorers import (
+    MetricTable,
+    ngram_scores,
+    pycocoevalcap_version,
+    spice_is_installed,
+    tokenize,
+)
+
+PTB_TOKENIZER = "PTB 3.4.1 via pycocoevalcap"
+PYTHON_TOKENIZER = "python (nltk)"
+NOT_COMPUTED = "not computed"
+
+ImageId = TypeVar("ImageId", int, str, "int | str")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of a set of captions, and how they were computed.
+
+    metrics: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all images, as fractions (CIDEr on
+        pycocoevalcap's scale, where 10 is the most); SPICE too where its jars are installed. None
+        is "not computed"; the signature says why.
+    per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU and
+        METEOR are not the means of these.
+    signature: scorers and their versions, tokenizer, Java, number of images.
+    """
+
+    metrics: dict[str, float | None]
+    per_image: dict[str, dict[Any, float]]
+    signature: dict[str, str]
+
+
+def quick_scores(
+    candidates: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
+) -> dict[str, float]:
+    """Bleu_1 to Bleu_4, ROUGE_L and CIDEr in process, with the Python tokenizer.
+
+    For validation while training; figures to publish are those of score_captions.
+
+    Raises:
+        DataError: as for score_captions.
+    """
+    _, texts, truths = _align(candidates, references)
+    return {metric: corpus for metric, (corpus, _) in _python_scores(texts, truths).items()}
+
+
+def score_captions(
+    candidates: Mapping[ImageId, str],
+    references: Mapping[ImageId, Sequence[str]],
+    *,
+    time_limit_s: float = 600.0,
+    java: str | None = None,
+) -> Scores:
+    """Score one caption an image against the image's references, by pycocoevalcap.
+
+    candidates: image id -> caption; an empty caption counts as one without words.
+    references: the same ids -> one or more captions.
+    time_limit_s: for everything that runs beside Java; what was computed by then is kept.
+    java: name or path of the Java program; by default the one on PATH.
+
+    Where the Java tokenizer did not work, BLEU, ROUGE-L and CIDEr are computed with the Python one.
+
+    Raises:
+        DataError: the ids differ, an image has no reference, there is nothing to score.
+    """
+    ids, texts, truths = _align(candidates, references)
+    table: MetricTable = {}
+    failed: dict[str, str] = {}
+    java_version = "none"
+    java_path = shutil.which(java or "java")
+    if java_path is None:
+        early_end: str | None = f"no Java at {java}" if java else "no Java on PATH"
+    else:
+        stages, early_end = _run_worker(texts, truths, java_path, time_limit_s)
+        for stage in stages:
+            java_version = stage.get("java", java_version)
+            table |= stage.get("scores", {})
+            failed |= stage.get("failed", {})
+
+    tokenizer = PTB_TOKENIZER
+    if "CIDEr" not in table:
+        table |= _python_scores(texts, truths)
+        tokenizer = PYTHON_TOKENIZER
+    package = f"pycocoevalcap {pycocoevalcap_version()}"
+    signature = {
+        "Bleu": package,
+        "METEOR": f"METEOR 1.5 via {package}",
+        "ROUGE_L": package,
+        "CIDEr": f"{package} (CIDEr-D, document frequencies of these references)",
+        "tokenizer": tokenizer,
+        "java": java_version,
+        "num_images": str(len(ids)),
+    }
+    if tokenizer == PYTHON_TOKENIZER:
+        signature["nltk"] = importlib.metadata.version("nltk")
+    names = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr"]
+    if spice_is_installed():
+        names.append("SPICE")
+        signature["SPICE"] = f"SPICE 1.0 via {package}"
+    metrics: dict[str, float | None] = {}
+    for name in names:
+        metrics[name] = table[name][0] if name in table else None
+        if name not in table:
+            signature[name] = f"{NOT_COMPUTED}: {failed.get(name, early_end)}"
+    per_image = {
+        name: dict(zip(ids, table[name][1], strict=True)) for name in names if name in table
+    }
+    return Scores(metrics=metrics, per_image=per_image, signature=signature)
+
+
+def _align(
+    candidates: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
+) -> tuple[list[ImageId], list[str], list[list[str]]]:
+    """Ids, captions and references in one order, that of the candidates."""
+    if not candidates:
+        raise DataError("there is no caption to score; give at least one")
+    for what, other, some, rest in (
+        ("caption", "references", candidates, references),
+        ("reference", "caption", references, candidates),
+    ):
+        alone = [image_id for image_id in some if image_id not in rest]
+        if alone:
+            raise DataError(
+                f"{len(alone)} of {len(some)} images with a {what} have no {other}, the first is "
+                f"{alone[0]!r}; give captions and references for the same image ids"
+            )
+    ids = list(candidates)
+    truths = [list(references[image_id]) for image_id in ids]
+    for image_id, texts in zip(ids, truths, strict=True):
+        if not texts:
+            raise DataError(
+                f"image {image_id!r} has an empty list of references; give at least one, or leave "
+                "the image out"
+            )
+    return ids, [candidates[image_id] for image_id in ids], truths
+
+
+def _python_scores(texts: Sequence[str], truths: Sequence[Sequence[str]]) -> MetricTable:
+    return ngram_scores(
+        [tokenize(text) for text in texts], [[tokenize(text) for text in row] for row in truths]
+    )
+
+
+def _run_worker(
+    texts: Sequence[str], truths: Sequence[Sequence[str]], java: str, time_limit_s: float
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Run the worker; return the stages that it finished, and why it ended early if it did.
+
+    Nothing that it started is left when this returns or raises, be it by an interrupt.
+    """
+    package_root = str(Path(__file__).resolve().parents[2])
+    search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory(prefix="captioner-scores-") as folder:
+        captions, scores = Path(folder, "captions.json"), Path(folder, "scores.jsonl")
+        arguments = (captions, scores, Path(java).absolute())
+        captions.write_text(json.dumps({"candidates": texts, "references": truths}))
+        scores.touch()
+        # Files, not pipes, for what it writes: a full pipe that nobody reads is a hang.
+        with Path(folder, "stderr.txt").open("w+b") as errors:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "captioner.evaluation.worker", *map(str, arguments)],
+                stdin=subprocess.PIPE,  # closes when we are killed: the sign for it to end
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": search_path},
+                start_new_session=True,
+            )
+            try:
+                code = worker.wait(time_limit_s)
+            except subprocess.TimeoutExpired:
+                early_end: str | None = f"not finished within {time_limit_s:g} s"
+            else:
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").split("\n")
+                last = next((line for line in reversed(lines) if line.strip()), "")
+                early_end = f"the scoring process ended with code {code}: {last}" if code else None
+            finally:
+                if worker.returncode != 0:
+                    _kill_group(worker)
+                if worker.stdin:
+                    worker.stdin.close()
+        # A line without its line feed was cut by the end of the process.
+        finished = scores.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in finished], early_end
+
+
+def _kill_group(worker: subprocess.Popen[bytes]) -> None:
+    """Kill the worker and its Java children."""
+    if sys.platform == "win32":
+        worker.kill()
+    else:
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself and left no child
+            os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()

@@ -1,0 +1,121 @@
+"""The types that flow through the house, and the legend for every shape in it.
+
+Shape legend: B photos in a batch, K hypotheses a photo (beams, or 1), N captions in a training
+batch, L grid cells (row-major, L = rows x columns), D feature size, H decoder size, A attention
+size, E embedding size, V vocabulary, T words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which rectangle of the photo the network saw, so that grid cells go back to photo pixels.
+
+    The network's input covers the rectangle (left_px, top_px, width_px, height_px) of the photo,
+    in pixels of the photo after its EXIF orientation was applied. Squashing the whole photo gives
+    (0, 0, photo width, photo height); a letterbox covers a rectangle larger than the photo, a crop
+    a smaller one. `flipped` says that the input was mirrored left to right.
+    """
+
+    photo_width_px: int
+    photo_height_px: int
+    left_px: float
+    top_px: float
+    width_px: float
+    height_px: float
+    flipped: bool = False
+
+    def cell_box_px(
+        self, row: int, column: int, rows: int, columns: int
+    ) -> tuple[float, float, float, float]:
+        """Box (x0, y0, x1, y1) of one grid cell in photo pixels.
+
+        May reach beyond the photo where the input was letterboxed.
+
+        >>> Geometry(200, 100, 0, 0, 200, 100).cell_box_px(0, 1, rows=2, columns=4)
+        (50.0, 0.0, 100.0, 50.0)
+        """
+        if self.flipped:
+            column = columns - 1 - column
+        cell_width, cell_height = self.width_px / columns, self.height_px / rows
+        x0 = self.left_px + column * cell_width
+        y0 = self.top_px + row * cell_height
+        return (float(x0), float(y0), float(x0 + cell_width), float(y0 + cell_height))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Annotation vectors a_i of a batch of photos (Show, Attend and Tell, section 3.1.1).
+
+    features: [B, L, D], row-major, L = height x width.
+    """
+
+    features: Tensor
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.features.dim() != 3 or self.features.shape[1] != self.height * self.width:
+            raise ValueError(
+                f"a grid of {self.height} x {self.width} cells needs features [B, "
+                f"{self.height * self.width}, D], not {list(self.features.shape)}"
+            )
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """What one look at the grid gave, for B photos and K hypotheses.
+
+    context: [B, K, D], the vector that the decoder receives (after the gate, once gated).
+    map: [B, K, L], the attention distribution over the cells; sums to 1.
+    entropy: [B, K], entropy of the map in nats.
+    log_prob: [B, K], log-probability of the sampled cell; zero where nothing is sampled.
+    beta: [B, K], mean of the gate in [0, 1] (section 4.2.1); None before or without the gate.
+    cells: [B, K] index of the sampled cell; None for soft attention.
+    """
+
+    context: Tensor
+    map: Tensor
+    entropy: Tensor
+    log_prob: Tensor
+    beta: Tensor | None = None
+    cells: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption of one photo with where the model looked for each word.
+
+    words: T words, without the start and end tokens.
+    maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's input.
+    beta: float32 [T], the gate's mean for each word; ones where the decoder has no gate.
+    log_probs: float32 [T], natural log-probability of each word given the ones before.
+    end_log_prob: log-probability of ending there; None when the search was cut off before the end.
+    cells: int [T], sampled cell for each word of a hard attention model, else None.
+    geometry: carries cells back to pixels of the original photo.
+    """
+
+    words: list[str]
+    maps: np.ndarray
+    beta: np.ndarray
+    log_probs: np.ndarray
+    geometry: Geometry
+    end_log_prob: float | None = None
+    cells: np.ndarray | None = None
+    text: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            object.__setattr__(self, "text", " ".join(self.words))
+        count = len(self.words)
+        if len(self.maps) != count or len(self.beta) != count or len(self.log_probs) != count:
+            raise ValueError(
+                f"{count} words with {len(self.maps)} maps, {len(self.beta)} gates and "
+                f"{len(self.log_probs)} log-probabilities"
+            )

@@ -1,0 +1,96 @@
+"""What stands under the pictures: a word with its probability and gate, and the colour legend.
+
+Everything is drawn in multiples of one text size, so the same label serves every picture.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from captioner.rendering.overlay import ColourMap, colour_table
+from captioner.rendering.typography import INK, MUTED, fit, font, one_line
+
+# Heights and widths in multiples of the text size.
+WORD_LABEL_HEIGHT = 5.0
+LEGEND_HEIGHT = 3.4
+_WIDEST_BAR = 20.0
+
+_TRACK = "#e6e9ee"
+_PROBABILITY = "#2f6db3"  # blue and amber: told apart by every kind of colour vision
+_GATE = "#c98a1b"
+
+
+def draw_word_label(
+    image: Image.Image,
+    *,
+    left: int,
+    top: int,
+    width: int,
+    size: int,
+    word: str,
+    log_prob: float,
+    beta: float,
+) -> None:
+    """Draw a word over two bars with numbers: p, its probability, and β, its gate; both 0 to 1."""
+    draw = ImageDraw.Draw(image)
+    text, face = fit(one_line(word), width, size_px=round(1.5 * size), smallest_px=size, bold=True)
+    draw.text((left, top + 1.95 * size), text, fill=INK, font=face, anchor="ls")
+    width = min(width, round(_WIDEST_BAR * size))
+    rows = (("p", math.exp(log_prob), _PROBABILITY), ("β", float(beta), _GATE))
+    for row, (name, value, colour) in enumerate(rows):
+        middle = top + round((3.1 + 1.3 * row) * size)
+        draw.text((left, middle), name, fill=MUTED, font=font(size), anchor="lm")
+        draw.text((left + width, middle), _share(value), fill=INK, font=font(size), anchor="rm")
+        start, stop = left + round(1.1 * size), left + width - round(3.3 * size)
+        y0, y1 = middle - round(0.24 * size), middle + round(0.24 * size)
+        draw.rectangle((start, y0, stop, y1), fill=_TRACK)
+        filled = round((stop - start + 1) * min(max(value, 0.0), 1.0))
+        if filled:
+            draw.rectangle((start, y0, start + filled - 1, y1), fill=colour)
+
+
+def _share(value: float) -> str:
+    return "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
+
+
+def draw_legend(
+    image: Image.Image,
+    *,
+    left: int,
+    top: int,
+    width: int,
+    size: int,
+    vmax: float,
+    colour_map: ColourMap,
+) -> None:
+    """Draw the colour scale, from 0 to vmax, with ticks in multiples of uniform attention."""
+    draw = ImageDraw.Draw(image)
+    title, face = fit("attention, × uniform", width, size_px=size, smallest_px=size // 2)
+    draw.text((left, top + size), title, fill=MUTED, font=face, anchor="ls")
+    y0, y1 = top + round(1.45 * size), top + round(2.1 * size)
+    ramp = colour_table(colour_map)[np.linspace(0, 255, width).round().astype(int)]
+    image.paste(Image.fromarray(np.repeat(ramp[None], y1 - y0, axis=0)), (left, y0))
+    for tick in ticks(vmax, at_most=max(2, round(width / (3 * size)))):
+        x = left + round((width - 1) * tick / vmax)
+        draw.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
+        # The first and last numbers stay within the bar's width.
+        label, half = f"{tick:g}", font(size).getlength(f"{tick:g}") / 2
+        centre = min(max(x, left + half), left + width - half)
+        draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=font(size), anchor="ms")
+
+
+def ticks(vmax: float, *, at_most: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 (times a power of ten) from 0 to vmax, `at_most` of them or fewer.
+
+    >>> ticks(12.3)
+    [0.0, 5.0, 10.0]
+    >>> ticks(4.0)
+    [0.0, 1.0, 2.0, 3.0, 4.0]
+    """
+    step = 10.0 ** math.floor(math.log10(vmax / at_most))
+    steps = (step * factor for factor in (1, 2, 5, 10, 20, 50))
+    step = next(step for step in steps if math.floor(vmax / step + 1e-9) + 1 <= at_most)
+    return [float(f"{count * step:.6g}") for count in range(math.floor(vmax / step + 1e-9) + 1)]

@@ -1,0 +1,391 @@
+"""The training loop. Settings, data, model, optimiser, loop: from top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from captioner.checkpoint import (
+    load_training_state,
+    load_weights,
+    newest_checkpoint,
+    save_model,
+)
+from captioner.config import Config, from_yaml, to_yaml
+from captioner.data.dataset import Batch, load_batches
+from captioner.data.transforms import open_photo
+from captioner.data.vocabulary import Vocabulary
+from captioner.device import choose_device
+from captioner.errors import CheckpointError, ConfigError
+from captioner.model import CaptionModel
+from captioner.rendering import attention_sheet
+from captioner.training.diagnostics import forced_attention, warnings
+from captioner.training.losses import caption_losses
+from captioner.training.model_card import model_card
+from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
+from captioner.training.run_log import RunLog
+from captioner.training.setup import Setup, prepare, same_course
+from captioner.training.validation import Validation, validate
+
+
+def train(config: Config, *, resume: bool = False) -> Path:
+    """Run a recipe; return the folder of the best model.
+
+    A resumed run goes through the same steps as one that was never interrupted, to the last bit
+    (on the same machine, with the same number of threads).
+
+    Raises:
+        CaptionerError: in one sentence, whatever cannot be used.
+        KeyboardInterrupt: after a checkpoint was saved, on SIGINT and SIGTERM.
+    """
+    run = Path(config.train.output)
+    checkpoint = _checkpoint_to_resume(run, config) if resume else None
+    if not resume and (run / "last").exists():
+        raise ConfigError(
+            f"train.output: {run} already holds a run; add --resume to go on with it, or name "
+            "another folder"
+        )
+    device = choose_device(config.train.device)
+    vocabulary = Vocabulary.load(checkpoint / "vocabulary.json") if checkpoint else None
+    setup = prepare(config, device, vocabulary)
+    trainer = Trainer(setup, run, device)
+    if checkpoint:
+        trainer.restore(checkpoint)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    trainer.log = RunLog(run, resume_step=trainer.step)
+    try:
+        with _terminate_as_interrupt():
+            trainer.fit()
+    finally:
+        trainer.log.close()
+    return run / "best"
+
+
+class Trainer:
+    """State of a run: what `save` writes is all that `restore` needs."""
+
+    log: RunLog
+
+    def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
+        self.setup, self.run, self.device = setup, run, device
+        self.config = setup.config
+        self.model = setup.model
+        self.optimizer = build_optimizer(self.model, self.config.optim)
+        self.averaged: AveragedModel | None = None
+        if self.config.optim.ema_decay:
+            self.averaged = AveragedModel(self.model, self.config.optim.ema_decay)
+        self.amp = contextlib.nullcontext()
+        precision = self.config.train.precision
+        if precision == "bfloat16" or (
+            precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+        ):
+            self.amp = torch.autocast(device.type, dtype=torch.bfloat16)  # type: ignore[assignment]
+        self.epoch = 0
+        self.batch = 0  # the cursor: batches of this epoch already done
+        self.step = 0  # optimiser steps
+        self.best = -math.inf
+        self.bad_epochs = 0  # since the best
+        self.drops = 0  # of the plateau schedule
+        self.figures: dict[str, Any] = {}  # of the best validation
+        self.unreadable: set[str] = set()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        config = self.config
+        while self.epoch < config.train.epochs and not self._out_of_patience():
+            try:
+                self._train_epoch()
+            except KeyboardInterrupt:
+                self.save()
+                raise
+            validation = self._validate()
+            better = validation.figures[config.train.metric] > self.best
+            self._judge(validation, better)
+            self.epoch, self.batch = self.epoch + 1, 0
+            if better:
+                self._save_best()
+            self.save()
+
+    def _train_epoch(self) -> None:
+        config, setup = self.config, self.setup
+        total = len(setup.batches.epoch(self.epoch))
+        self.model.train()
+        bar = tqdm(
+            desc=f"epoch {self.epoch + 1}/{config.train.epochs}",
+            total=total,
+            initial=self.batch,
+            unit="batch",
+            disable=None,
+        )
+        loader = load_batches(
+            setup.dataset,
+            setup.batches,
+            self.epoch,
+            first=self.batch,
+            workers=config.data.workers,
+            pin_memory=self.device.type == "cuda",
+        )
+        saved_at = self.step
+        started = waited_from = time.perf_counter()
+        waiting = 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        with bar:
+            for batch in loader:
+                waiting += time.perf_counter() - waited_from
+                self._name_unreadable(batch)
+                forced_figures: dict[str, float] | None = None
+                logs = (self.step + 1) % config.train.log_every == 0
+                if len(batch):
+                    parts, forced_figures = self._forward_backward(batch.to(self.device), logs)
+                self.batch += 1
+                bar.update()
+                if self.batch % config.optim.accumulate and self.batch < total:
+                    waited_from = time.perf_counter()
+                    continue
+                norm = self._update(total)
+                if logs and forced_figures is not None:
+                    elapsed = time.perf_counter() - started
+                    figures = {name: float(value) for name, value in parts.items()}
+                    bar.set_postfix(loss=f"{figures['total']:.3f}")
+                    rates = {g["base_lr"]: g["lr"] for g in self.optimizer.param_groups}
+                    self.log.write(
+                        "train",
+                        self.step,
+                        {
+                            "epoch": self.epoch,
+                            **figures,
+                            **forced_figures,
+                            "learning_rate": rates[max(rates)],
+                            "gradient_norm": float(norm),
+                            "data_wait": waiting / elapsed,
+                        },
+                    )
+                every = config.train.checkpoint_every
+                if every and self.step - saved_at >= every and self.batch < total:
+                    self.save()
+                    saved_at = self.step
+                waited_from = time.perf_counter()
+
+    def _forward_backward(
+        self, batch: Batch, logs: bool
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Add this batch's gradient."""
+        config = self.config
+        with self.amp:
+            forced = self.model(
+                batch.inputs,
+                batch.photo_index,
+                batch.tokens,
+                batch.lengths,
+                from_frozen=batch.from_frozen,
+            )
+        parts = caption_losses(
+            forced,
+            batch.targets,
+            batch.lengths,
+            doubly_stochastic=config.loss.doubly_stochastic,
+            label_smoothing=config.loss.label_smoothing,
+        )
+        (parts["total"] / config.optim.accumulate).backward()
+        parts["total"] = parts["total"].detach()
+        return parts, forced_attention(forced, batch.lengths) if logs else {}
+
+    def _update(self, batches: int) -> Tensor:
+        """One step of the optimiser; returns the gradient's norm before clipping."""
+        optim = self.config.optim
+        factor = learning_rate_factor(
+            self.step,
+            schedule=optim.schedule,
+            warmup_steps=optim.warmup_steps,
+            total_steps=math.ceil(batches / optim.accumulate) * self.config.train.epochs,
+            drops=self.drops,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = nn.utils.clip_grad_norm_(parameters, optim.clip_norm or math.inf)
+        if torch.isfinite(norm):
+            self.optimizer.step()
+        else:
+            print(f"step {self.step}: the gradient is not finite, step left out", file=sys.stderr)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.averaged:
+            self.averaged.update(self.model, self.step)
+        self.step += 1
+        return norm
+
+    # --- validation -------------------------------------------------------------------------------
+
+    @property
+    def judged(self) -> CaptionModel:
+        """The model that is validated and saved: the averaged one if there is one."""
+        return self.averaged.model if self.averaged else self.model
+
+    def _validate(self) -> Validation:
+        setup, config = self.setup, self.config
+        validation = validate(
+            self.judged,
+            setup.validation,
+            setup.validation_transform,
+            setup.vocabulary,
+            device=self.device,
+            beam_size=config.train.val_beam_size,
+            max_words=config.decoding.max_words,
+            length_penalty=config.decoding.length_penalty,
+            cache=setup.validation_cache,
+        )
+        figures = validation.figures
+        self.log.write("validation", self.step, {"epoch": self.epoch, **figures})
+        tqdm.write(
+            f"epoch {self.epoch + 1}: "
+            + ", ".join(f"{name} {figures[name]:.4f}" for name in ("Bleu_4", "ROUGE_L", "CIDEr"))
+            + f", {figures['distinct_captions']:.0%} distinct captions",
+            file=sys.stderr,
+        )
+        for sentence in warnings(figures, len(validation.captions)):
+            print(f"warning: {sentence}", file=sys.stderr)
+        self._show_samples(validation)
+        return validation
+
+    def _show_samples(self, validation: Validation) -> None:
+        setup = self.setup
+        sheets = []
+        for photo in setup.validation[: self.config.train.samples]:
+            if photo.image_id in validation.hypotheses:
+                image = open_photo(photo.path)
+                geometry = setup.validation_transform(image)[1]
+                hypothesis = validation.hypotheses[photo.image_id]
+                height, width = validation.grid_shape
+                caption = hypothesis.to_caption(
+                    setup.vocabulary.decode(hypothesis.tokens),
+                    geometry,
+                    height=height,
+                    width=width,
+                )
+                sheets.append(attention_sheet(image, caption))
+        self.log.pictures(self.step, sheets)
+
+    def _judge(self, validation: Validation, better: bool) -> None:
+        if better:
+            self.best = validation.figures[self.config.train.metric]
+            self.figures = {"epoch": self.epoch + 1, **validation.figures}
+            self.bad_epochs = 0
+            return
+        self.bad_epochs += 1
+        if self.config.optim.schedule == "plateau":
+            self.drops = max(self.drops, self.bad_epochs // self.config.optim.plateau_epochs)
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.train.patience
+        return bool(patience) and self.bad_epochs >= patience
+
+    def _name_unreadable(self, batch: Batch) -> None:
+        for path, reason in batch.unreadable:
+            if path not in self.unreadable:
+                self.unreadable.add(path)
+                print(
+                    f"{path}: {reason}, left out ({len(self.unreadable)} so far)", file=sys.stderr
+                )
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write `last`, with all that `restore` needs."""
+        state: dict[str, Any] = {
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "best": self.best,
+            "bad_epochs": self.bad_epochs,
+            "drops": self.drops,
+            "figures": self.figures,
+            "config": asdict(self.config),
+            "rng": torch.get_rng_state(),
+        }
+        if self.device.type == "cuda":
+            state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
+        if self.averaged:  # the model file holds the averaged weights
+            state["raw"] = {
+                name: value
+                for name, value in self.model.state_dict().items()
+                if not name.startswith("encoder.backbone.") or self.config.encoder.trainable_from
+            }
+        self._write(self.run / "last", state)
+
+    def _save_best(self) -> None:
+        self._write(self.run / "best", None)
+
+    def _write(self, folder: Path, state: dict[str, Any] | None) -> None:
+        save_model(
+            folder,
+            self.judged,
+            self.config,
+            self.setup.vocabulary,
+            card=model_card(self.config, self.figures),
+            training_state=state,
+        )
+
+    def restore(self, folder: Path) -> None:
+        """Go back to a checkpoint.
+
+        Raises:
+            CheckpointError: it does not belong to this recipe.
+        """
+        try:
+            state = load_training_state(folder)
+            load_weights(self.judged, folder)
+            if self.averaged:
+                self.model.load_state_dict(state["raw"], strict=False)
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
+            ) from None
+        for name in ("epoch", "batch", "step", "best", "bad_epochs", "drops", "figures"):
+            setattr(self, name, state[name])
+        torch.set_rng_state(state["rng"])
+        if "cuda_rng" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+
+
+def _checkpoint_to_resume(run: Path, config: Config) -> Path:
+    try:
+        before = from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8"))
+    except OSError:
+        raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
+    changed = same_course(before, config)
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)}: not the same as when {run} began; resume with its own settings "
+            f"(--config {run / 'config.yaml'}), or start another run"
+        )
+    return newest_checkpoint(run)
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM saves a checkpoint as Ctrl-C does."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,48 @@
+"""What training minimises, as named parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from captioner.decoders import Forced, packed
+
+
+def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
+    """Sum over cells of (1 - sum over words of alpha)^2, [N] (equation 14, before lambda).
+
+    maps: [N, T, L], zero where a caption has ended, so that padding adds nothing.
+    """
+    return (1.0 - maps.sum(1)).square().sum(1)
+
+
+def caption_losses(
+    forced: Forced,
+    targets: Tensor,
+    lengths: Tensor,
+    *,
+    doubly_stochastic: float,
+    label_smoothing: float = 0.0,
+) -> dict[str, Tensor]:
+    """Loss of a batch: sums over each caption, as in equation 14, divided by the number of words.
+
+    The paper sums the words of a caption and averages over captions. Dividing both parts by the
+    words of the batch instead keeps their ratio and makes the loss comparable between batches.
+
+    targets: [N, T]; lengths: [N], falling.
+    Returns `total`, `cross_entropy` (a word, without smoothing), `smoothed` (what is minimised of
+    it), `doubly_stochastic` (a caption, before lambda).
+    """
+    words = packed(targets, lengths)
+    log_probs = torch.log_softmax(forced.logits.float(), dim=-1)
+    cross_entropy = functional.nll_loss(log_probs, words)
+    smoothed = (1 - label_smoothing) * cross_entropy - label_smoothing * log_probs.mean()
+    penalty = doubly_stochastic_penalty(forced.maps).mean()
+    share = len(lengths) / len(words)  # from a caption's sum to the mean over words
+    return {
+        "total": smoothed + doubly_stochastic * share * penalty,
+        "cross_entropy": cross_entropy.detach(),
+        "smoothed": smoothed.detach(),
+        "doubly_stochastic": penalty.detach(),
+    }

@@ -1,0 +1,33 @@
+"""The README.md of a model folder that training writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from captioner.config import Config, to_yaml
+
+
+def model_card(config: Config, figures: dict[str, Any]) -> str:
+    """What the model is, what it was trained on and how, and its validation figures."""
+    lines = [
+        "# A captioner model",
+        "",
+        f"{config.attention.select} attention over {config.encoder.backbone}, trained on "
+        f"{config.data.format} data, split {config.data.train_split}.",
+        "",
+        "## Figures",
+        "",
+    ]
+    if figures:
+        lines += [
+            f"On split {config.data.val_split}, epoch {figures['epoch']}, beam "
+            f"{config.train.val_beam_size}, scored with the Python tokenizer (`captioner evaluate` "
+            "gives the figures to publish):",
+            "",
+            "| metric | value |",
+            "| --- | --- |",
+            *(f"| {name} | {value:.4f} |" for name, value in figures.items() if name != "epoch"),
+        ]
+    else:
+        lines.append("Not validated yet.")
+    return "\n".join([*lines, "", "## Recipe", "", "```yaml", to_yaml(config).rstrip(), "```", ""])

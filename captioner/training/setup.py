@@ -1,0 +1,216 @@
+"""From a recipe to everything that the training loop works with."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from captioner.config import Config, DataConfig
+from captioner.data.dataset import CaptionBatches, CaptionDataset
+from captioner.data.feature_cache import FeatureCache, build_feature_cache
+from captioner.data.readers import CaptionedPhoto, Split, read_split
+from captioner.data.transforms import Augmentation, PhotoTransform
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import ConfigError, DataError
+from captioner.model import CaptionModel, build_model, photo_transform, resolved
+
+
+@dataclass(frozen=True)
+class Setup:
+    """config is the recipe with the backbone's own preprocessing written out."""
+
+    config: Config
+    vocabulary: Vocabulary
+    model: CaptionModel
+    dataset: CaptionDataset
+    batches: CaptionBatches
+    validation: list[CaptionedPhoto]
+    validation_transform: PhotoTransform
+    validation_cache: FeatureCache | None
+
+
+def prepare(config: Config, device: torch.device, vocabulary: Vocabulary | None = None) -> Setup:
+    """Read the data, build the model, and fill the feature cache if one is asked for.
+
+    Raises:
+        CaptionerError: in one sentence, whatever cannot be used.
+    """
+    check(config)
+    train = _read(config.data, config.data.train_split)
+    validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
+    if vocabulary is None:
+        captions = (caption for photo in train for caption in photo.captions)
+        vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
+    if len(vocabulary) < 5:
+        raise DataError(
+            f"{config.data.root}: no word occurs {config.data.min_count} times in the training "
+            "captions; lower data.min_count"
+        )
+    torch.manual_seed(config.train.seed)
+    model = build_model(config, len(vocabulary)).to(device)
+    whole = resolved(config, model)
+    assert isinstance(whole, Config)
+    augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
+    train_transform = photo_transform(whole.preprocess, augmentation)
+    plain_transform = photo_transform(whole.preprocess)
+    cache = validation_cache = None
+    if config.data.cache:
+        validation_cache = _cache(whole, model, device, validation, plain_transform, views=1)
+        views = config.data.cache_views
+        cache = _cache(whole, model, device, train, train_transform, views=views)
+    dataset = CaptionDataset(
+        train,
+        vocabulary,
+        train_transform,
+        max_words=config.data.max_words,
+        seed=config.train.seed,
+        cache=cache,
+    )
+    if not len(dataset):
+        raise DataError(f"{config.data.root}: the training captions hold no words")
+    batches = CaptionBatches(
+        dataset.photo_of,
+        dataset.lengths,
+        batch_size=config.data.batch_size,
+        by=config.data.batch_by,
+        seed=config.train.seed,
+    )
+    return Setup(
+        config=whole,
+        vocabulary=vocabulary,
+        model=model,
+        dataset=dataset,
+        batches=batches,
+        validation=validation,
+        validation_transform=plain_transform,
+        validation_cache=validation_cache,
+    )
+
+
+def check(config: Config) -> None:
+    """Refuse settings that no training can use.
+
+    Raises:
+        ConfigError: names the key and what is accepted.
+    """
+    data, optim, train = config.data, config.optim, config.train
+    at_least = {
+        "data.min_count": (data.min_count, 1),
+        "data.max_words": (data.max_words, 1),
+        "data.batch_size": (data.batch_size, 1),
+        "data.workers": (data.workers, 0),
+        "data.cache_views": (data.cache_views, 1),
+        "optim.accumulate": (optim.accumulate, 1),
+        "optim.warmup_steps": (optim.warmup_steps, 0),
+        "train.epochs": (train.epochs, 1),
+        "train.patience": (train.patience, 0),
+        "train.val_beam_size": (train.val_beam_size, 1),
+        "train.val_photos": (1 if train.val_photos is None else train.val_photos, 1),
+        "train.checkpoint_every": (train.checkpoint_every, 0),
+        "train.log_every": (train.log_every, 1),
+        "train.samples": (train.samples, 0),
+        "loss.doubly_stochastic": (config.loss.doubly_stochastic, 0),
+        "optim.clip_norm": (optim.clip_norm, 0),
+        "optim.weight_decay": (optim.weight_decay, 0),
+    }
+    for key, (value, lowest) in at_least.items():
+        if value < lowest:
+            raise ConfigError(f"{key}: {value} is not accepted; use {lowest} or more")
+    shares = {
+        "data.flip": (data.flip, 0, 1),
+        "data.min_area": (data.min_area, 0.01, 1),
+        "data.colour": (data.colour, 0, 1),
+        "loss.label_smoothing": (config.loss.label_smoothing, 0, 0.99),
+        "optim.ema_decay": (optim.ema_decay, 0, 0.999999),
+    }
+    for key, (share, low, high) in shares.items():
+        if not low <= share <= high:
+            raise ConfigError(f"{key}: {share} is not accepted; use {low} to {high}")
+    for key, rate in (("optim.lr", optim.lr), ("optim.encoder_lr", optim.encoder_lr)):
+        if not rate > 0:
+            raise ConfigError(f"{key}: {rate} is not accepted; use a number above 0")
+
+
+def _read(data: DataConfig, split_name: str) -> list[CaptionedPhoto]:
+    split: Split = read_split(
+        format=data.format,
+        root=data.root,
+        split=split_name,
+        file=data.file,
+        coco_splits=data.coco_splits,
+    )
+    for path in split.missing[:10]:
+        print(f"{path}: no such file, left out", file=sys.stderr)
+    if split.missing:
+        print(
+            f"{split_name}: {len(split.missing)} of {len(split.missing) + len(split.photos)} "
+            "photos are missing",
+            file=sys.stderr,
+        )
+    return split.photos
+
+
+def _cache(
+    config: Config,
+    model: CaptionModel,
+    device: torch.device,
+    photos: list[CaptionedPhoto],
+    transform: PhotoTransform,
+    *,
+    views: int,
+) -> FeatureCache:
+    encoder = model.encoder.eval()
+    if encoder.frozen_stages == 0:
+        raise ConfigError(
+            "data.cache: nothing is frozen to be cached; fine-tune from a later stage or leave "
+            "data.cache out"
+        )
+    bar = tqdm(desc="caching features", unit="photo", disable=None)
+
+    def progress(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    def encode(batch: Tensor) -> Tensor:
+        batch = batch.to(device, memory_format=torch.channels_last)
+        return encoder.frozen_features(batch)
+
+    with bar:
+        cache = build_feature_cache(
+            Path(str(config.data.cache)),
+            [photo.path for photo in photos],
+            transform,
+            encode,
+            fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
+            views=views,
+            seed=config.train.seed,
+            workers=min(1, config.data.workers),
+            progress=progress,
+        )
+    for photo, reason in list(cache.unreadable.items())[:10]:
+        print(f"{photos[photo].path}: {reason}, left out", file=sys.stderr)
+    return cache
+
+
+def same_course(old: Config, new: Config) -> list[str]:
+    """Keys whose change would make a resumed run another run."""
+    free_train = ("output", "device", "log_every", "checkpoint_every", "samples")
+    defaults = Config()
+
+    def course(config: Config) -> dict[str, object]:
+        data = replace(config.data, workers=defaults.data.workers, root="")
+        train = replace(config.train, **{key: getattr(defaults.train, key) for key in free_train})
+        sections = {**vars(config), "data": data, "train": train}
+        return {
+            f"{section}.{key}": value
+            for section, settings in sections.items()
+            for key, value in vars(settings).items()
+        }
+
+    before, after = course(old), course(new)
+    return [key for key, value in after.items() if before[key] != value]

@@ -1,0 +1,41 @@
+"""What all tests share: the data folder, the machine's limits, and what a missing tool means."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+# Set before the first import of torch and matplotlib, and seen by programs that tests start: small
+# tensors are slower on many threads than on two, and no test may ask for a display.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("java") and shutil.which("java") is None:
+        # A metric that silently goes untested is how a wrong METEOR gets published.
+        if os.environ.get("CI"):
+            pytest.fail("needs Java, and where CI is set its absence is a failure", pytrace=False)
+        pytest.skip("needs Java: no `java` on the path")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real photos and captions: CAPTIONER_DATA, or ../shared/data by the repository."""
+    named = os.environ.get("CAPTIONER_DATA")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        if named:
+            pytest.fail(f"CAPTIONER_DATA names {folder}, which is no folder", pytrace=False)
+        pytest.skip("needs real photos: set CAPTIONER_DATA to their folder")
+    return folder

@@ -1,0 +1,727 @@
+"""Readers of captioned photos: each format from small files, each error sentence, the real data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.data.readers import CaptionedPhoto, Split, read_split
+from captioner.errors import DataError
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def names(split: Split) -> list[str]:
+    return [photo.path.name for photo in split.photos]
+
+
+def ids(split: Split) -> list[int | str]:
+    return [photo.image_id for photo in split.photos]
+
+
+def sentence(**arguments: Any) -> str:
+    """The message of the DataError that reading ends with: one sentence on one line."""
+    with pytest.raises(DataError) as caught:
+        read_split(**arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# ---------------------------------------------------------------------------------------- Flickr8k
+
+
+@pytest.fixture
+def flickr8k(tmp_path: Path) -> Path:
+    touch(tmp_path / "images", "a.jpg", "b.jpg", "c.jpg", "unused.jpg")
+    (tmp_path / "Flickr8k.token.txt").write_text(
+        "c.jpg#0\tA cat .\nc.jpg#1\tThe  cat sits .\na.jpg#0\tA dog .\n"
+        "odd.jpg.1#0\tin no split\nb.jpg#0\tA bird .\n"
+    )
+    (tmp_path / "Flickr_8k.trainImages.txt").write_text("b.jpg\nc.jpg\n")
+    (tmp_path / "Flickr_8k.devImages.txt").write_text("a.jpg\n")
+    return tmp_path
+
+
+def test_flickr8k_gives_captions_ids_and_the_order_of_the_split_file(flickr8k: Path) -> None:
+    split = read_split(format="flickr8k", root=flickr8k, split="train")
+    assert split == Split(
+        [
+            CaptionedPhoto(flickr8k / "images" / "b.jpg", ("A bird .",), 3),
+            CaptionedPhoto(flickr8k / "images" / "c.jpg", ("A cat .", "The cat sits ."), 0),
+        ],
+        [],
+    )
+
+
+def test_flickr8k_takes_val_for_dev_and_joins_splits(flickr8k: Path) -> None:
+    dev = read_split(format="flickr8k", root=flickr8k, split="dev")
+    assert names(dev) == ["a.jpg"]
+    assert read_split(format="flickr8k", root=str(flickr8k), split="val") == dev
+    joined = read_split(format="flickr8k", root=flickr8k, split="train + val+dev")
+    assert names(joined) == ["b.jpg", "c.jpg", "a.jpg"]
+    assert ids(joined) == [3, 0, 1]
+
+
+def test_missing_images_are_returned_and_change_no_id(flickr8k: Path) -> None:
+    (flickr8k / "images" / "b.jpg").unlink()
+    split = read_split(format="flickr8k", root=flickr8k, split="train+dev")
+    assert split.missing == [flickr8k / "images" / "b.jpg"]
+    assert ids(split) == [0, 1]
+
+
+def test_each_folder_is_listed_once_and_no_file_is_asked_for(
+    flickr8k: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    looked_at: list[str] = []
+    listdir, stat = os.listdir, os.stat
+
+    def counting_listdir(folder: str) -> list[str]:
+        listed.append(folder)
+        return listdir(folder)
+
+    def counting_stat(path: Any, **options: Any) -> os.stat_result:
+        looked_at.append(str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "listdir", counting_listdir)
+    monkeypatch.setattr(os, "stat", counting_stat)
+    read_split(format="flickr8k", root=flickr8k, split="train+dev")
+    assert listed == [str(flickr8k / "images")]
+    assert looked_at  # the text files are
+    assert not [path for path in looked_at if path.endswith(".jpg")]
+
+
+def test_flickr8k_reads_crlf_byte_order_mark_and_blank_lines(flickr8k: Path) -> None:
+    plain = read_split(format="flickr8k", root=flickr8k, split="train")
+    for path in flickr8k.glob("*.txt"):
+        path.write_bytes(
+            b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n  \r\n"
+        )
+    assert read_split(format="flickr8k", root=flickr8k, split="train") == plain
+
+
+@pytest.mark.parametrize(
+    "line", ["a.jpg#0 A dog", "a.jpg\tA dog", "a.jpg#x\tA dog", "#0\tA dog", "a.jpg#0\t  "]
+)
+def test_a_malformed_token_line_is_named(flickr8k: Path, line: str) -> None:
+    (flickr8k / "Flickr8k.token.txt").write_text(f"b.jpg#0\tA bird .\n\n{line}\n")
+    message = sentence(format="flickr8k", root=flickr8k, split="train")
+    assert f"{flickr8k / 'Flickr8k.token.txt'}, line 3: expected NAME#NUMBER, a tab" in message
+    assert repr(line.strip()) in message
+
+
+def test_a_long_malformed_line_is_cut_in_the_message(flickr8k: Path) -> None:
+    (flickr8k / "Flickr8k.token.txt").write_text("word " * 1000)
+    assert len(sentence(format="flickr8k", root=flickr8k, split="train")) < 400
+
+
+def test_a_split_name_without_captions_is_named_with_its_line(flickr8k: Path) -> None:
+    (flickr8k / "Flickr_8k.trainImages.txt").write_text("b.jpg\n\nnobody.jpg\n")
+    message = sentence(format="flickr8k", root=flickr8k, split="train")
+    assert f"{flickr8k / 'Flickr_8k.trainImages.txt'}, line 3: 'nobody.jpg' has no cap" in message
+
+
+def test_a_flickr8k_split_without_its_file_names_those_there(flickr8k: Path) -> None:
+    message = sentence(format="flickr8k", root=flickr8k, split="test")
+    assert "Flickr_8k.testImages.txt; the splits there are: dev, train" in message
+
+
+def test_missing_and_undecodable_text_files_are_named(flickr8k: Path) -> None:
+    token_file = flickr8k / "Flickr8k.token.txt"
+    token_file.write_bytes(b"a.jpg#0\tA dog\nb.jpg#0\tA caf\xe9\n")
+    message = sentence(format="flickr8k", root=flickr8k, split="train")
+    assert f"{token_file}, line 2: not UTF-8" in message
+    token_file.unlink()
+    assert f"{token_file} cannot be read (No such file" in sentence(
+        format="flickr8k", root=flickr8k, split="train"
+    )
+
+
+# ---------------------------------------------------------------------------------------- Karpathy
+
+
+def karpathy_image(name: str, split: str, *captions: str, **more: object) -> dict[str, object]:
+    sentences = [{"raw": caption, "tokens": ["not", "these"]} for caption in captions]
+    return {"filename": name, "split": split, "sentences": sentences, **more}
+
+
+def write_karpathy(folder: Path, *images: object, name: str = "dataset_flickr8k.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps({"images": images, "dataset": "flickr8k"}))
+    return path
+
+
+def test_karpathy_reads_raw_captions_and_positions_as_ids(tmp_path: Path) -> None:
+    touch(tmp_path / "images", "a.jpg", "b.jpg", "c.jpg")
+    write_karpathy(
+        tmp_path,
+        karpathy_image("a.jpg", "train", "A dog.", "Dog!"),
+        karpathy_image("b.jpg", "val", "A café.\n"),
+        karpathy_image("c.jpg", "train", "A cat."),
+        karpathy_image("d.jpg", "train", "Not there."),
+        karpathy_image("e.jpg", "train"),
+    )
+    split = read_split(format="karpathy", root=tmp_path, split="train")
+    assert split == Split(
+        [
+            CaptionedPhoto(tmp_path / "images" / "a.jpg", ("A dog.", "Dog!"), 0),
+            CaptionedPhoto(tmp_path / "images" / "c.jpg", ("A cat.",), 2),
+        ],
+        [tmp_path / "images" / "d.jpg"],
+    )
+    assert read_split(format="karpathy", root=tmp_path, split="val").photos[0].captions == (
+        "A café.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "filepath"),
+    [
+        ("", None),
+        ("images", None),
+        ("flickr30k-images", None),
+        ("Flicker8k_Dataset", None),
+        ("val2014", "val2014"),
+        ("images/val2014", "val2014"),
+    ],
+)
+def test_karpathy_finds_images_in_the_archives_own_folders(
+    tmp_path: Path, folder: str, filepath: str | None
+) -> None:
+    touch(tmp_path / folder, "a.jpg")
+    more = {} if filepath is None else {"filepath": filepath}
+    write_karpathy(tmp_path, karpathy_image("a.jpg", "test", "A dog.", **more))
+    split = read_split(format="karpathy", root=tmp_path, split="test")
+    assert [photo.path for photo in split.photos] == [tmp_path / folder / "a.jpg"]
+
+
+def test_karpathy_coco_joins_train_and_restval_in_the_order_of_the_file(tmp_path: Path) -> None:
+    touch(tmp_path, "val2014/a.jpg", "train2014/b.jpg", "val2014/c.jpg", "val2014/d.jpg")
+    write_karpathy(
+        tmp_path,
+        karpathy_image("a.jpg", "restval", "A.", filepath="val2014", cocoid=70),
+        karpathy_image("b.jpg", "train", "B.", filepath="train2014", cocoid=30),
+        karpathy_image("c.jpg", "test", "C.", filepath="val2014", cocoid=50),
+        karpathy_image("d.jpg", "restval", "D.", filepath="val2014", cocoid=10),
+    )
+    split = read_split(format="karpathy", root=tmp_path, split="train+restval")
+    assert names(split) == ["a.jpg", "b.jpg", "d.jpg"]
+    assert ids(split) == [70, 30, 10]
+
+
+def test_karpathy_uses_positions_when_one_image_has_no_cocoid(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    write_karpathy(
+        tmp_path,
+        karpathy_image("a.jpg", "train", "A.", cocoid=1),
+        karpathy_image("b.jpg", "train", "B."),
+    )
+    assert ids(read_split(format="karpathy", root=tmp_path, split="train")) == [0, 1]
+
+
+def test_the_captions_file_is_chosen_by_name_when_there_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "a.jpg")
+    write_karpathy(tmp_path, karpathy_image("a.jpg", "train", "One."), name="dataset_one.json")
+    two = write_karpathy(tmp_path, karpathy_image("a.jpg", "train", "Two."), name="dataset_2.json")
+    message = sentence(format="karpathy", root=tmp_path, split="train")
+    assert "exactly one dataset_*.json, but holds dataset_2.json, dataset_one.json" in message
+    monkeypatch.chdir(tmp_path.parent)
+    for file in ("dataset_2.json", two, Path(tmp_path.name, "dataset_2.json")):
+        split = read_split(format="karpathy", root=tmp_path, split="train", file=file)
+        assert split.photos[0].captions == ("Two.",)
+    message = sentence(format="karpathy", root=tmp_path, split="train", file="three.json")
+    assert f"the captions file {tmp_path / 'three.json'} does not exist" in message
+
+
+def test_an_unknown_split_of_a_karpathy_file_names_those_there(tmp_path: Path) -> None:
+    write_karpathy(
+        tmp_path, karpathy_image("a.jpg", "train", "A."), karpathy_image("b.jpg", "val", "B.")
+    )
+    message = sentence(format="karpathy", root=tmp_path, split="train+dev")
+    assert "has no split 'dev'; the splits there are: train, val" in message
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        {"filename": "a.jpg", "split": "train"},
+        {"filename": "a.jpg", "sentences": [{"raw": "A."}]},
+        {"split": "train", "sentences": [{"raw": "A."}]},
+        {"filename": "a.jpg", "split": "train", "sentences": ["A."]},
+        {"filename": "a.jpg", "split": "train", "sentences": [{"raw": None}]},
+        {"filename": "a.jpg", "split": [], "sentences": [{"raw": "A."}]},
+        {"filename": "a.jpg", "filepath": 3, "split": "train", "sentences": [{"raw": "A."}]},
+        "a.jpg",
+    ],
+)
+def test_a_malformed_karpathy_image_is_named_by_its_number(tmp_path: Path, image: object) -> None:
+    path = write_karpathy(tmp_path, karpathy_image("b.jpg", "train", "B."), image)
+    message = sentence(format="karpathy", root=tmp_path, split="train")
+    assert f"{path}, image number 2: expected filename, split and sentences" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "is not readable as JSON"),
+        ("[]", "holds no JSON object"),
+        ("{}", 'has no list "images"'),
+    ],
+)
+def test_a_json_file_of_another_kind_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "dataset_x.json"
+    path.write_text(text)
+    message = sentence(format="karpathy", root=tmp_path, split="train")
+    assert f"{path} {complaint}" in message
+
+
+# -------------------------------------------------------------------------------------------- COCO
+
+
+def write_coco(root: Path, split: str, images: dict[str, tuple[int, list[str]]]) -> Path:
+    path = root / "annotations" / f"captions_{split}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    annotations = [
+        {"id": 100 * image_id + number, "image_id": image_id, "caption": caption}
+        for image_id, captions in images.values()
+        for number, caption in enumerate(captions)
+    ]
+    path.write_text(
+        json.dumps(
+            {
+                "images": [{"id": key, "file_name": name} for name, (key, _) in images.items()],
+                "annotations": annotations,
+                "categories": [{"id": 1, "name": "person"}],
+            }
+        )
+    )
+    return path
+
+
+def coco_name(number: int, year_folder: str = "") -> str:
+    return (f"COCO_{year_folder}_" if year_folder else "") + f"{number:012d}.jpg"
+
+
+def test_coco_reads_its_own_ids_and_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_coco(
+        tmp_path,
+        "train2017",
+        {
+            coco_name(9): (9, ["A dog.", "Dog \n barks."]),
+            coco_name(4): (4, ["A cat."]),
+            coco_name(5): (5, []),
+            coco_name(6): (6, ["  "]),
+        },
+    )
+    write_coco(tmp_path, "val2017", {coco_name(2): (2, ["A bird."]), coco_name(1): (1, ["No."])})
+    touch(tmp_path / "train2017", coco_name(9), coco_name(4), coco_name(5), coco_name(6))
+    touch(tmp_path / "val2017", coco_name(2))
+    train = read_split(format="coco", root=tmp_path, split="train2017")
+    assert train == Split(
+        [
+            CaptionedPhoto(tmp_path / "train2017" / coco_name(9), ("A dog.", "Dog barks."), 9),
+            CaptionedPhoto(tmp_path / "train2017" / coco_name(4), ("A cat.",), 4),
+        ],
+        [],
+    )
+    both = read_split(format="coco", root=tmp_path, split="val2017+train2017+val2017")
+    assert ids(both) == [2, 9, 4]
+    assert both.missing == [tmp_path / "val2017" / coco_name(1)]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_coco_split_without_its_file_names_those_there(tmp_path: Path) -> None:
+    write_coco(tmp_path, "val2017", {})
+    message = sentence(format="coco", root=tmp_path, split="train")
+    assert "captions_train.json; the splits there are: val2017" in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"images": [{"id": 1}], "annotations": [{"id": 1, "image_id": 1, "caption": "A."}]},
+        {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"id": 1, "image_id": 1}]},
+        {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"caption": "A."}]},
+        {"images": 3, "annotations": []},
+    ],
+)
+def test_a_file_that_is_no_coco_captions_file_is_named(tmp_path: Path, content: object) -> None:
+    path = write_coco(tmp_path, "val2017", {})
+    path.write_text(json.dumps(content))
+    message = sentence(format="coco", root=tmp_path, split="val2017")
+    assert f"{path} is not a COCO captions file" in message
+
+
+@pytest.fixture
+def split_lists(tmp_path: Path) -> Path:
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    (folder / "coco_train.txt").write_text(coco_name(1, "train2014") + "\n")
+    (folder / "coco_restval.txt").write_text(coco_name(3, "val2014") + "\n")
+    (folder / "coco_val.txt").write_text(coco_name(4, "val2014") + "\n")
+    (folder / "coco_test.txt").write_text(f"{coco_name(5, 'val2014')}\n{coco_name(2, 'val2014')}\n")
+    return folder
+
+
+def test_coco_lists_select_by_name_over_all_captions_of_2014(
+    tmp_path: Path, split_lists: Path
+) -> None:
+    root = tmp_path / "coco"
+    train = {coco_name(1, "train2014"): (1, ["One."])}
+    val = {coco_name(number, "val2014"): (number, [f"{number}."]) for number in (2, 3, 4, 5)}
+    write_coco(root, "train2014", train)
+    write_coco(root, "val2014", val)
+    touch(root / "train2014", *train)
+    touch(root / "val2014", *val)
+    (root / "annotations" / "captions_val2014_results.json").write_text("[]")  # not captions
+
+    def read(split: str) -> Split:
+        return read_split(format="coco", root=root, split=split, coco_splits=split_lists)
+
+    assert ids(read("train")) == [1]
+    assert ids(read("restval")) == [3]
+    assert ids(read("val")) == [4]
+    assert ids(read("test")) == [5, 2]
+    assert ids(read("train+restval")) == [1, 3]
+    assert read("train+restval").photos[1] == CaptionedPhoto(
+        root / "val2014" / coco_name(3, "val2014"), ("3.",), 3
+    )
+
+
+def test_coco_lists_find_images_of_the_2017_layout_by_number(
+    tmp_path: Path, split_lists: Path
+) -> None:
+    root = tmp_path / "coco"
+    images = {coco_name(number): (number, [f"{number}."]) for number in (1, 2, 3)}
+    write_coco(root, "train2017", images)
+    touch(root / "train2017", *images)
+    test = read_split(format="coco", root=root, split="test", coco_splits=split_lists)
+    assert names(test) == [coco_name(2)]
+    # In no captions file: named where it would lie.
+    assert test.missing == [root / "val2014" / coco_name(5, "val2014")]
+
+
+def test_only_real_coco_names_are_matched_by_number(tmp_path: Path, split_lists: Path) -> None:
+    root = tmp_path / "coco"
+    odd = "my_" + coco_name(5)
+    images = {odd: (5, ["Mine."]), coco_name(2): (2, ["Two."]), "plain.jpg": (77, ["Plain."])}
+    write_coco(root, "train2017", images)
+    touch(root / "train2017", *images)
+    test = read_split(format="coco", root=root, split="test", coco_splits=split_lists)
+    assert ids(test) == [2]
+    with (split_lists / "coco_test.txt").open("a") as file:
+        file.write(f"plain.jpg\nprefix_{coco_name(2)}\n")
+    test = read_split(format="coco", root=root, split="test", coco_splits=split_lists)
+    assert ids(test) == [2, 77]
+    assert root / f"prefix_{coco_name(2)}" in test.missing
+
+
+@pytest.mark.parametrize("there", ["2014", "2017"])
+def test_with_both_captions_the_image_on_disk_is_taken(
+    tmp_path: Path, split_lists: Path, there: str
+) -> None:
+    root = tmp_path / "coco"
+    write_coco(root, "val2014", {coco_name(4, "val2014"): (4, ["Four."])})
+    write_coco(root, "train2017", {coco_name(4): (4, ["Four."])})
+    for folder in ("val2014", "train2017"):
+        (root / folder).mkdir()
+    name = {"2014": f"val2014/{coco_name(4, 'val2014')}", "2017": f"train2017/{coco_name(4)}"}
+    touch(root, name[there])
+    split = read_split(format="coco", root=root, split="val", coco_splits=split_lists)
+    assert [photo.path for photo in split.photos] == [root / name[there]]
+    assert split.missing == []
+
+
+def test_an_image_whose_captions_file_is_absent_is_an_error(
+    tmp_path: Path, split_lists: Path
+) -> None:
+    root = tmp_path / "coco"
+    write_coco(root, "train2014", {coco_name(1, "train2014"): (1, ["One."])})
+    touch(root / "train2014", coco_name(1, "train2014"))
+    touch(root / "val2014", coco_name(4, "val2014"))
+    message = sentence(format="coco", root=root, split="val", coco_splits=split_lists)
+    assert "has no caption" in message
+    assert "put captions_val2014.json there" in message
+
+
+def test_wrong_coco_lists_are_named(tmp_path: Path, split_lists: Path) -> None:
+    root = tmp_path / "coco"
+    root.mkdir()
+    message = sentence(format="coco", root=root, split="minival", coco_splits=split_lists)
+    assert f"there is no list {split_lists / 'coco_minival.txt'}; the splits by name" in message
+    message = sentence(format="coco", root=root, split="val", coco_splits=tmp_path / "nowhere")
+    assert f"there is no list {tmp_path / 'nowhere' / 'coco_val.txt'}" in message
+    message = sentence(format="coco", root=root, split="val", coco_splits=split_lists)
+    assert "no annotations/captions_NAME.json beside a folder NAME" in message
+
+
+# ------------------------------------------------------------------------------------------- Table
+
+
+def test_a_csv_table_gathers_captions_and_splits(tmp_path: Path) -> None:
+    touch(tmp_path, "sub/a.jpg", "b.jpg", "c.jpg")
+    (tmp_path / "captions.csv").write_bytes(
+        b"\xef\xbb\xbfsplit, Caption ,image,extra\r\n"
+        b'train,"A dog, barking ""loudly""",sub/a.jpg,x\r\n'
+        b"val,A bird,b.jpg,\r\n"
+        b"\r\n,,,\r\n"
+        b'train,"Two\nlines",./sub/a.jpg,\r\n'
+        b"train,Gone,gone.jpg,\r\n"
+        b"train,Un caf\xc3\xa9,c.jpg,\r\n"
+    )
+    train = read_split(format="table", root=tmp_path, split="train")
+    assert train == Split(
+        [
+            CaptionedPhoto(tmp_path / "sub/a.jpg", ('A dog, barking "loudly"', "Two lines"), 0),
+            CaptionedPhoto(tmp_path / "c.jpg", ("Un café",), 3),
+        ],
+        [tmp_path / "gone.jpg"],
+    )
+    by_file = read_split(format="table", root=tmp_path / "captions.csv", split="train")
+    assert by_file == train
+    assert ids(read_split(format="table", root=tmp_path, split="val+train")) == [0, 1, 3]
+    message = sentence(format="table", root=tmp_path, split="test")
+    assert "captions.csv has no split 'test'; the splits there are: train, val" in message
+
+
+def test_a_jsonl_table_takes_a_caption_or_a_list(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    outside = tmp_path.parent / f"{tmp_path.name}-outside.jpg"
+    outside.touch()
+    rows = [
+        {"image": "b.jpg", "caption": ["A bird.", "Bird!"]},
+        {"image": str(outside), "caption": "Outside."},
+        {"image": "b.jpg", "caption": "Third.", "split": None},
+    ]
+    (tmp_path / "captions.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+    for split in ("train", "anything", "train+val"):
+        assert read_split(format="table", root=tmp_path, split=split) == Split(
+            [
+                CaptionedPhoto(tmp_path / "b.jpg", ("A bird.", "Bird!", "Third."), 0),
+                CaptionedPhoto(outside, ("Outside.",), 1),
+            ],
+            [],
+        )
+
+
+def test_a_jsonl_table_with_splits_keeps_those_asked_for(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    rows = [
+        {"image": "a.jpg", "caption": "A.", "split": "train"},
+        {"image": "b.jpg", "caption": "B.", "split": "val"},
+    ]
+    path = tmp_path / "captions.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert ids(read_split(format="table", root=tmp_path, split="val")) == [1]
+    path.write_text(path.read_text() + '\n{"image": "a.jpg", "caption": "A."}')
+    message = sentence(format="table", root=tmp_path, split="val")
+    assert f"{path}, line 3: the split is empty" in message
+
+
+def test_a_table_is_named_when_there_is_not_exactly_one(tmp_path: Path) -> None:
+    message = sentence(format="table", root=tmp_path, split="train")
+    assert "exactly one *.csv or *.jsonl, but holds none" in message
+    touch(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "one.csv").write_text("image,caption\na.jpg,One\n")
+    (tmp_path / "two.jsonl").write_text('{"image": "b.jpg", "caption": "Two"}')
+    message = sentence(format="table", root=tmp_path, split="train")
+    assert "holds one.csv, two.jsonl" in message
+    split = read_split(format="table", root=tmp_path, split="train", file="two.jsonl")
+    assert names(split) == ["b.jpg"]
+    (tmp_path / "three.tsv").write_text("image\tcaption\n")
+    message = sentence(format="table", root=tmp_path / "three.tsv", split="train")
+    assert "three.tsv must be a .csv or .jsonl file" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "complaint"),
+    [
+        ("name,caption\na.jpg,A\n", 1, "expected a heading with the columns image, caption"),
+        ("\nimage;caption\na.jpg;A\n", 2, "not 'image;caption'"),
+        ("image,caption\na.jpg,A dog, barking\n", 2, "3 cells under a heading of 2"),
+        ("image,caption\n\na.jpg\n", 3, "1 cells under a heading of 2"),
+        ("image,caption\na.jpg,\n", 2, "the image or the caption is empty"),
+        ("image,caption\n,A dog\n", 2, "the image or the caption is empty"),
+        ('image,caption\na.jpg,"A\ndog"\na.jpg,"no end\na.jpg,x\n', 4, "not readable as CSV"),
+        ("image,caption,split\na.jpg,A,train\na.jpg,A,\n", 3, "the split is empty"),
+    ],
+)
+def test_a_malformed_csv_line_is_named(
+    tmp_path: Path, text: str, line: int, complaint: str
+) -> None:
+    touch(tmp_path, "a.jpg")
+    path = tmp_path / "captions.csv"
+    path.write_text(text)
+    message = sentence(format="table", root=tmp_path, split="train")
+    assert f"{path}, line {line}: " in message
+    assert complaint in message
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "not one JSON object"),
+        ("[1]", "expected {"),
+        ('{"image": "a.jpg"}', "expected {"),
+        ('{"image": "", "caption": "A"}', "expected {"),
+        ('{"image": "a.jpg", "caption": " "}', "expected {"),
+        ('{"image": "a.jpg", "caption": []}', "expected {"),
+        ('{"image": "a.jpg", "caption": ["A", 3]}', "expected {"),
+        ('{"image": "a.jpg", "caption": "A", "split": 3}', "expected {"),
+    ],
+)
+def test_a_malformed_jsonl_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    touch(tmp_path, "a.jpg")
+    path = tmp_path / "captions.jsonl"
+    path.write_text('{"image": "a.jpg", "caption": "A"}\n\n' + text)
+    message = sentence(format="table", root=tmp_path, split="train")
+    assert f"{path}, line 3: {complaint}" in message
+
+
+# -------------------------------------------------------------------------------- Rules of them all
+
+
+def make_flickr8k(root: Path) -> None:
+    (root / "Flickr8k.token.txt").write_text("a.jpg#0\tA dog .\n")
+    (root / "Flickr_8k.trainImages.txt").write_text("a.jpg\n")
+
+
+def make_karpathy(root: Path) -> None:
+    write_karpathy(root, karpathy_image("a.jpg", "train", "A dog."))
+
+
+def make_coco(root: Path) -> None:
+    write_coco(root, "train", {"a.jpg": (1, ["A dog."])})
+
+
+def make_table(root: Path) -> None:
+    (root / "captions.csv").write_text("image,caption,split\na.jpg,A dog,train\n")
+
+
+@pytest.mark.parametrize("make", [make_flickr8k, make_karpathy, make_coco, make_table])
+def test_captions_that_name_no_existing_image_stop_at_once(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path)
+    format = make.__name__.removeprefix("make_")
+    message = sentence(format=format, root=tmp_path, split="train")
+    assert message.startswith("none of the 1 images of split 'train' is on disk")
+    looked_for = re.search(r"looked for at (\S+);", message)
+    assert looked_for
+    touch(tmp_path, looked_for[1])  # doing as it says mends it
+    assert names(read_split(format=format, root=tmp_path, split="train")) == ["a.jpg"]
+
+
+def test_an_empty_split_is_an_error(flickr8k: Path, tmp_path: Path) -> None:
+    (flickr8k / "Flickr_8k.devImages.txt").write_text("\n")
+    assert "split 'val' of" in sentence(format="flickr8k", root=flickr8k, split="val")
+    write_coco(tmp_path, "val2017", {coco_name(1): (1, [])})
+    assert "is empty" in sentence(format="coco", root=tmp_path, split="val2017")
+    (tmp_path / "captions.csv").write_text("image,caption\n")
+    assert "is empty" in sentence(format="table", root=tmp_path, split="train")
+
+
+@pytest.mark.parametrize("split", ["", "+", "train+", " + val"])
+def test_a_split_without_a_name_is_refused(flickr8k: Path, split: str) -> None:
+    assert "is no split name" in sentence(format="flickr8k", root=flickr8k, split=split)
+
+
+def test_arguments_that_cannot_be_used_are_named(flickr8k: Path) -> None:
+    assert (
+        sentence(format="voc", root=flickr8k, split="train")
+        == "unknown data format 'voc'; use one of flickr8k, karpathy, coco, table"
+    )
+    nowhere = flickr8k / "nowhere"
+    assert f"the data folder {nowhere} does not exist" in sentence(
+        format="coco", root=nowhere, split="train"
+    )
+    token_file = flickr8k / "Flickr8k.token.txt"
+    for format, file in (("flickr8k", None), ("table", "captions.csv")):
+        message = sentence(format=format, root=token_file, split="train", file=file)
+        assert f"the data root {token_file} is a file" in message
+    for format in ("flickr8k", "coco"):
+        message = sentence(format=format, root=flickr8k, split="train", file=token_file)
+        assert f"format {format} knows its captions file; leave out {token_file}" in message
+    message = sentence(format="flickr8k", root=flickr8k, split="train", coco_splits=flickr8k)
+    assert "are for format coco, not flickr8k" in message
+
+
+# --------------------------------------------------------------------------------------- Real data
+
+
+def test_the_real_flickr8k_has_its_official_sizes(shared_data: Path) -> None:
+    root = shared_data / "flickr8k"
+    train = read_split(format="flickr8k", root=root, split="train")
+    val = read_split(format="flickr8k", root=root, split="val")
+    assert (len(train.photos), len(val.photos)) == (6000, 1000)
+    assert not train.missing
+    assert not val.missing
+    assert {len(photo.captions) for photo in train.photos + val.photos} == {5}
+    assert len(set(ids(train) + ids(val))) == 7000
+    assert names(train)[0] == "2513260012_03d33305cf.jpg"
+    assert train.photos[0].captions[0] == "A black dog is running after a white dog in the snow ."
+
+
+def test_the_real_coco_is_read_by_folder_and_by_the_papers_lists(shared_data: Path) -> None:
+    root, lists = shared_data / "coco-tiny", shared_data / "coco-splits"
+    both = read_split(format="coco", root=root, split="train2017+val2017")
+    assert len(both.photos) == 100
+    assert not both.missing
+    assert all(photo.image_id == int(photo.path.stem) for photo in both.photos)
+    assert all(len(photo.captions) >= 5 for photo in both.photos)
+    found = {}
+    for split, size in {"val": 5000, "test": 5000, "restval": 30504}.items():
+        part = read_split(format="coco", root=root, split=split, coco_splits=lists)
+        assert len(part.photos) + len(part.missing) == size
+        found[split] = ids(part)
+    assert {split: len(part) for split, part in found.items()} == {
+        "val": 10,
+        "test": 16,
+        "restval": 74,
+    }
+    assert sorted(image_id for part in found.values() for image_id in part) == sorted(ids(both))
+    message = sentence(format="coco", root=root, split="train", coco_splits=lists)
+    assert message.startswith("none of the 82783 images of split 'train'")
+
+
+def test_real_coco_photos_in_a_karpathy_file_and_a_table(shared_data: Path, tmp_path: Path) -> None:
+    both = read_split(format="coco", root=shared_data / "coco-tiny", split="val2017")
+    shutil.copytree(shared_data / "coco-tiny" / "val2017", tmp_path / "val2017")
+    write_karpathy(
+        tmp_path,
+        *(
+            karpathy_image(
+                photo.path.name, "test", *photo.captions, filepath="val2017", cocoid=photo.image_id
+            )
+            for photo in both.photos
+        ),
+    )
+    with (tmp_path / "captions.jsonl").open("w") as file:
+        for photo in both.photos:
+            row = {"image": f"val2017/{photo.path.name}", "caption": photo.captions}
+            file.write(json.dumps(row) + "\n")
+    karpathy = read_split(format="karpathy", root=tmp_path, split="test")
+    table = read_split(format="table", root=tmp_path, split="test")
+    for split in (karpathy, table):
+        assert names(split) == names(both)
+        assert [p.captions for p in split.photos] == [p.captions for p in both.photos]
+    assert ids(karpathy) == ids(both)
+    assert ids(table) == list(range(50))

@@ -1,0 +1,603 @@
+"""Scores against pycocoevalcap's own, nltk's and plain loops; and what happens without Java."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.errors import DataError
+from captioner.evaluation import metrics
+from captioner.evaluation.metrics import Scores, quick_scores, score_captions
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NO_JAVA = "/nonexistent/java"
+NGRAM_METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
+CANDIDATES = {1: "a black dog runs in the snow", 2: "two men sit on a red bench"}
+REFERENCES = {
+    1: ["a dog runs in the deep snow", "the black dog plays in the snow"],
+    2: ["two old men sit on a bench", "men on a red bench"],
+}
+
+
+# ------------------------------------------------------------------------- Against other programs
+
+
+@pytest.fixture(scope="module")
+def coco_example(shared_data: Path) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """The 126 generated captions that come with coco-caption, and the references of val2017."""
+    folder = shared_data / "metrics"
+    results = json.loads((folder / "captions_val2017_results.json").read_text())
+    candidates = {row["image_id"]: row["caption"] for row in results}
+    references: dict[int, list[str]] = {image_id: [] for image_id in candidates}
+    for row in json.loads((folder / "captions_val2017.json").read_text())["annotations"]:
+        if row["image_id"] in references:
+            references[row["image_id"]].append(row["caption"])
+    assert len(candidates) == 126
+    return candidates, references
+
+
+@pytest.mark.java
+def test_scores_of_real_captions_equal_a_direct_run_of_pycocoevalcap(
+    coco_example: tuple[dict[int, str], dict[int, list[str]]],
+) -> None:
+    candidates, references = coco_example
+    with ThreadPoolExecutor() as pool:  # METEOR takes ten seconds to start
+        direct = pool.submit(direct_run, candidates, references)
+        scores = score_captions(candidates, references)
+    corpus, images = direct.result()
+    assert list(scores.metrics) == list(corpus)
+    for metric, expected in corpus.items():
+        assert scores.metrics[metric] == pytest.approx(expected, abs=1e-6), metric
+        assert expected > 0.1
+        assert scores.per_image[metric] == pytest.approx(images[metric], abs=1e-6), metric
+    assert scores.signature["tokenizer"] == "PTB 3.4.1 via pycocoevalcap"
+    assert scores.signature["METEOR"] == "METEOR 1.5 via pycocoevalcap 1.2"
+    assert scores.signature["num_images"] == "126"
+    assert scores.signature["java"][0].isdigit()
+
+
+def direct_run(
+    candidates: dict[int, str], references: dict[int, list[str]]
+) -> tuple[dict[str, float], dict[str, dict[int, float]]]:
+    """What pycocoevalcap's COCOEvalCap.evaluate does, without SPICE."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    truths = {key: [{"caption": text} for text in texts] for key, texts in references.items()}
+    truths = PTBTokenizer().tokenize({key: truths[key] for key in candidates})
+    results = PTBTokenizer().tokenize({key: [{"caption": c}] for key, c in candidates.items()})
+    corpus: dict[str, float] = {}
+    images: dict[str, dict[int, float]] = {}
+    for names, scorer in (
+        (["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"], Bleu(4)),
+        (["METEOR"], Meteor()),
+        (["ROUGE_L"], Rouge()),
+        (["CIDEr"], Cider()),
+    ):
+        total, each = scorer.compute_score(truths, results)
+        if len(names) == 1:
+            total, each = [total], [each]
+        for name, score, image_scores in zip(names, total, each, strict=True):
+            corpus[name] = float(score)
+            images[name] = dict(zip(candidates, map(float, image_scores), strict=True))
+    return corpus, images
+
+
+def test_quick_scores_of_real_captions_are_near_the_published_ones(
+    coco_example: tuple[dict[int, str], dict[int, list[str]]],
+) -> None:
+    candidates, references = coco_example
+    scores = quick_scores(candidates, references)
+    assert list(scores) == list(NGRAM_METRICS)
+    # The figures of the Java tokenizer, which the test above holds to pycocoevalcap.
+    published = (0.58548, 0.40474, 0.28251, 0.19827, 0.40798, 0.62772)
+    assert list(scores.values()) == pytest.approx(published, abs=1e-3)
+
+
+def made_up_captions(seed: int) -> tuple[dict[int, str], dict[int, list[str]]]:
+    generator = random.Random(seed)
+    words = "man dog red ball park tree runs sits on the a big old blue near".split()
+
+    def caption() -> list[str]:
+        return generator.choices(words, k=generator.randint(5, 14))
+
+    candidates, references = {}, {}
+    for image_id in range(20):
+        texts = [caption() for _ in range(generator.randint(1, 5))]
+        # A piece of a reference, so that long n-grams match as well.
+        candidates[image_id] = " ".join([*texts[0][: generator.randint(3, 9)], *caption()[:4]])
+        references[image_id] = [" ".join(text) for text in texts]
+    return candidates, references
+
+
+def test_bleu_equals_nltks_corpus_bleu() -> None:
+    from nltk.translate.bleu_score import corpus_bleu
+
+    candidates, references = made_up_captions(seed=0)
+    scores = quick_scores(candidates, references)
+    truths = [[text.split() for text in texts] for texts in references.values()]
+    results = [text.split() for text in candidates.values()]
+    for order in range(1, 5):
+        weights = [1 / order] * order
+        assert scores[f"Bleu_{order}"] == pytest.approx(
+            corpus_bleu(truths, results, weights=weights), rel=1e-7
+        )
+
+
+def test_bleu_of_short_captions_has_the_brevity_penalty() -> None:
+    from nltk.translate.bleu_score import corpus_bleu
+
+    candidates, references = made_up_captions(seed=1)
+    short = {key: " ".join(text.split()[:3]) for key, text in candidates.items()}
+    truths = [[text.split() for text in texts] for texts in references.values()]
+    expected = corpus_bleu(truths, [text.split() for text in short.values()], weights=[0.5, 0.5])
+    assert quick_scores(short, references)["Bleu_2"] == pytest.approx(expected, rel=1e-7)
+    assert expected < 0.7  # the words are all right: the penalty is what is missing
+
+
+def test_rouge_l_equals_a_plain_loop() -> None:
+    candidates, references = made_up_captions(seed=2)
+    expected = {}
+    for key, text in candidates.items():
+        result = text.split()
+        precision = recall = 0.0
+        for truth in (reference.split() for reference in references[key]):
+            common = longest_common_subsequence(result, truth)
+            precision = max(precision, common / len(result))
+            recall = max(recall, common / len(truth))
+        beta = 1.2
+        expected[key] = (
+            (1 + beta**2) * precision * recall / (recall + beta**2 * precision)
+            if precision and recall
+            else 0.0
+        )
+    scores = score_captions(candidates, references, java=NO_JAVA)
+    assert scores.per_image["ROUGE_L"] == pytest.approx(expected, rel=1e-9)
+    mean = sum(expected.values()) / len(expected)
+    assert scores.metrics["ROUGE_L"] == pytest.approx(mean, rel=1e-9)
+    assert len({round(value, 6) for value in expected.values()}) > 10
+
+
+def longest_common_subsequence(left: list[str], right: list[str]) -> int:
+    row = [0] * (len(right) + 1)
+    for word in left:
+        above = row
+        row = [0]
+        for index, other in enumerate(right):
+            row.append(above[index] + 1 if word == other else max(above[index + 1], row[index]))
+    return row[-1]
+
+
+def test_cider_equals_a_plain_loop() -> None:
+    candidates, references = made_up_captions(seed=3)
+    scores = score_captions(candidates, references, java=NO_JAVA)
+    expected = cider_d(candidates, references)
+    assert scores.per_image["CIDEr"] == pytest.approx(expected, rel=1e-9)
+    mean = sum(expected.values()) / len(expected)
+    assert scores.metrics["CIDEr"] == pytest.approx(mean, rel=1e-9)
+    assert min(expected.values()) != max(expected.values())
+
+
+def cider_d(candidates: dict[int, str], references: dict[int, list[str]]) -> dict[int, float]:
+    """CIDEr-D (Vedantam et al. 2015, section 4 and appendix), a plain loop."""
+
+    def counts(text: str, order: int) -> Counter[tuple[str, ...]]:
+        words = text.split()
+        return Counter(tuple(words[i : i + order]) for i in range(len(words) - order + 1))
+
+    result = dict.fromkeys(candidates, 0.0)
+    for order in range(1, 5):
+        documents: Counter[tuple[str, ...]] = Counter()
+        for texts in references.values():
+            documents.update({gram for text in texts for gram in counts(text, order)})
+
+        def weights(text: str) -> dict[tuple[str, ...], float]:
+            return {
+                gram: count * math.log(len(references) / max(1, documents[gram]))  # noqa: B023
+                for gram, count in counts(text, order).items()  # noqa: B023
+            }
+
+        for key, candidate in candidates.items():
+            of_candidate = weights(candidate)
+            for reference in references[key]:
+                of_reference = weights(reference)
+                product = sum(
+                    min(weight, of_reference.get(gram, 0.0)) * of_reference.get(gram, 0.0)
+                    for gram, weight in of_candidate.items()
+                )
+                lengths = math.hypot(*of_candidate.values()) * math.hypot(*of_reference.values())
+                distance = len(candidate.split()) - len(reference.split())
+                similarity = product / lengths if lengths else product
+                similarity *= math.exp(-(distance**2) / (2 * 6.0**2))
+                result[key] += 10 / 4 * similarity / len(references[key])
+    return result
+
+
+# ------------------------------------------------------------------------------ Without any Java
+
+
+def test_without_java_meteor_is_none_and_the_signature_says_so() -> None:
+    scores = score_captions(CANDIDATES, REFERENCES, java=NO_JAVA)
+    assert list(scores.metrics) == [
+        *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
+    ]
+    assert scores.metrics["METEOR"] is None
+    assert "METEOR" not in scores.per_image
+    assert scores.signature["METEOR"] == "not computed: no Java at /nonexistent/java"
+    assert scores.signature["tokenizer"] == "python (nltk)"
+    assert scores.signature["java"] == "none"
+    assert scores.signature["num_images"] == "2"
+    assert scores.signature["Bleu"] == "pycocoevalcap 1.2"
+    quick = quick_scores(CANDIDATES, REFERENCES)
+    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == quick
+    assert all(quick[name] > 0 for name in ("Bleu_4", "ROUGE_L", "CIDEr"))
+
+
+def test_java_is_looked_for_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scores = score_captions(CANDIDATES, REFERENCES)
+    assert scores.signature["METEOR"] == "not computed: no Java on PATH"
+
+
+def test_empty_captions_score_nothing_and_stop_nothing() -> None:
+    candidates = {1: CANDIDATES[1], 2: "", 3: " \n", 4: "..."}
+    references = dict.fromkeys(candidates, REFERENCES[1])
+    scores = score_captions(candidates, references, java=NO_JAVA)
+    for name in NGRAM_METRICS:
+        for key in (2, 3, 4):
+            assert scores.per_image[name][key] == pytest.approx(0, abs=1e-6), (name, key)
+    assert scores.per_image["Bleu_1"][1] > 0.5
+    # Three of four images without words: the corpus BLEU pays for their length.
+    whole = quick_scores({1: CANDIDATES[1]}, {1: REFERENCES[1]})
+    assert 0 < quick_scores(candidates, references)["Bleu_1"] < whole["Bleu_1"] / 4
+    nothing = quick_scores({1: "", 2: ""}, REFERENCES)
+    assert nothing == pytest.approx(dict.fromkeys(NGRAM_METRICS, 0.0), abs=1e-6)
+
+
+def test_text_that_differs_in_white_space_case_or_punctuation_scores_the_same() -> None:
+    messy = {1: "A black\ndog  runs\u2028in the |||snow!\r\n", 2: 'Two men "sit", on a red bench .'}
+    assert quick_scores(messy, REFERENCES) == quick_scores(CANDIDATES, REFERENCES)
+
+
+def test_text_of_any_alphabet_is_scored() -> None:
+    caption = "un café ☕ près d'une fenêtre 窓 \udcff"
+    same = quick_scores({"é": caption, "b": "a"}, {"é": [caption], "b": ["b"]})
+    less = quick_scores({"é": "un cafe", "b": "a"}, {"é": [caption], "b": ["b"]})
+    assert same["CIDEr"] > less["CIDEr"] > 0
+
+
+def test_ids_may_be_numbers_and_texts_together() -> None:
+    candidates: dict[int | str, str] = {"1": f"{CANDIDATES[1]} zebra", 1: CANDIDATES[2], "a b": ""}
+    references: dict[int | str, list[str]] = {
+        "a b": REFERENCES[1],
+        1: REFERENCES[2],
+        "1": REFERENCES[1],
+    }
+    scores = score_captions(candidates, references, java=NO_JAVA)
+    assert list(scores.per_image["ROUGE_L"]) == ["1", 1, "a b"]
+    assert scores.per_image["Bleu_1"]["1"] == pytest.approx(7 / 8, abs=1e-6)
+    assert scores.per_image["Bleu_1"][1] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "references", "complaint"),
+    [
+        ({}, {}, "there is no caption to score"),
+        ({1: "a", 2: "b"}, {1: ["a"]}, "1 of 2 images with a caption have no references, .* 2;"),
+        ({1: "a"}, {1: ["a"], "x": ["b"]}, "1 of 2 images with a reference have .* 'x';"),
+        ({1: "a"}, {"1": ["a"]}, "1 of 1 images with a caption have no references, .* 1;"),
+        ({1: "a", 2: "b"}, {1: ["a"], 2: []}, "image 2 has an empty list of references"),
+        ({1: "a"}, {1: ["..."]}, "no reference caption has a word in it"),
+    ],
+)
+def test_what_cannot_be_scored_is_said_in_one_sentence(
+    candidates: dict[Any, str], references: dict[Any, list[str]], complaint: str
+) -> None:
+    for score in (quick_scores, lambda c, r: score_captions(c, r, java=NO_JAVA)):
+        with pytest.raises(DataError, match=complaint) as caught:
+            score(candidates, references)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_thousand_photos_are_scored_quickly_enough_to_validate_with() -> None:
+    candidates, references = {}, {}
+    for seed in range(50):
+        for key, text in made_up_captions(seed)[0].items():
+            candidates[20 * seed + key] = text
+            references[20 * seed + key] = [text + " there", *made_up_captions(seed)[1][key]]
+    start = time.process_time()
+    quick_scores(candidates, references)
+    assert len(candidates) == 1000
+    assert time.process_time() - start < 15  # about 2 on an idle machine
+
+
+def test_the_modules_import_no_scorer_until_one_is_needed() -> None:
+    code = (
+        "import sys, captioner.evaluation.metrics, captioner.evaluation.results; "
+        "print([name for name in sys.modules if name.split('.')[0] in "
+        "('pycocoevalcap', 'pycocotools', 'nltk', 'numpy', 'torch')])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert output.stdout == "[]\n"
+
+
+# ---------------------------------------------------------------------- With Java, real and false
+
+
+@pytest.mark.java
+def test_meteor_takes_empty_captions_line_breaks_and_its_own_separator(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    references = {key: ["a dog runs | fast", "||| the\ndog ||| runs"] for key in range(1, 9)}
+    candidates = {
+        1: "the dog runs",
+        2: "the\ndog\u2028runs\r",
+        3: "the ||| dog runs",
+        4: "",
+        5: "...",
+        6: "der Hund läuft 犬 \udcff \x00",
+        7: "a dog runs | fast",
+        8: "",
+    }
+    scores = score_captions(candidates, references)
+    assert capfd.readouterr() == ("", "")
+    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
+    meteor = scores.per_image["METEOR"]
+    assert meteor[1] == meteor[2] == meteor[3] > 0.5
+    assert meteor[4] == meteor[5] == meteor[6] == meteor[8] == 0
+    assert meteor[7] > 0.9
+    whole = scores.metrics["METEOR"]
+    assert whole is not None
+    assert 0 < whole < meteor[1]
+
+
+@pytest.mark.java
+def test_the_java_tokenizer_equals_pycocoevalcaps_wrapper(
+    coco_example: tuple[dict[int, str], dict[int, list[str]]],
+) -> None:
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    from captioner.evaluation.scorers import tokenize
+    from captioner.evaluation.worker import ptb_tokenize
+
+    texts = [text for texts in coco_example[1].values() for text in texts]
+    texts += ['He said: "no" (twice)...', "T.V.s & cafés -- 3/4 full; don't", "", "x"]
+    tokens = ptb_tokenize(texts, "java")
+    wrapper = PTBTokenizer().tokenize({0: [{"caption": text} for text in texts]})[0]
+    assert tokens == wrapper
+    assert tokens[-4:-2] == ["he said no -lrb- twice -rrb-", "t.v.s & cafés 3/4 full do n't"]
+    python = [tokenize(text) for text in texts]
+    agreeing = sum(ours == theirs for ours, theirs in zip(python, tokens, strict=True))
+    assert agreeing / len(texts) > 0.99
+    assert python[-4:] == tokens[-4:]
+    odd = ["\x0b a", "b\x85c", "", "\x1c", "d\u2029e", "\udcff", "\x00 f", "\n\n", ""]
+    assert len(ptb_tokenize(odd, "java")) == len(odd)
+
+
+VERSION = """-version) echo 'openjdk version "99.1" 2030-01-01' >&2; exit;;"""
+TOKENIZER = "*PTBTokenizer*) exec tr A-Z a-z;;"
+
+
+def false_java(folder: Path, *cases: str) -> str:
+    """A shell script in Java's place: a case for each of its uses. Returns its path.
+
+    Its cases may write the number of their process to "$pid".
+    """
+    path = folder / "java"
+    path.write_text(
+        f"#!/bin/sh\npid='{folder / 'pid'}'\nfolder='{folder}'\n"
+        'case "$*" in\n' + "\n".join(cases) + "\n*) exit 77;;\nesac\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+HANG = 'echo $$ > "$pid.new"; mv "$pid.new" "$pid"; exec sleep 600;;'
+
+
+def has_ended(pid: int, within_s: float = 10.0) -> bool:
+    """Whether a process is gone, or a corpse that nobody has buried yet, within the time."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def wait_for_pid(folder: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not (folder / "pid").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int((folder / "pid").read_text())
+
+
+def check_python_scores(scores: Scores) -> None:
+    assert scores.metrics["METEOR"] is None
+    assert scores.signature["tokenizer"] == "python (nltk)"
+    expected = quick_scores(CANDIDATES, REFERENCES)
+    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == expected
+
+
+def test_a_java_that_hangs_is_killed_at_the_time_limit_and_the_rest_is_scored(
+    tmp_path: Path,
+) -> None:
+    java = false_java(tmp_path, f"*) {HANG}")
+    start = time.monotonic()
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=6)
+    assert 6 <= time.monotonic() - start < 60
+    assert has_ended(wait_for_pid(tmp_path))
+    check_python_scores(scores)
+    assert scores.signature["METEOR"] == "not computed: not finished within 6 s"
+
+
+def test_a_meteor_that_hangs_leaves_the_scores_that_were_done(tmp_path: Path) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, f"*meteor*) {HANG}")
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=6)
+    assert has_ended(wait_for_pid(tmp_path))
+    assert scores.metrics["METEOR"] is None
+    assert scores.signature["METEOR"] == "not computed: not finished within 6 s"
+    assert scores.signature["java"] == "99.1"
+    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
+    expected = quick_scores(CANDIDATES, REFERENCES)
+    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_the_scoring_program_is_stopped(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, f"*meteor*) {HANG}")
+    code = (
+        "from captioner.evaluation.metrics import score_captions\n"
+        f"score_captions({CANDIDATES!r}, {REFERENCES!r}, java={java!r})"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+    )
+    try:
+        pid = wait_for_pid(tmp_path)
+        assert not has_ended(pid, within_s=0.2)
+        program.send_signal(number)
+        assert program.wait(30) != 0
+        assert has_ended(pid)
+    finally:
+        program.kill()
+        program.wait()
+
+
+METEOR_ANSWERS = """*meteor*)
+  head -c 1000000 /dev/zero | tr '\\0' x >&2
+  while read -r line; do case "$line" in
+    SCORE*) echo 1.0 2.0;;
+    EVAL*) echo 0.25; echo 0.75; echo 0.5;;
+  esac; done;;"""
+
+
+def test_a_meteor_that_fills_its_standard_error_does_not_hang(tmp_path: Path) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, METEOR_ANSWERS)
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
+    assert scores.metrics["METEOR"] == 0.5
+    assert scores.per_image["METEOR"] == {1: 0.25, 2: 0.75}
+
+
+@pytest.mark.parametrize(
+    ("cases", "reason"),
+    [
+        (["*) echo first >&2; echo 'no memory' >&2; exit 3;;"], "ended with code 3: no memory"),
+        (["-version) echo 'I am tea' >&2;;"], "gave no version: I am tea"),
+        ([VERSION, "*PTBTokenizer*) exit 1;;"], "ended with code 1"),
+        ([VERSION, "*PTBTokenizer*) echo one line;;"], "gave 1 lines for 6 captions"),
+    ],
+)
+def test_a_java_that_fails_before_tokens_leaves_the_python_tokenizer(
+    tmp_path: Path, cases: list[str], reason: str
+) -> None:
+    scores = score_captions(CANDIDATES, REFERENCES, java=false_java(tmp_path, *cases))
+    check_python_scores(scores)
+    assert scores.signature["METEOR"].startswith("not computed: ")
+    assert reason in scores.signature["METEOR"]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("*meteor*) echo 'no memory for METEOR' >&2; exit 1;;", "no memory for METEOR"),
+        ("*meteor*) while read -r line; do echo Error: specify SCORE; done;;", "METEOR failed: "),
+    ],
+)
+def test_a_meteor_that_fails_costs_only_meteor(tmp_path: Path, case: str, reason: str) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, case)
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
+    assert scores.metrics["METEOR"] is None
+    assert reason in scores.signature["METEOR"]
+    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
+    assert scores.metrics["CIDEr"] == pytest.approx(quick_scores(CANDIDATES, REFERENCES)["CIDEr"])
+
+
+def test_a_scoring_process_that_dies_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, "*meteor*) kill -KILL $PPID;;")
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
+    assert scores.signature["METEOR"] == "not computed: the scoring process ended with code -9: "
+    assert scores.metrics["Bleu_1"] is not None
+
+
+# -------------------------------------------------------------------------------------------- SPICE
+
+
+@pytest.fixture
+def spice_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A pycocoevalcap, linked to the real one, that has the jars of SPICE, here empty files."""
+    from captioner.evaluation.scorers import pycocoevalcap_folder
+
+    package = tmp_path / "path" / "pycocoevalcap"
+    package.mkdir(parents=True)
+    for part in pycocoevalcap_folder().iterdir():
+        if part.name not in ("spice", "__pycache__"):
+            (package / part.name).symlink_to(part)
+    spice = package / "spice"
+    spice.mkdir()
+    for part in (pycocoevalcap_folder() / "spice").glob("*.py"):
+        (spice / part.name).write_bytes(part.read_bytes())
+    for jar in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
+        (spice / "lib").mkdir(exist_ok=True)
+        (spice / "lib" / jar).touch()
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    loaded = [name for name in sys.modules if name.split(".")[0] == "pycocoevalcap"]
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(package.parent)
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "pycocoevalcap"]:
+        del sys.modules[name]
+
+
+SPICE_ANSWERS = """*spice*) while [ "$1" != -out ]; do shift; done
+  echo '[{"image_id": 0, "scores": {"All": {"f": 0.125}}},
+         {"image_id": 1, "scores": {"All": {"f": 0.375}}}]' > "$2";;"""
+
+
+@pytest.mark.usefixtures("spice_jars")
+def test_spice_is_computed_where_its_jars_are(tmp_path: Path) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, METEOR_ANSWERS, SPICE_ANSWERS)
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
+    assert scores.metrics["SPICE"] == 0.25
+    assert scores.per_image["SPICE"] == {1: 0.125, 2: 0.375}
+    assert scores.signature["SPICE"] == "SPICE 1.0 via pycocoevalcap 1.2"
+    assert scores.metrics["METEOR"] == 0.5
+
+
+@pytest.mark.usefixtures("spice_jars")
+def test_a_spice_that_fails_is_not_computed_and_costs_nothing_else(tmp_path: Path) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, METEOR_ANSWERS)
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
+    assert scores.metrics["SPICE"] is None
+    assert scores.signature["SPICE"].startswith("not computed: SPICE failed")
+    assert scores.metrics["METEOR"] == 0.5

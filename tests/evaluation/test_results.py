@@ -1,0 +1,101 @@
+"""The results file and the statistics of captions."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from captioner.errors import DataError
+from captioner.evaluation.results import corpus_statistics, write_results
+
+METRICS = {"Bleu_1": 0.5, "METEOR": None}
+CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
+SIGNATURE = {"tokenizer": "python (nltk)", "beam_size": 5}
+
+
+def test_results_hold_what_the_design_promises(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "results.json"
+    write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+    assert json.loads(path.read_text()) == {
+        "metrics": {"Bleu_1": 0.5, "METEOR": None},
+        "num_images": 2,
+        "captions": [
+            {"image_id": 7, "caption": "a dog"},
+            {"image_id": 3, "caption": 'un café "noir" 犬'},
+        ],
+        "signature": {"tokenizer": "python (nltk)", "beam_size": 5},
+    }
+    assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
+
+
+def test_statistics_are_kept_where_they_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    statistics = corpus_statistics(list(CAPTIONS.values()))
+    write_results(
+        path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE, statistics=statistics
+    )
+    assert json.loads(path.read_text())["statistics"] == statistics
+
+
+def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None:
+    from pycocotools.coco import COCO
+
+    path = tmp_path / "results.json"
+    write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO()
+        coco.dataset = {"images": [{"id": 7}, {"id": 3}], "annotations": []}
+        coco.createIndex()
+        loaded = coco.loadRes(json.loads(path.read_text())["captions"])
+    assert [loaded.imgToAnns[key][0]["caption"] for key in CAPTIONS] == list(CAPTIONS.values())
+
+
+def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"cannot write .*results.json \(No space left on device\)"):
+        write_results(path, metrics={}, captions={}, signature={})
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_place_that_cannot_hold_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "results.json", tmp_path, Path(), Path("..")):
+        with pytest.raises(DataError, match="cannot write") as caught:
+            write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+        assert str(path) in str(caught.value)
+
+
+def test_no_nan_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    with pytest.raises(ValueError, match="JSON"):
+        write_results(path, metrics={"CIDEr": float("nan")}, captions={}, signature={})
+    assert not path.exists()
+
+
+def test_statistics_count_words_and_distinct_captions() -> None:
+    captions = ["A dog runs.", "a dog runs", "Two dogs\nrun in the snow !", ""]
+    assert corpus_statistics(captions) == {
+        "num_captions": 4,
+        "distinct_ratio": 3 / 4,
+        "vocabulary_used": 9,  # a dog runs two dogs run in the snow
+        "mean_length_words": (3 + 3 + 6 + 0) / 4,
+    }
+
+
+def test_statistics_of_no_captions_are_zero() -> None:
+    assert set(corpus_statistics([]).values()) == {0}

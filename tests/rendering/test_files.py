@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import doctest
+import errno
+import importlib
+import itertools
+import os
+import pkgutil
+import stat
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import captioner.rendering
+from captioner.errors import CaptionerError
+from captioner.rendering.files import output_names, save_png, sheet_name, word_names
+
+
+@pytest.fixture
+def image():
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
+
+
+def test_a_saved_picture_reads_back_and_its_folder_is_made(image, tmp_path):
+    path = tmp_path / "a" / "b" / "photo.attention.png"
+    save_png(image, path)
+    with Image.open(path) as back:
+        assert back.format == "PNG"
+        assert back.tobytes() == image.tobytes()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_who_has_the_old_picture_open_reads_it_to_its_end(image, tmp_path):
+    path = tmp_path / "a.png"
+    save_png(image, path)
+    with path.open("rb") as before:
+        save_png(Image.new("RGB", (3, 3)), path)
+        with Image.open(before) as old, Image.open(path) as new:
+            assert old.tobytes() == image.tobytes()
+            assert new.size == (3, 3)
+
+
+def test_a_saved_picture_is_as_readable_as_any_new_file(image, tmp_path):
+    (tmp_path / "plain").write_text("")
+    save_png(image, tmp_path / "a.png")
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "a.png")}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), CaptionerError),
+        (KeyboardInterrupt(),) * 2,
+    ],
+)
+def test_a_failed_save_leaves_the_old_picture_and_nothing_else(
+    image, tmp_path, monkeypatch, failure, raised
+):
+    path = tmp_path / "a.png"
+    save_png(image, path)
+    before = path.read_bytes()
+
+    def fail_half_way(self, file, **settings):
+        file.write(b"\x89PNG half a pict")
+        raise failure
+
+    monkeypatch.setattr(Image.Image, "save", fail_half_way)
+    with pytest.raises(raised if isinstance(raised, type) else type(raised)) as caught:
+        save_png(image, path)
+    if raised is CaptionerError:
+        assert str(path) in str(caught.value)
+        assert "No space left on device" in str(caught.value)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_is_named_in_one_sentence(image, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.png").mkdir()
+    for path in (
+        tmp_path / "file" / "a.png",
+        tmp_path / "file" / "b" / "a.png",
+        tmp_path / "folder.png",
+        tmp_path / ("x" * 300 + ".png"),
+    ):
+        with pytest.raises(CaptionerError) as caught:
+            save_png(image, path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder.png"]
+
+
+def test_a_name_as_long_as_the_file_system_allows_can_be_written(image, tmp_path):
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX")
+    path = tmp_path / ("x" * (longest - 4) + ".png")
+    save_png(image, path)
+    assert path.is_file()
+
+
+def test_photos_that_differ_in_suffix_folder_or_case_do_not_share_a_name():
+    assert output_names(["in/dog.jpg"]) == ["dog"]
+    assert output_names(["in/a.jpg", "in/a.png", "in/b.png"]) == ["a.jpg", "a.png", "b"]
+    assert output_names(["x/a.jpg", "y/a.jpg"]) == ["x-a.jpg", "y-a.jpg"]
+    assert output_names(["a.JPG", "A.jpg"]) == output_names(["a.JPG", "A.jpg"])
+    assert output_names(["a.jpg", "./a.jpg", "b/../a.jpg"]) == ["a", "a", "a"]
+    assert output_names([]) == []
+
+
+@pytest.mark.parametrize(
+    "photos",
+    [
+        ["/p/a.jpg", "/p/a.png", "/p/a.jpg.png"],
+        ["/p/a.JPG", "/p/A.jpg", "/p/a.png"],
+        ["/x-y/z.jpg", "/x/y-z.jpg", "/z.jpg"],
+        ["/x/y/a.jpg", "/x-y/a.jpg", "/x-y-a.jpg", "/y/a.jpg", "/a.jpg"],
+        ["/x/y/a.jpg", "/x-y/a.jpg", "/x/y-a.jpg"],
+        ["/x-a.jpg.png", "/x/a.jpg", "/y/a.jpg", "/x/a.png"],
+    ],
+)
+def test_names_are_distinct_on_every_file_system_and_in_any_order(photos):
+    names = dict(zip(photos, output_names(photos), strict=True))
+    assert len({name.casefold() for name in names.values()}) == len(photos)
+    assert not any("/" in name or name.startswith("-") for name in names.values())
+    for order in itertools.permutations(photos):
+        assert dict(zip(order, output_names(order), strict=True)) == names
+
+
+def test_names_of_whole_paths_that_still_meet_are_numbered():
+    # Both read x-y-a.jpg in full.
+    names = output_names(["/x/y/a.jpg", "/x-y/a.jpg", "/x/y-a.jpg", "/q/y/a.jpg", "/q/a.jpg"])
+    assert len({name.casefold() for name in names}) == 5
+
+
+def test_words_become_file_names_that_every_system_takes():
+    names = word_names("photo.jpg", ["a", "l'été", "../..", "", "<unk>", "x" * 99, "A\x00/b"])
+    assert names == [
+        "photo.jpg.01-a.png",
+        "photo.jpg.02-l-été.png",
+        "photo.jpg.03-word.png",
+        "photo.jpg.04-word.png",
+        "photo.jpg.05-unk.png",
+        f"photo.jpg.06-{'x' * 32}.png",
+        "photo.jpg.07-A-b.png",
+    ]
+
+
+def test_many_words_still_sort_in_reading_order():
+    names = word_names("photo", ["dog"] * 120)
+    assert sorted(names) == names
+    assert len(set(names)) == 120
+    assert names[0] == "photo.001-dog.png"
+
+
+def test_a_word_never_takes_the_name_of_a_sheet():
+    assert sheet_name("photo") == "photo.attention.png"
+    assert sheet_name("photo") not in word_names("photo", ["attention"])
+
+
+def test_the_examples_in_the_documentation_are_true():
+    tried = 0
+    for module in pkgutil.iter_modules(captioner.rendering.__path__, "captioner.rendering."):
+        results = doctest.testmod(importlib.import_module(module.name))
+        assert results.failed == 0
+        tried += results.attempted
+    assert tried >= 4
