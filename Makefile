@@ -6,7 +6,8 @@
 #   make lock                     renew requirements.lock to the newest versions
 #   make clean                    remove what was made; the environment too
 #
-# The first run installs the pinned versions into .venv. Choose with PYTHON=... and VENV=...
+# The first run installs the pinned versions into .venv. For another Python: make clean, then make
+# caption PYTHON=python3.12 (or test).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,8 +26,7 @@ caption: $(installed)
 	@photo=$$PHOTO; \
 	test -n "$$photo" || photo=$$($(python) -c \
 	  'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))') || exit; \
-	$(python) caption.py "$$photo" --output out && \
-	name=$${photo##*/} && ls "out/$${name%.*}.attention.png"
+	$(python) caption.py "$$photo" --output out
 
 test: lint types
 	$(python) -m pytest
@@ -39,7 +39,7 @@ types: $(installed)
 	$(python) -m mypy
 
 format: $(installed)
-	$(python) -m ruff check --fix .
+	$(python) -m ruff check --fix --exit-zero --quiet .
 	$(python) -m ruff format .
 
 lock: $(installed)

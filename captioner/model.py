@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -19,6 +20,8 @@ from captioner.decoders import Decoder, Forced, LSTMDecoder
 from captioner.encoders import Encoder, build_backbone
 from captioner.errors import ConfigError
 from captioner.grid import Grid
+
+ModelConfigT = TypeVar("ModelConfigT", bound=ModelConfig)
 
 
 class CaptionModel(nn.Module):
@@ -119,7 +122,7 @@ def photo_transform(
     )
 
 
-def resolved(config: ModelConfig, model: CaptionModel) -> ModelConfig:
+def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:
     """The settings with the backbone's own preprocessing written out, as a model folder keeps."""
     own = model.encoder.backbone.preprocessing
     given = config.preprocess

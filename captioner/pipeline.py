@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from PIL import Image
@@ -19,7 +20,7 @@ from captioner.grid import Caption, Geometry, Grid
 from captioner.model import CaptionModel, photo_transform
 
 MODELS = Path(__file__).parent / "models"
-Photo = str | Path | bytes | Image.Image
+Photo: TypeAlias = "str | Path | bytes | Image.Image"
 
 
 def bundled_models() -> list[str]:
@@ -46,7 +47,7 @@ class Captioner:
     ) -> None:
         self.device = torch.device(device)
         # The convolutions of a CPU are up to twice as fast on channels-last tensors.
-        self.model = model.eval().to(self.device, memory_format=torch.channels_last)
+        self.model = model.eval().to(self.device).to(memory_format=torch.channels_last)
         self.config = config
         self.vocabulary = vocabulary
         self.transform = photo_transform(config.preprocess)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tiny
+from programs import Programs
+from programs import programs as running_programs
 
 # Set before the first import of torch and matplotlib, and seen by programs that tests start: small
 # tensors are slower on many threads than on two, and no test may ask for a display.
@@ -39,3 +43,26 @@ def shared_data() -> Path:
             pytest.fail(f"CAPTIONER_DATA names {folder}, which is no folder", pytrace=False)
         pytest.skip("needs real photos: set CAPTIONER_DATA to their folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """Starts our command line programs."""
+    with running_programs(tmp_path_factory.mktemp("programs")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights: 64 x 96 px, a grid of 2 x 3, twelve words."""
+    from captioner.checkpoint import save_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_model(folder, *tiny.model(), card="# A tiny model\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def drawn_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of drawn photos with the table of their captions: see tiny.draw_table."""
+    return tiny.draw_table(tmp_path_factory.mktemp("drawn"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from captioner.attention.score import Score
 from captioner.grid import Glimpse, Grid
 
 
@@ -35,7 +36,7 @@ class Attention(nn.Module):
     K hypotheses of one photo (the beams) share its memory.
     """
 
-    def __init__(self, score: nn.Module, window: nn.Module, select: nn.Module) -> None:
+    def __init__(self, score: Score, window: nn.Module, select: nn.Module) -> None:
         super().__init__()
         self.score = score
         self.window = window

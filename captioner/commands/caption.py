@@ -1,4 +1,4 @@
-"""`caption.py`, `captioner caption`: captions for photos, and pictures of where the model looked."""
+"""`caption.py`, `captioner caption`: captions for photos, pictures of where the model looked."""
 
 from __future__ import annotations
 
@@ -119,10 +119,13 @@ def _photos_of(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise CaptionerError(f"{path}: cannot be listed ({error.strerror})") from None
     for member in members:
-        hidden = member.name.startswith(".")
-        if member.suffix.lower() in PHOTO_SUFFIXES and not hidden and member.is_file():
-            if not _OWN_PICTURE.search(member.name):
-                yield member
+        if (
+            member.suffix.lower() in PHOTO_SUFFIXES
+            and not member.name.startswith(".")
+            and not _OWN_PICTURE.search(member.name)
+            and member.is_file()
+        ):
+            yield member
 
 
 class _Writer:

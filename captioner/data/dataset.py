@@ -46,7 +46,7 @@ class Batch:
             return value.to(device, non_blocking=True)
 
         return Batch(
-            inputs=move(self.inputs).float(),
+            inputs=move(self.inputs).float().contiguous(memory_format=_layout(self.inputs)),
             photo_index=move(self.photo_index),
             tokens=move(self.tokens),
             targets=move(self.targets),
@@ -65,6 +65,11 @@ class Batch:
             from_frozen=self.from_frozen,
             unreadable=self.unreadable,
         )
+
+
+def _layout(inputs: Tensor) -> torch.memory_format:
+    """Channels last for pictures; a batch of unreadable photos has none."""
+    return torch.channels_last if inputs.dim() == 4 else torch.contiguous_format
 
 
 class CaptionDataset(Dataset[Batch]):
@@ -213,7 +218,7 @@ def load_batches(
         DataLoader(
             dataset,
             batch_size=None,
-            sampler=work,  # type: ignore[arg-type]  # an iterable of items, as documented
+            sampler=work,
             num_workers=workers,
             pin_memory=pin_memory,
             prefetch_factor=4 if workers else None,

@@ -15,7 +15,7 @@ from typing import IO, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from captioner.errors import PhotoError
@@ -77,7 +77,7 @@ def open_photo(source: str | Path | bytes | IO[bytes]) -> Image.Image:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise PhotoError(_too_large("the photo")) from None
-        except Image.UnidentifiedImageError:
+        except UnidentifiedImageError:
             accepted = ", ".join(name for name in PHOTO_FORMATS if name != "MPO")
             raise PhotoError(f"is not a photo of a known format ({accepted})") from None
         except MemoryError:

@@ -45,8 +45,9 @@ def rows_per_step(lengths: Tensor) -> list[int]:
 
 def packed(values: Tensor, lengths: Tensor) -> Tensor:
     """[N, T, ...] of captions sorted by falling length to [M, ...], step after step."""
-    rows = rows_per_step(lengths)
-    return torch.cat([values[:count, step] for step, count in enumerate(rows)])
+    steps = torch.arange(int(lengths.max()), device=lengths.device)
+    running = lengths > steps.unsqueeze(1)  # [T, N]
+    return values[:, : len(steps)].transpose(0, 1)[running]
 
 
 class Decoder(nn.Module, ABC):

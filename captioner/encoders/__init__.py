@@ -1,6 +1,7 @@
 """Pretrained CNN to Grid."""
 
-from captioner.encoders.backbones import Backbone, Preprocessing, build_backbone
+from captioner.encoders.backbone import Backbone, Preprocessing
+from captioner.encoders.backbones import build_backbone
 from captioner.encoders.encoder import Encoder
 
 __all__ = ["Backbone", "Encoder", "Preprocessing", "build_backbone"]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from captioner.encoders.backbones import Backbone, parameters_in_order
+from captioner.encoders.backbone import Backbone, parameters_in_order
 from captioner.errors import ConfigError
 from captioner.grid import Grid
 

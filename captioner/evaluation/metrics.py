@@ -102,7 +102,7 @@ def score_captions(
             failed |= stage.get("failed", {})
 
     tokenizer = PTB_TOKENIZER
-    if "CIDEr" not in table:
+    if not table:
         table |= _python_scores(texts, truths)
         tokenizer = PYTHON_TOKENIZER
     package = f"pycocoevalcap {pycocoevalcap_version()}"

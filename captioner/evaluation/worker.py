@@ -15,7 +15,6 @@ input closes: the caller holds the other end and never writes to it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -96,10 +95,6 @@ class _Meteor(Meteor):
             stdout=subprocess.PIPE,
             stderr=self.errors,
         )
-
-    def __del__(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # closing flushes to a METEOR that may be dead
-            super().__del__()
 
     def error_text(self) -> str:
         self.errors.seek(0)

@@ -1,5 +1,5 @@
 """Training: losses, optimiser, validation, the loop."""
 
-from captioner.training.loop import train
+from captioner.training.run import train
 
 __all__ = ["train"]

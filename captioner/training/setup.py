@@ -52,9 +52,10 @@ def prepare(config: Config, device: torch.device, vocabulary: Vocabulary | None 
             "captions; lower data.min_count"
         )
     torch.manual_seed(config.train.seed)
-    model = build_model(config, len(vocabulary)).to(device)
+    # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
+    model = build_model(config, len(vocabulary))
+    model = model.to(device).to(memory_format=torch.channels_last)
     whole = resolved(config, model)
-    assert isinstance(whole, Config)
     augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
     train_transform = photo_transform(whole.preprocess, augmentation)
     plain_transform = photo_transform(whole.preprocess)

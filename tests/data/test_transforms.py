@@ -1,0 +1,630 @@
+"""Photos of every kind to the network's input, and the geometry that leads back."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioner.data.transforms import (
+    MAX_PHOTO_PIXELS,
+    PHOTO_FORMATS,
+    PHOTO_SUFFIXES,
+    Augmentation,
+    PhotoTransform,
+    open_photo,
+)
+from captioner.errors import PhotoError
+
+
+def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def encoded(image: Image.Image, format: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def png(width: int, height: int, data: bytes = b"", depth: int = 1, colour: int = 0) -> bytes:
+    """A PNG whose header says what we want, whatever its data."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(name + content)
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(data)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+# ------------------------------------------------------------------------------ what cannot be read
+
+
+def truncated_jpeg() -> bytes:
+    whole = encoded(Image.fromarray(noise(64, 64)), "JPEG")
+    return whole[: len(whole) // 2]
+
+
+def damaged_png() -> bytes:
+    whole = bytearray(encoded(Image.fromarray(noise(64, 64)), "PNG"))
+    whole[len(whole) // 2] ^= 1
+    return bytes(whole)
+
+
+BAD_BYTES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "the file is empty"),
+    "text": (lambda: b"I am no photo.\n" * 9, "is not a photo of a known format (JPEG, PNG, "),
+    "html": (lambda: b"<!DOCTYPE html><html>404</html>", "is not a photo of a known format"),
+    "one byte": (lambda: b"\xff", "is not a photo of a known format"),
+    "jpeg magic only": (lambda: b"\xff\xd8\xff", "is not a photo of a known format"),
+    "pdf": (lambda: encoded(Image.fromarray(noise(8, 8)), "PDF"), "is not a photo of a known"),
+    "eps": (lambda: encoded(Image.fromarray(noise(8, 8)), "EPS"), "is not a photo of a known"),
+    "truncated jpeg": (truncated_jpeg, "is damaged and cannot be decoded ("),
+    "flipped bit in png": (damaged_png, "is damaged and cannot be decoded ("),
+    "png with too short data": (lambda: png(640, 480, b"\0" * 100), "is damaged and cannot be"),
+    "png without data": (lambda: png(9000, 9000), "is damaged and cannot be decoded ("),
+    "png of size zero": (lambda: png(0, 5), "is"),
+    "20,000 x 20,000": (lambda: png(20_000, 20_000), "is over the limit of 89 megapixels"),
+    "12,000 x 12,000": (lambda: png(12_000, 12_000), "is over the limit of 89 megapixels"),
+    "2 ** 31 - 1 wide": (lambda: png(2**31 - 1, 2**31 - 1), "is over the limit of 89 megapixels"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_BYTES)
+@pytest.mark.parametrize("how", ["path", "bytes", "file"])
+def test_what_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str, how: str) -> None:
+    make, expected = BAD_BYTES[kind]
+    content = make()
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(content)
+    if how != "path" and not content:
+        expected = "is not a photo of a known format"
+    source = {"path": path, "bytes": content, "file": io.BytesIO(content)}[how]
+    with pytest.raises(PhotoError) as caught:
+        open_photo(source)  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert expected in message
+    assert "\n" not in message
+    assert "photo.jpg" not in message, "the caller names the file"
+    assert "<_io" not in message
+
+
+def no_such_file(folder: Path) -> Path:
+    return folder / "no such photo.jpg"
+
+
+def a_folder(folder: Path) -> Path:
+    return folder
+
+
+def below_a_file(folder: Path) -> Path:
+    (folder / "file.jpg").write_bytes(b"x")
+    return folder / "file.jpg" / "photo.jpg"
+
+
+def a_broken_link(folder: Path) -> Path:
+    (folder / "link.jpg").symlink_to(folder / "gone.jpg")
+    return folder / "link.jpg"
+
+
+def a_link_to_itself(folder: Path) -> Path:
+    (folder / "round.jpg").symlink_to(folder / "round.jpg")
+    return folder / "round.jpg"
+
+
+def a_pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe.jpg")
+    return folder / "pipe.jpg"
+
+
+def a_name_longer_than_any_file_s(folder: Path) -> Path:
+    return folder / f"{'long' * 200}.jpg"
+
+
+def a_name_with_a_zero_byte(folder: Path) -> Path:
+    return folder / "zero\0byte.jpg"
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (no_such_file, "no such file"),
+        (a_folder, "is a folder, not a photo"),
+        (below_a_file, "cannot be read"),
+        (a_broken_link, "no such file"),
+        (a_link_to_itself, "cannot be read"),
+        (a_pipe, "is empty"),
+        (a_name_longer_than_any_file_s, "cannot be read"),
+        (a_name_with_a_zero_byte, "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_place_without_a_photo_ends_in_one_sentence(
+    tmp_path: Path, place: Callable[[Path], Path], expected: str, kind: type
+) -> None:
+    with pytest.raises(PhotoError, match=expected) as caught:
+        open_photo(kind(place(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
+def test_a_photo_that_may_not_be_read_is_said_so(tmp_path: Path) -> None:
+    Image.fromarray(noise(8, 8)).save(tmp_path / "secret.png")
+    (tmp_path / "secret.png").chmod(0)
+    with pytest.raises(PhotoError, match=r"cannot be read \(Permission denied\)"):
+        open_photo(tmp_path / "secret.png")
+
+
+def test_every_truncation_of_a_photo_is_a_photo_or_a_photo_error() -> None:
+    for format in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF"):
+        whole = encoded(Image.fromarray(noise(16, 16)), format)
+        for length in range(0, len(whole), max(1, len(whole) // 40)):
+            try:
+                assert open_photo(whole[:length]).mode == "RGB"
+            except PhotoError as error:
+                assert "\n" not in str(error)
+
+
+def test_random_damage_gives_a_photo_or_a_photo_error() -> None:
+    generator = np.random.default_rng(5)
+    for format in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"):
+        whole = np.frombuffer(encoded(Image.fromarray(noise(16, 16)), format), dtype=np.uint8)
+        for _ in range(40):
+            broken = whole.copy()
+            where = generator.integers(0, min(len(whole), 200), 3)
+            broken[where] = generator.integers(0, 256, 3)
+            try:
+                assert open_photo(broken.tobytes()).mode == "RGB"
+            except PhotoError as error:
+                assert "\n" not in str(error)
+
+
+# ---------------------------------------------------------------------------------- what can be read
+
+
+def pixels(source: str | Path | bytes) -> np.ndarray:
+    photo = open_photo(source)
+    assert photo.mode == "RGB"
+    return np.asarray(photo).astype(int)
+
+
+def test_there_is_a_suffix_for_every_format_and_none_for_others() -> None:
+    Image.init()
+    formats = {Image.registered_extensions().get(suffix) for suffix in PHOTO_SUFFIXES}
+    assert formats - {"JPEG"} <= set(PHOTO_FORMATS)
+    assert set(PHOTO_FORMATS) - {"MPO"} <= formats
+    assert all(suffix == suffix.lower() for suffix in PHOTO_SUFFIXES)
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM"])
+def test_lossless_rgb_comes_back_as_it_is(tmp_path: Path, format: str) -> None:
+    array = noise(5, 9)
+    path = tmp_path / "misnamed.jpg"
+    path.write_bytes(encoded(Image.fromarray(array), format))
+    for source in (path, str(path), path.read_bytes()):
+        np.testing.assert_array_equal(pixels(source), array)
+
+
+def test_16_bit_grey_is_scaled_and_not_clipped() -> None:
+    grey = np.linspace(0, 65535, 64 * 64).round().astype(np.uint16).reshape(64, 64)
+    for format in ("PNG", "TIFF"):
+        found = pixels(encoded(Image.fromarray(grey), format))
+        for channel in range(3):
+            np.testing.assert_array_equal(found[..., channel], np.round(grey / 257.0))
+
+
+def test_16_bit_grey_of_the_other_byte_order_is_scaled_too(tmp_path: Path) -> None:
+    grey = np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)
+    big_endian = Image.frombytes("I;16B", (8, 8), grey.astype(">u2").tobytes())
+    big_endian.save(tmp_path / "big.tif")
+    np.testing.assert_array_equal(pixels(tmp_path / "big.tif")[..., 0], np.round(grey / 257.0))
+    pgm = b"P5 8 8 65535\n" + grey.astype(">u2").tobytes()
+    np.testing.assert_array_equal(pixels(pgm)[..., 0], np.round(grey / 257.0))
+
+
+def test_a_dark_16_bit_photo_stays_dark() -> None:
+    grey = np.full((8, 8), 250, np.uint16)
+    np.testing.assert_array_equal(pixels(encoded(Image.fromarray(grey), "PNG")), 1)
+
+
+def test_16_bit_colour_is_scaled(tmp_path: Path) -> None:
+    colour = np.linspace(0, 65535, 4 * 4 * 3).round().astype(">u2").reshape(4, 4, 3)
+    rows = b"".join(b"\0" + row.tobytes() for row in colour)
+    found = pixels(png(4, 4, rows, depth=16, colour=2))
+    np.testing.assert_allclose(found, colour / 257.0, atol=1)
+
+
+def test_a_cmyk_jpeg_has_its_colours() -> None:
+    cmyk = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # no cyan, all magenta, all yellow: red
+    red = pixels(encoded(cmyk, "JPEG", quality=95))
+    np.testing.assert_allclose(red.mean((0, 1)), (255, 0, 0), atol=12)
+
+
+def transparent(mode: str) -> tuple[Image.Image, np.ndarray]:
+    """Left half opaque, right half fully transparent, and what it is on white."""
+    if mode == "LA":
+        array = np.full((4, 8, 2), (90, 255), np.uint8)
+        colour: tuple[int, ...] = (90, 90, 90)
+    else:
+        array = np.full((4, 8, 4), (200, 30, 60, 255), np.uint8)
+        colour = (200, 30, 60)
+    array[:, 4:, -1] = 0
+    expected = np.full((4, 8, 3), 255)
+    expected[:, :4] = colour
+    return Image.fromarray(array, mode), expected
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transparency_lies_on_white(mode: str) -> None:
+    image, expected = transparent(mode)
+    np.testing.assert_array_equal(pixels(encoded(image, "PNG")), expected)
+
+
+def test_half_transparency_is_mixed_with_white() -> None:
+    half = Image.new("RGBA", (3, 3), (100, 0, 200, 128))
+    expected = np.array([100, 0, 200]) * (128 / 255) + 255 * (127 / 255)
+    np.testing.assert_allclose(pixels(encoded(half, "PNG"))[1, 1], expected, atol=1)
+
+
+def test_a_palette_s_transparent_colour_lies_on_white() -> None:
+    image = Image.new("P", (8, 4), 1)
+    image.putpalette([0, 0, 0, 200, 30, 60, 0, 255, 0])
+    image.paste(2, (4, 0, 8, 4))
+    for transparency in (2, bytes([255, 255, 0])):  # an index, or an alpha for each
+        found = pixels(encoded(image, "PNG", transparency=transparency))
+        np.testing.assert_array_equal(found[:, :4], np.broadcast_to((200, 30, 60), (4, 4, 3)))
+        np.testing.assert_array_equal(found[:, 4:], 255)
+    np.testing.assert_array_equal(pixels(encoded(image, "PNG"))[0, 7], (0, 255, 0))
+
+
+@pytest.mark.parametrize(("mode", "key", "colour"), [("RGB", (9, 8, 7), (9, 8, 7)), ("L", 9, 9)])
+def test_a_transparent_colour_without_a_palette_lies_on_white(
+    mode: str, key: object, colour: object
+) -> None:
+    image = Image.new(mode, (8, 4), 100)  # type: ignore[arg-type]
+    image.paste(colour, (4, 0, 8, 4))  # type: ignore[arg-type]
+    found = pixels(encoded(image, "PNG", transparency=key))
+    assert (found[:, 4:] == 255).all()
+    assert (found[:, :4] != 255).any()
+
+
+def test_of_an_animation_the_first_frame_is_taken() -> None:
+    frames = [Image.new("RGB", (10, 6), colour) for colour in ("red", "lime", "blue")]
+    options = {"save_all": True, "append_images": frames[1:], "duration": 50}
+    for format, tolerance in (("GIF", 0), ("PNG", 0), ("WEBP", 8), ("TIFF", 0)):
+        found = pixels(encoded(frames[0], format, **options))
+        np.testing.assert_allclose(found, np.broadcast_to((255, 0, 0), found.shape), atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F"])
+def test_every_mode_of_a_tiff_becomes_rgb(mode: str) -> None:
+    assert pixels(encoded(Image.new(mode, (7, 5)), "TIFF")).shape == (5, 7, 3)
+
+
+def test_a_photo_of_one_pixel_is_read() -> None:
+    for mode, colour in (("1", 1), ("L", 255), ("RGB", (255, 255, 255))):
+        found = pixels(encoded(Image.new(mode, (1, 1), colour), "PNG"))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, [[[255, 255, 255]]])
+
+
+# The sides that row 0 and column 0 of the stored pixels show (TIFF 6.0, tag 274).
+ORIENTATIONS = {
+    1: ("top", "left"),
+    2: ("top", "right"),
+    3: ("bottom", "right"),
+    4: ("bottom", "left"),
+    5: ("left", "top"),
+    6: ("right", "top"),
+    7: ("right", "bottom"),
+    8: ("left", "bottom"),
+}
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_exif_orientation_is_applied(orientation: int) -> None:
+    upright = noise(4, 6)
+    height, width, _ = upright.shape
+    row_side, column_side = ORIENTATIONS[orientation]
+    turned = row_side in ("left", "right")
+    stored = np.zeros((width, height, 3) if turned else (height, width, 3), np.uint8)
+    for i in range(stored.shape[0]):
+        for j in range(stored.shape[1]):
+            across = {"left": i, "right": width - 1 - i, "top": j, "bottom": height - 1 - j}
+            along = {"top": i, "bottom": height - 1 - i, "left": j, "right": width - 1 - j}
+            if turned:
+                stored[i, j] = upright[across[column_side], across[row_side]]
+            else:
+                stored[i, j] = upright[along[row_side], along[column_side]]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(Image.fromarray(stored), "PNG", exif=exif)
+    np.testing.assert_array_equal(pixels(content), upright)
+    jpeg = open_photo(encoded(Image.fromarray(stored), "JPEG", exif=exif))
+    assert jpeg.size == (width, height)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_an_orientation_that_does_not_exist_is_ignored(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    array = noise(4, 6)
+    np.testing.assert_array_equal(
+        pixels(encoded(Image.fromarray(array), "PNG", exif=exif)), array
+    )
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"Exif\0\0garbage garbage garbage",
+        b"Exif\0\0",
+        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
+        b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\xff\xff\xff\xff\0\0\0\0",
+        b"not even exif",
+    ],
+)
+def test_damaged_exif_does_not_cost_the_photo(exif: bytes) -> None:
+    array = np.full((16, 16, 3), 120, np.uint8)
+    content = encoded(Image.fromarray(array), "JPEG", exif=exif)
+    np.testing.assert_allclose(pixels(content), array, atol=3)
+
+
+def test_a_colour_profile_that_is_damaged_does_not_cost_the_photo() -> None:
+    content = encoded(Image.new("RGB", (8, 8), "red"), "PNG", icc_profile=b"no profile")
+    np.testing.assert_array_equal(pixels(content)[0, 0], (255, 0, 0))
+
+
+def test_reading_a_photo_leaves_the_warning_filters_alone() -> None:
+    import warnings
+
+    before = list(warnings.filters)
+    open_photo(encoded(Image.new("RGB", (8, 8)), "PNG"))
+    assert warnings.filters == before
+
+
+def test_the_limit_is_the_one_above_which_pillow_warns() -> None:
+    assert MAX_PHOTO_PIXELS == Image.MAX_IMAGE_PIXELS
+
+
+# ------------------------------------------------------------------------------------- the transform
+
+HEIGHT, WIDTH = 48, 80
+
+
+def transform(**settings: object) -> PhotoTransform:
+    given = {"height_px": HEIGHT, "width_px": WIDTH, "mean": (0, 0, 0), "std": (1, 1, 1)}
+    return PhotoTransform(**{**given, **settings})  # type: ignore[arg-type]
+
+
+def ramps(width: int, height: int) -> Image.Image:
+    """Red tells the column of a pixel, green its row, blue is full."""
+    array = np.full((height, width, 3), 255, np.uint8)
+    array[..., 0] = np.round((np.arange(width) + 0.5) / width * 255)
+    array[..., 1] = np.round((np.arange(height) + 0.5) / height * 255)[:, None]
+    return Image.fromarray(array)
+
+
+SIZES = [(80, 48), (200, 100), (90, 220), (31, 47), (640, 480), (1500, 200), (7, 300)]
+VIEWS = {
+    "plain": (None, None),
+    "mirrored": (Augmentation(flip=1.0), 1),
+    "cropped": (Augmentation(min_area=0.3), 2),
+    "cropped and mirrored": (Augmentation(flip=1.0, min_area=0.3), 5),
+}
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("resize", ["squash", "letterbox"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_geometry_says_where_every_input_pixel_comes_from(
+    size: tuple[int, int], resize: str, view: str, interpolation: str
+) -> None:
+    width, height = size
+    augmentation, seed = VIEWS[view]
+    generator = None if seed is None else np.random.default_rng(seed)
+    inputs, geometry = transform(
+        resize=resize, interpolation=interpolation, augmentation=augmentation
+    )(ramps(width, height), generator)
+    assert inputs.shape == (3, HEIGHT, WIDTH)
+    assert (geometry.photo_width_px, geometry.photo_height_px) == size
+    boxes = np.array(
+        [[geometry.cell_box_px(r, c, HEIGHT, WIDTH) for c in range(WIDTH)] for r in range(HEIGHT)]
+    )
+    x = (boxes[..., 0] + boxes[..., 2]) / 2
+    y = (boxes[..., 1] + boxes[..., 3]) / 2
+    red, green, blue = inputs.numpy()
+    seen = blue > 0.5
+    left, top = (geometry.left_px, geometry.top_px) if resize == "squash" else (0, 0)
+    inside = (x > left) & (x < width) & (y > top) & (y < height)
+    if view in ("plain", "mirrored"):
+        np.testing.assert_array_equal(seen, inside)  # the padding is what lies beyond the photo
+    assert (blue[seen] == 1).all()
+    # Near the border of the photo a filter has pixels on one side only.
+    cell = boxes[0, 0, 2] - boxes[0, 0, 0], boxes[0, 0, 3] - boxes[0, 0, 1]
+    edge_x, edge_y = 3 * max(1, cell[0]), 3 * max(1, cell[1])
+    away_x = seen & (x > left + edge_x) & (x < width - edge_x)
+    away_y = seen & (y > top + edge_y) & (y < height - edge_y)
+    step = 1.5 / 255
+    np.testing.assert_allclose(
+        red[away_x], x[away_x] / width, atol=step + 0.3 / width, rtol=0, err_msg="columns"
+    )
+    np.testing.assert_allclose(
+        green[away_y], y[away_y] / height, atol=step + 0.3 / height, rtol=0, err_msg="rows"
+    )
+    # Nearer to it the order still holds, and never more than a few cells are missing.
+    np.testing.assert_allclose(red[seen], x[seen] / width, atol=step + edge_x / width, rtol=0)
+    np.testing.assert_allclose(green[seen], y[seen] / height, atol=step + edge_y / height, rtol=0)
+
+
+def test_a_mirrored_view_is_the_mirror_image_of_the_plain_one() -> None:
+    photo = Image.fromarray(noise(70, 90))
+    for resize in ("squash", "letterbox"):
+        plain, _ = transform(resize=resize)(photo)
+        flip = transform(resize=resize, augmentation=Augmentation(flip=1.0))
+        mirrored, geometry = flip(photo, np.random.default_rng(0))
+        assert geometry.flipped
+        content = mirrored.abs().sum((0, 1)) > 0
+        np.testing.assert_array_equal(
+            mirrored[:, :, content].numpy(), plain[:, :, plain.abs().sum((0, 1)) > 0].flip(2).numpy()
+        )
+
+
+def test_a_letterbox_keeps_the_shape_of_the_photo_and_pads_with_the_mean() -> None:
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    white = Image.new("RGB", (100, 300), "white")
+    inputs, geometry = transform(resize="letterbox", mean=mean, std=std)(white)
+    expected = torch.zeros(3, HEIGHT, WIDTH)
+    expected[:, :, 32:48] = ((1 - torch.tensor(mean)) / torch.tensor(std))[:, None, None]
+    torch.testing.assert_close(inputs, expected)
+    assert geometry.width_px / WIDTH == pytest.approx(geometry.height_px / HEIGHT)
+    assert geometry.left_px == pytest.approx(-200)
+
+
+def test_photos_of_one_pixel_or_a_line_become_inputs() -> None:
+    for size in ((1, 1), (1, 5000), (5000, 1), (2, 1)):
+        for resize in ("squash", "letterbox"):
+            for augmentation in (None, Augmentation(flip=0.5, min_area=0.01, colour=0.5)):
+                one = transform(resize=resize, augmentation=augmentation)
+                inputs, _ = one(Image.new("RGB", size, "white"), np.random.default_rng(0))
+                assert inputs.shape == (3, HEIGHT, WIDTH)
+                assert torch.isfinite(inputs).all()
+                assert inputs.max() > 0
+
+
+def test_normalisation_is_torchvision_s() -> None:
+    from torchvision.transforms import v2
+
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    array = noise(HEIGHT, WIDTH)
+    inputs, _ = transform(mean=mean, std=std)(Image.fromarray(array))
+    reference = v2.Compose(
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+    )(Image.fromarray(array))
+    assert inputs.dtype == torch.float32
+    assert inputs.is_contiguous()
+    torch.testing.assert_close(inputs, torch.as_tensor(reference), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_resizing_is_torchvision_s_with_antialiasing(interpolation: str) -> None:
+    from torchvision.transforms import v2
+
+    smooth = Image.fromarray(noise(9, 11)).resize((123, 97), Image.Resampling.BICUBIC)
+    inputs, _ = transform(interpolation=interpolation)(smooth)
+    modes = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
+    resize = v2.Resize((HEIGHT, WIDTH), interpolation=modes[interpolation], antialias=True)
+    reference = np.asarray(resize(v2.functional.to_image(smooth))).transpose(0, 1, 2) / 255
+    np.testing.assert_allclose(inputs.numpy(), reference, atol=1.5 / 255)
+
+
+def test_the_filters_differ() -> None:
+    photo = Image.fromarray(noise(123, 97))
+    outputs = [transform(interpolation=i)(photo)[0] for i in ("bilinear", "bicubic", "lanczos")]
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])
+
+
+ALL = Augmentation(flip=0.5, min_area=0.5, colour=0.4)
+
+
+def test_without_a_generator_nothing_is_random() -> None:
+    photo = Image.fromarray(noise(120, 70))
+    plain, geometry = transform()(photo)
+    for _ in range(3):
+        inputs, found = transform(augmentation=ALL)(photo)
+        assert torch.equal(inputs, plain)
+        assert found == geometry
+
+
+def test_with_a_generator_and_no_augmentation_nothing_is_random() -> None:
+    photo = Image.fromarray(noise(120, 70))
+    generator = np.random.default_rng(0)
+    inputs, geometry = transform(augmentation=None)(photo, generator)
+    off, _ = transform(augmentation=Augmentation())(photo, np.random.default_rng(1))
+    plain, plain_geometry = transform()(photo)
+    assert torch.equal(inputs, plain)
+    assert torch.equal(off, plain)
+    assert geometry == plain_geometry
+
+
+def test_a_view_depends_on_its_generator_alone() -> None:
+    photo = Image.fromarray(noise(120, 70))
+
+    def view(seed: int, noise_seed: int) -> torch.Tensor:
+        random.seed(noise_seed)
+        np.random.seed(noise_seed)  # noqa: NPY002
+        torch.manual_seed(noise_seed)
+        return transform(augmentation=ALL)(photo, np.random.default_rng(seed))[0]
+
+    state = torch.get_rng_state()
+    try:
+        assert torch.equal(view(7, 0), view(7, 1))
+        assert not torch.equal(view(7, 0), view(8, 0))
+        before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())  # noqa: NPY002
+        transform(augmentation=ALL)(photo, np.random.default_rng(3))
+        assert random.getstate() == before[0]
+        assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+        assert torch.equal(torch.get_rng_state(), before[2])
+    finally:
+        torch.set_rng_state(state)
+
+
+def test_the_photo_itself_is_not_changed() -> None:
+    photo = Image.fromarray(noise(HEIGHT, WIDTH))
+    before = photo.tobytes()
+    for seed in range(4):
+        inputs, _ = transform(augmentation=ALL)(photo, np.random.default_rng(seed))
+        inputs.zero_()
+    assert photo.tobytes() == before
+
+
+def test_crops_keep_the_share_the_shape_and_stay_inside() -> None:
+    photo = Image.new("RGB", (300, 200))
+    crop = transform(augmentation=Augmentation(min_area=0.6), height_px=4, width_px=4)
+    shares = []
+    for seed in range(300):
+        _, found = crop(photo, np.random.default_rng(seed))
+        assert not found.flipped
+        assert found.left_px >= 0
+        assert found.top_px >= 0
+        assert found.left_px + found.width_px <= 300 + 1e-9
+        assert found.top_px + found.height_px <= 200 + 1e-9
+        assert found.width_px / found.height_px == pytest.approx(1.5)
+        shares.append(found.width_px * found.height_px / 60_000)
+    assert 0.6 <= min(shares) < 0.62
+    assert 0.98 < max(shares) <= 1
+    assert np.mean(shares) == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_photo_is_mirrored_as_often_as_asked() -> None:
+    photo = Image.new("RGB", (8, 8))
+    for flip in (0.0, 0.25, 1.0):
+        mirror = transform(augmentation=Augmentation(flip=flip), height_px=4, width_px=4)
+        flips = [mirror(photo, np.random.default_rng(seed))[1].flipped for seed in range(400)]
+        assert np.mean(flips) == pytest.approx(flip, abs=0.07 if 0 < flip < 1 else 0)
+
+
+def test_colour_changes_stay_within_their_strength_and_leave_the_geometry() -> None:
+    grey = Image.new("RGB", (8, 8), (100, 100, 100))
+    levels = []
+    for seed in range(200):
+        jitter = transform(augmentation=Augmentation(colour=0.3), height_px=4, width_px=4)
+        inputs, geometry = jitter(grey, np.random.default_rng(seed))
+        assert (geometry.left_px, geometry.width_px, geometry.flipped) == (0, 8, False)
+        levels.append(float(inputs.mean()) * 255)
+    # Contrast and saturation change nothing on plain grey, so this is brightness alone.
+    assert 69 <= min(levels) < 74
+    assert 126 < max(levels) <= 131

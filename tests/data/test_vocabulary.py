@@ -1,0 +1,128 @@
+"""Words to numbers and back."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import captioner.data.vocabulary
+from captioner.data.vocabulary import Vocabulary, tokenize
+
+
+def test_the_examples_of_the_docstrings_hold() -> None:
+    results = doctest.testmod(captioner.data.vocabulary)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("caption", "words"),
+    [
+        ("", []),
+        (" \t\n", []),
+        ("... !!! --- '", []),
+        ("_ __ ___", []),
+        ("two_words", ["two", "words"]),
+        ("rock 'n' roll", ["rock", "n", "roll"]),
+        ("the dogs' ball", ["the", "dogs", "ball"]),
+        ("MAN’S HAT", ["man's", "hat"]),
+        ("a black-and-white dog - running", ["a", "black-and-white", "dog", "running"]),
+        ("no.5 at 10:30", ["no", "5", "at", "10", "30"]),
+        ("ein Café in Köln", ["ein", "café", "in", "köln"]),
+        ("cafe\u0301", ["café"]),  # the accent as a character of its own
+        ("ﬁsh １２", ["fish", "12"]),  # a ligature and full-width digits
+        ("собака бежит", ["собака", "бежит"]),
+        ("<start> <end> <unk>", ["start", "end", "unk"]),
+        ("dog\u200b \ufeffcat\x00", ["dog", "cat"]),
+    ],
+)
+def test_captions_are_split_into_lower_case_words(caption: str, words: list[str]) -> None:
+    assert tokenize(caption) == words
+
+
+@pytest.mark.parametrize("word", ["हिन्दी", "தமிழ்"])
+def test_a_word_of_a_script_with_vowel_signs_stays_one_word(word: str) -> None:
+    # A vowel sign is a combining mark, no letter, but it is part of its word.
+    assert tokenize(word) == [word]
+
+
+@pytest.mark.parametrize("text", ["A man's T-SHIRT!", "ﬁsh　ＡＢ", "l’été à Köln", "two_words"])
+def test_splitting_a_caption_again_changes_nothing(text: str) -> None:
+    once = tokenize(text)
+    assert tokenize(" ".join(once)) == once
+
+
+def test_words_are_ordered_by_falling_count_and_then_by_the_alphabet() -> None:
+    captions = ["b a c", "b c d", "b e e E"]
+    vocabulary = Vocabulary.build(captions, min_count=1)
+    counts = Counter("b a c b c d b e e e".split())
+    assert vocabulary.tokens[4:] == sorted(counts, key=lambda word: (-counts[word], word))
+    assert vocabulary.tokens[4:6] == ["b", "e"]
+
+
+def test_the_order_does_not_depend_on_the_order_of_the_captions() -> None:
+    captions = ["b a c", "b c d", "b e e E", "z y x"]
+    forth = Vocabulary.build(captions, min_count=1).tokens
+    assert Vocabulary.build(captions[::-1], min_count=1).tokens == forth
+
+
+def test_only_words_that_occur_often_enough_are_kept() -> None:
+    captions = ["dog dog dog cat cat bird"]
+    kept = {count: Vocabulary.build(captions, min_count=count).tokens[4:] for count in (1, 2, 3, 4)}
+    assert kept == {1: ["dog", "cat", "bird"], 2: ["dog", "cat"], 3: ["dog"], 4: []}
+
+
+def test_captions_may_come_from_an_iterator() -> None:
+    assert len(Vocabulary.build(iter(["a dog", "a cat"]), min_count=1)) == 4 + 3
+
+
+def test_the_special_tokens_have_the_indices_that_the_search_counts_on() -> None:
+    from captioner.decoding.search import END, PAD, START, UNKNOWN
+
+    vocabulary = Vocabulary(["dog"])
+    fixed = [vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown]
+    assert fixed == [PAD, START, END, UNKNOWN] == [0, 1, 2, 3]
+    assert vocabulary.tokens[:4] == ["<pad>", "<start>", "<end>", "<unk>"]
+
+
+def test_known_words_come_back_and_others_become_unknown() -> None:
+    vocabulary = Vocabulary(["a", "dog"])
+    assert vocabulary.encode(["a", "dog", "flies", "<end>x"]) == [4, 5, 3, 3]
+    assert vocabulary.decode([4, 5]) == ["a", "dog"]
+
+
+def test_a_caption_s_text_cannot_bring_in_a_special_token() -> None:
+    vocabulary = Vocabulary(["a", "dog"])
+    assert vocabulary.encode(tokenize("a <end> <pad> <start> dog")) == [4, 3, 3, 3, 5]
+
+
+def test_decoding_stops_at_the_end_and_skips_padding_and_start() -> None:
+    vocabulary = Vocabulary(["a", "dog"])
+    assert vocabulary.decode([1, 4, 0, 5, 2, 4]) == ["a", "dog"]
+    assert vocabulary.decode([2, 4]) == []
+    assert vocabulary.decode([]) == []
+    assert vocabulary.decode([4, 3]) == ["a", "<unk>"]
+
+
+def test_the_special_tokens_are_no_words() -> None:
+    vocabulary = Vocabulary(["dog"])
+    assert "dog" in vocabulary
+    assert "cat" not in vocabulary
+    assert not any(token in vocabulary for token in ("<pad>", "<start>", "<end>", "<unk>"))
+
+
+@pytest.mark.parametrize("words", [["dog", "dog"], ["dog", "<end>"]])
+def test_a_vocabulary_refuses_doubled_and_special_words(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="distinct words"):
+        Vocabulary(words)
+
+
+def test_a_saved_vocabulary_is_readable_json_and_comes_back_in_order(tmp_path: Path) -> None:
+    words = ["zebra", "a", "café", "собака", 'quo"te', "back\\slash", "line\nbreak", "😀"]
+    Vocabulary(words).save(tmp_path / "v.json")
+    assert json.loads((tmp_path / "v.json").read_bytes().decode("utf-8")) == {"words": words}
+    assert Vocabulary.load(tmp_path / "v.json").tokens == Vocabulary(words).tokens

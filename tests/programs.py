@@ -1,0 +1,193 @@
+"""Our command line programs as processes of their own, without the seconds that torch's import takes.
+
+One process imports everything and then forks for each command. So a command has its own pid, file
+descriptors, signals and exit code, and runs the real script as `__main__`; only the import is
+shared. `Programs` is the tests' end of it; run as a script, this file is the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TIME_LIMIT_S = 120.0  # generous, for a machine that is busy with other work
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended: its exit code (negative: the signal that ended it) and what it wrote."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def sentence(self) -> str:
+        """The one sentence on stderr that a user's mistake with exit code 2 ends in."""
+        assert self.code == 2, self
+        assert "Traceback" not in self.stderr, self.stderr
+        lines = self.stderr.splitlines()
+        assert len(lines) == 1, self.stderr
+        assert lines[0].startswith("error: "), self.stderr
+        return lines[0].removeprefix("error: ")
+
+
+class Running:
+    """A program that has been started."""
+
+    def __init__(self, programs: Programs, pid: int, folder: Path) -> None:
+        self.programs, self.pid, self.folder = programs, pid, folder
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.code = self.programs.ask({"poll": self.pid})
+        return self.code
+
+    def wait(self) -> Outcome:
+        self.wait_until(lambda: self.poll() is not None)
+        assert self.code is not None
+        return Outcome(
+            self.code,
+            (self.folder / "stdout").read_text(encoding="utf-8"),
+            (self.folder / "stderr").read_text(encoding="utf-8"),
+        )
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Look every few milliseconds; fail when the time is up, and end the program then."""
+        end = time.monotonic() + TIME_LIMIT_S
+        while not condition():
+            if time.monotonic() > end:
+                self.signal(signal.SIGKILL)
+                raise AssertionError(
+                    f"still waiting after {TIME_LIMIT_S:.0f} s: {(self.folder / 'stderr').read_text()}"
+                )
+            time.sleep(0.005)
+
+    def signal(self, number: int) -> None:
+        """To the program and its children, as a terminal sends Ctrl-C."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class Programs:
+    """Starts train.py, caption.py or the package itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+        self.server = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            text=True,
+        )
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(json.dumps(request) + "\n")
+        self.server.stdin.flush()
+        return json.loads(self.server.stdout.readline())
+
+    def start(
+        self, script: str, *arguments: object, cwd: Path = REPOSITORY, **environment: str
+    ) -> Running:
+        """script: `train.py`, `caption.py`, or `captioner` for `python -m captioner`."""
+        self.count += 1
+        folder = self.folder / str(self.count)
+        folder.mkdir()
+        pid = self.ask(
+            {
+                "run": script,
+                "arguments": [str(argument) for argument in arguments],
+                "cwd": str(cwd),
+                "environment": environment,
+                "folder": str(folder),
+            }
+        )
+        return Running(self, pid, folder)
+
+    def run(
+        self, script: str, *arguments: object, cwd: Path = REPOSITORY, **environment: str
+    ) -> Outcome:
+        return self.start(script, *arguments, cwd=cwd, **environment).wait()
+
+    def close(self) -> None:
+        assert self.server.stdin is not None
+        self.server.stdin.close()
+        self.server.wait()
+
+
+@contextlib.contextmanager
+def programs(folder: Path) -> Iterator[Programs]:
+    running = Programs(folder)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+# --- the other end ------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Answer requests, one a line; a child returns from here to be the program that was asked for."""
+    import timm  # noqa: F401
+
+    import captioner.commands.caption
+    import captioner.commands.evaluate
+    import captioner.commands.train
+    import captioner.evaluation.metrics
+    import captioner.rendering
+    import captioner.training  # noqa: F401
+
+    # The answers keep a descriptor of their own, for nothing that a child prints may come between.
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if not answer:
+                answers.close()
+                return become(request)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    return None
+
+
+def become(request: dict[str, Any]) -> None:
+    os.setsid()
+    # Where tests run in the background of a script, Ctrl-C is ignored and would be here too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    folder = Path(request["folder"])
+    for descriptor, name in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    script = request["run"]
+    sys.argv = [script, *request["arguments"]]
+    sys.path[0] = str(REPOSITORY)
+    if script.endswith(".py"):
+        runpy.run_path(str(REPOSITORY / script), run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,93 @@
+"""A model and a data set that are small enough for tests to build, train and break."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+if TYPE_CHECKING:
+    from captioner.config import ModelConfig
+    from captioner.data.vocabulary import Vocabulary
+    from captioner.model import CaptionModel
+
+WORDS = "a the on red green blue square disc field wears café t-shirt".split()
+
+
+def model(*, tie_embeddings: bool = False) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
+    """Random weights, made loud, so that photos get different captions and words different maps."""
+    import torch
+
+    from captioner.config import (
+        AttentionConfig,
+        DecoderConfig,
+        DecodingConfig,
+        EncoderConfig,
+        ModelConfig,
+        PreprocessConfig,
+    )
+    from captioner.data.vocabulary import Vocabulary
+    from captioner.model import build_model, resolved
+
+    vocabulary = Vocabulary(WORDS)
+    config = ModelConfig(
+        preprocess=PreprocessConfig(height_px=64, width_px=96),
+        encoder=EncoderConfig("timm/test_resnet", weights="none", project_dim=16),
+        attention=AttentionConfig(dim=8),
+        decoder=DecoderConfig(hidden_dim=16, embed_dim=16, tie_embeddings=tie_embeddings),
+        decoding=DecodingConfig(beam_size=3, max_words=12),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = build_model(config, len(vocabulary))
+        with torch.no_grad():
+            decoder = network.decoder
+            for weight, factor in (
+                (network.encoder.project[0].weight, 100),
+                (decoder.attention.score.energy.weight, 8),
+                (decoder.attention.score.query.weight, 6),
+                (decoder.initial_h.weight, 6),
+                (decoder.word_gates.weight, 20),
+                (decoder.state_gates.weight, 2),
+                (decoder.from_h.weight, 4),
+                (decoder.from_context.weight, 4),
+                (decoder.vocabulary.weight, 3),
+            ):
+                weight.mul_(factor)
+            decoder.vocabulary.bias[vocabulary.end] += 1.5
+    return network, resolved(config, network), vocabulary
+
+
+def photo(number: int, width: int = 60, height: int = 48) -> tuple[Image.Image, list[str]]:
+    """A coloured shape on a coloured field, with grain, and two captions of it."""
+    generator = np.random.default_rng(number)
+    colours = ["red", "green", "blue"]
+    ground, ink = generator.permutation(3)[:2]
+    shape = ["square", "disc"][number % 2]
+    image = Image.new("RGB", (width, height), colours[ground])
+    x, y = generator.integers(4, 20, 2).tolist()
+    draw = ImageDraw.Draw(image)
+    (draw.rectangle if shape == "square" else draw.ellipse)((x, y, x + 24, y + 24), colours[ink])
+    grain = generator.integers(-20, 20, (height, width, 3))
+    pixels = np.clip(np.asarray(image, dtype=int) + grain, 0, 255).astype(np.uint8)
+    captions = [f"a {colours[ink]} {shape} on a {colours[ground]} field", f"a {shape}"]
+    if number % 3 == 0:
+        captions[1] = f"the {colours[ink]} {shape}"
+    return Image.fromarray(pixels), captions
+
+
+def draw_table(folder: Path, *, train: int = 12, val: int = 3, test: int = 3) -> Path:
+    """Write photos and captions.csv (image, caption, split) into a folder and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = ["train"] * train + ["val"] * val + ["test"] * test
+    with (folder / "captions.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "caption", "split"])
+        for number, split in enumerate(splits):
+            image, captions = photo(number)
+            image.save(folder / f"{number:02d}.png")
+            rows.writerows([f"{number:02d}.png", caption, split] for caption in captions)
+    return folder
