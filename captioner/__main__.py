@@ -11,6 +11,7 @@ COMMANDS = {
     "caption": "write captions for photos and draw where the model looked",
     "train": "train a model from a recipe",
     "evaluate": "score a model on a data set",
+    "export": "copy a trained model into a small folder to share",
 }
 
 

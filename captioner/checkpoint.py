@@ -1,8 +1,8 @@
 """Model folders and training state: save whole or not at all, verify before use.
 
 A model folder holds `model.safetensors`, `config.yaml`, `vocabulary.json`, `README.md` (the model
-card) and `manifest.json` with the SHA-256 sum of each: all that inference needs, and nothing that
-can run code. A run's `last` folder holds `training_state.pt` too.
+card) and `manifest.json` with the SHA-256 sum of each but the card: all that inference needs, and
+nothing that can run code. A run's `last` folder holds `training_state.pt` too.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _sha256(path: Path) -> str:
 def _seal(folder: Path) -> None:
     """Write the manifest and force everything to disk."""
     names = sorted(path.name for path in folder.iterdir())
-    sums = {name: _sha256(folder / name) for name in names}
+    sums = {name: _sha256(folder / name) for name in names if name != CARD}  # people edit the card
     (folder / MANIFEST).write_text(json.dumps({"sha256": sums}, indent=1), encoding="utf-8")
     for name in (*names, MANIFEST, "."):
         _fsync(folder / name)

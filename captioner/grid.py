@@ -94,7 +94,7 @@ class Caption:
 
     words: T words, without the start and end tokens.
     maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's input.
-    beta: float32 [T], the gate's mean for each word; ones where the decoder has no gate.
+    beta: float32 [T], the gate's mean for each word; None where the decoder has no gate.
     log_probs: float32 [T], natural log-probability of each word given the ones before.
     end_log_prob: log-probability of ending there; None when the search was cut off before the end.
     cells: int [T], sampled cell for each word of a hard attention model, else None.
@@ -103,7 +103,7 @@ class Caption:
 
     words: list[str]
     maps: np.ndarray
-    beta: np.ndarray
+    beta: np.ndarray | None
     log_probs: np.ndarray
     geometry: Geometry
     end_log_prob: float | None = None
@@ -114,8 +114,7 @@ class Caption:
         if not self.text:
             object.__setattr__(self, "text", " ".join(self.words))
         count = len(self.words)
-        if len(self.maps) != count or len(self.beta) != count or len(self.log_probs) != count:
-            raise ValueError(
-                f"{count} words with {len(self.maps)} maps, {len(self.beta)} gates and "
-                f"{len(self.log_probs)} log-probabilities"
-            )
+        for name in ("maps", "beta", "log_probs", "cells"):
+            values = getattr(self, name)
+            if values is not None and len(values) != count:
+                raise ValueError(f"{count} words with {len(values)} {name}")

@@ -61,7 +61,7 @@ class Captioner:
             ConfigError: the device cannot be used.
         """
         chosen = choose_device(device)
-        network, config, vocabulary = load_model(_model_folder(model))
+        network, config, vocabulary = load_model(model_folder(model))
         return cls(network, config, vocabulary, chosen)
 
     def caption(
@@ -153,7 +153,8 @@ class Captioner:
         return hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
 
 
-def _model_folder(model: str | Path) -> Path:
+def model_folder(model: str | Path) -> Path:
+    """Folder of a bundled model by name, of a model by path, or of a run's best model."""
     folder = Path(model)
     if isinstance(model, str) and model in bundled_models() and not folder.exists():
         return MODELS / model

@@ -88,6 +88,6 @@ def draw_table(folder: Path, *, train: int = 12, val: int = 3, test: int = 3) ->
         rows.writerow(["image", "caption", "split"])
         for number, split in enumerate(splits):
             image, captions = photo(number)
-            image.save(folder / f"{number:02d}.png")
-            rows.writerows([f"{number:02d}.png", caption, split] for caption in captions)
+            image.save(folder / f"{number:02d}.jpg", quality=95)
+            rows.writerows([f"{number:02d}.jpg", caption, split] for caption in captions)
     return folder

@@ -154,7 +154,9 @@ class _Writer:
                 "caption": caption.text,
                 "words": caption.words,
                 "log_probs": [round(float(value), 6) for value in caption.log_probs],
-                "beta": [round(float(value), 6) for value in caption.beta],
+                "beta": None
+                if caption.beta is None
+                else [round(float(value), 6) for value in caption.beta],
             }
             if pictures:
                 line["pictures"] = [str(picture) for picture in pictures]

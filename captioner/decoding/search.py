@@ -39,7 +39,7 @@ class Hypothesis:
         return Caption(
             words=words,
             maps=self.maps.reshape(len(words), height, width).astype(np.float32),
-            beta=np.ones(len(words), np.float32) if self.beta is None else self.beta,
+            beta=self.beta,
             log_probs=self.log_probs,
             geometry=geometry,
             end_log_prob=self.end_log_prob,

@@ -32,14 +32,16 @@ def draw_word_label(
     size: int,
     word: str,
     log_prob: float,
-    beta: float,
+    beta: float | None,
 ) -> None:
-    """Draw a word over two bars with numbers: p, its probability, and β, its gate; both 0 to 1."""
+    """Draw a word over bars with numbers, 0 to 1: p, its probability, and β, its gate if any."""
     draw = ImageDraw.Draw(image)
     text, face = fit(one_line(word), width, size_px=round(1.5 * size), smallest_px=size, bold=True)
     draw.text((left, top + 1.95 * size), text, fill=INK, font=face, anchor="ls")
     width = min(width, round(_WIDEST_BAR * size))
-    rows = (("p", math.exp(log_prob), _PROBABILITY), ("β", float(beta), _GATE))
+    rows = [("p", math.exp(log_prob), _PROBABILITY)]
+    if beta is not None:
+        rows.append(("β", beta, _GATE))
     for row, (name, value, colour) in enumerate(rows):
         middle = top + round((3.1 + 1.3 * row) * size)
         draw.text((left, middle), name, fill=MUTED, font=font(size), anchor="lm")

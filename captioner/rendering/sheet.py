@@ -117,7 +117,7 @@ def attention_sheet(
                 size=_TEXT,
                 word=caption.words[slot - 1],
                 log_prob=float(caption.log_probs[slot - 1]),
-                beta=float(caption.beta[slot - 1]),
+                beta=None if caption.beta is None else float(caption.beta[slot - 1]),
             )
     sheet.paste(footer, (_MARGIN, footer_top))
     return sheet
@@ -185,10 +185,9 @@ def _key(caption: Caption) -> list[tuple[str, str]]:
     """Signs on the sheet with their meanings."""
     if not caption.words:
         return [("", "The caption has no words, so there is no attention to show.")]
-    key = [
-        ("p", "probability of the word, given the words before it"),
-        ("β", "gate: how much the word draws on the picture"),
-    ]
+    key = [("p", "probability of the word, given the words before it")]
+    if caption.beta is not None:
+        key.append(("β", "gate: how much the word draws on the picture"))
     if caption.cells is not None:
         all_visible = all(cell_is_visible(caption, index) for index in range(len(caption.words)))
         beyond = "" if all_visible else " (no outline: outside the photo)"

@@ -85,7 +85,7 @@ def word_images(
             size=text,
             word=word,
             log_prob=float(caption.log_probs[index]),
-            beta=float(caption.beta[index]),
+            beta=None if caption.beta is None else float(caption.beta[index]),
         )
         draw_legend(
             canvas,

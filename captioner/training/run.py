@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,7 @@ from captioner.device import choose_device
 from captioner.errors import CheckpointError, ConfigError
 from captioner.training.loop import Trainer
 from captioner.training.run_log import RunLog
-from captioner.training.setup import prepare, same_course
+from captioner.training.setup import changes, prepare
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
@@ -57,12 +58,14 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
         before = from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8"))
     except OSError:
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
-    changed = same_course(before, config)
-    if changed:
+    fixed, changed = changes(before, config)
+    if fixed:
         raise ConfigError(
-            f"{', '.join(changed)}: not the same as when {run} began; resume with its own settings "
+            f"{', '.join(fixed)}: not the same as when {run} began; resume with its own settings "
             f"(--config {run / 'config.yaml'}), or start another run"
         )
+    if changed:
+        print(f"{', '.join(changed)}: changed since {run} began", file=sys.stderr)
     return newest_checkpoint(run)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -198,20 +198,24 @@ def _cache(
     return cache
 
 
-def same_course(old: Config, new: Config) -> list[str]:
-    """Keys whose change would make a resumed run another run."""
-    free_train = ("output", "device", "log_every", "checkpoint_every", "samples")
-    defaults = Config()
+def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
+    """Settings that differ between a run and the recipe to resume it with.
 
-    def course(config: Config) -> dict[str, object]:
-        data = replace(config.data, workers=defaults.data.workers, root="")
-        train = replace(config.train, **{key: getattr(defaults.train, key) for key in free_train})
-        sections = {**vars(config), "data": data, "train": train}
-        return {
-            f"{section}.{key}": value
-            for section, settings in sections.items()
-            for key, value in vars(settings).items()
-        }
-
-    before, after = course(old), course(new)
-    return [key for key, value in after.items() if before[key] != value]
+    Returns those that cannot change, because data and model would be others, and those that can,
+    but make it another run than one that was never interrupted.
+    """
+    silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples")}
+    silent |= {"train.checkpoint_every", "data.workers", "data.root", "data.cache"}
+    differing = [
+        f"{section}.{key}"
+        for section in vars(new)
+        for key, value in vars(getattr(new, section)).items()
+        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in silent
+    ]
+    allowed = [
+        key
+        for key in differing
+        if key.split(".")[0] in ("loss", "optim", "train", "decoding")
+        and key not in ("optim.name", "optim.ema_decay", "train.seed")
+    ]
+    return [key for key in differing if key not in allowed], allowed

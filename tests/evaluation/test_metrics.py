@@ -141,6 +141,23 @@ def test_bleu_equals_nltks_corpus_bleu() -> None:
         )
 
 
+def test_bleu_of_each_image_equals_nltks_sentence_bleu() -> None:
+    from nltk.translate.bleu_score import sentence_bleu
+
+    candidates, references = made_up_captions(seed=4)
+    per_image = score_captions(candidates, references, java=NO_JAVA).per_image
+    for order in (1, 2):  # every caption has two words in a row that are right
+        expected = {
+            key: sentence_bleu(
+                [reference.split() for reference in references[key]],
+                text.split(),
+                weights=[1 / order] * order,
+            )
+            for key, text in candidates.items()
+        }
+        assert per_image[f"Bleu_{order}"] == pytest.approx(expected, rel=1e-7)
+
+
 def test_bleu_of_short_captions_has_the_brevity_penalty() -> None:
     from nltk.translate.bleu_score import corpus_bleu
 
