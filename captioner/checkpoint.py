@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from captioner.config import ModelConfig, from_yaml, to_yaml
@@ -58,7 +58,8 @@ def save_model(
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save_file(_weights(model, dtype), temporary / WEIGHTS, metadata={"format": "pt"})
+        # save_file would make a file that only its owner can read
+        (temporary / WEIGHTS).write_bytes(save(_weights(model, dtype), metadata={"format": "pt"}))
         (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
         vocabulary.save(temporary / VOCABULARY)
         (temporary / CARD).write_text(card, encoding="utf-8")

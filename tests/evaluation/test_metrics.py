@@ -498,7 +498,10 @@ def test_no_process_is_left_when_the_scoring_program_is_stopped(
         f"score_captions({CANDIDATES!r}, {REFERENCES!r}, java={java!r})"
     )
     program = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # who is killed cannot tidy up
     )
     try:
         pid = wait_for_pid(tmp_path)

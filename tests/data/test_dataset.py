@@ -1,0 +1,331 @@
+"""Batches: every caption once, in an order that is a function of seed and epoch alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from captioner.data.dataset import Batch, CaptionBatches, CaptionDataset, load_batches
+from captioner.data.readers import CaptionedPhoto, read_split
+from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
+from captioner.data.vocabulary import Vocabulary, tokenize
+
+MODES = ["photo", "length"]
+VOCABULARY = Vocabulary(tiny.WORDS)
+AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
+
+
+def transform(augmentation: Augmentation | None = AUGMENTATION) -> PhotoTransform:
+    return PhotoTransform(height_px=16, width_px=24, augmentation=augmentation)
+
+
+def dataset(
+    photos: list[CaptionedPhoto], *, seed: int = 3, max_words: int = 25, augment: bool = True
+) -> CaptionDataset:
+    return CaptionDataset(
+        photos,
+        VOCABULARY,
+        transform(AUGMENTATION if augment else None),
+        max_words=max_words,
+        seed=seed,
+    )
+
+
+@pytest.fixture(scope="session")
+def photos(drawn_photos: Path) -> list[CaptionedPhoto]:
+    return read_split(format="table", root=drawn_photos, split="train").photos
+
+
+@pytest.fixture
+def breakable(tmp_path: Path) -> list[CaptionedPhoto]:
+    """Photos that a test may break."""
+    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").photos
+
+
+def made_up(photos: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Photo and length of made-up captions, 0 to 7 a photo."""
+    generator = np.random.default_rng(seed)
+    photo_of = np.repeat(np.arange(photos), generator.integers(0, 8, photos))
+    return photo_of, generator.integers(2, 12, len(photo_of))
+
+
+def batches(by: str, *, size: int = 16, seed: int = 1, captions: int = 0) -> CaptionBatches:
+    photo_of, lengths = made_up(seed=captions)
+    return CaptionBatches(photo_of, lengths, batch_size=size, by=by, seed=seed)  # type: ignore[arg-type]
+
+
+def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return [b.tolist() for b in one] == [b.tolist() for b in other]
+
+
+# ------------------------------------------------------------------------------------ the order
+
+
+@pytest.mark.parametrize("by", MODES)
+@pytest.mark.parametrize("size", [1, 5, 16, 10_000])
+def test_every_caption_is_in_exactly_one_batch_of_an_epoch(by: str, size: int) -> None:
+    photo_of, _ = made_up()
+    for epoch in range(3):
+        found = np.concatenate(batches(by, size=size).epoch(epoch))
+        assert sorted(found.tolist()) == list(range(len(photo_of)))
+
+
+@pytest.mark.parametrize("by", MODES)
+def test_the_order_is_a_function_of_seed_and_epoch(by: str) -> None:
+    first = batches(by).epoch(0)
+    assert same(batches(by).epoch(0), first)
+    used = batches(by)
+    for epoch in (2, 1, 0):
+        last = used.epoch(epoch)
+    assert same(last, first), "not of the epochs that were asked for before"
+    assert not same(batches(by).epoch(1), first)
+    assert not same(batches(by, seed=2).epoch(0), first)
+
+
+@pytest.mark.parametrize("by", MODES)
+def test_the_order_does_not_touch_or_follow_the_global_generators(by: str) -> None:
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    first = batches(by).epoch(0)
+    assert np.random.get_state()[1].tolist() == before[0]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before[1])
+    np.random.seed(1)  # noqa: NPY002
+    assert same(batches(by).epoch(0), first)
+
+
+def test_batches_by_length_have_one_length_and_are_full_but_for_the_last_of_each() -> None:
+    _, lengths = made_up()
+    found = batches("length", size=7).epoch(0)
+    sizes: dict[int, list[int]] = {}
+    for batch in found:
+        (length,) = set(lengths[batch].tolist())
+        sizes.setdefault(length, []).append(len(batch))
+    for length, counts in sizes.items():
+        total = int((lengths == length).sum())
+        expected = [7] * (total // 7) + [total % 7] * bool(total % 7)
+        assert sorted(counts, reverse=True) == expected
+
+
+def test_batches_by_length_come_in_random_order_of_length_and_mix_photos() -> None:
+    photo_of, lengths = made_up()
+    found = batches("length", size=7).epoch(0)
+    order = [int(lengths[batch[0]]) for batch in found]
+    assert order != sorted(order)
+    assert np.mean([len(set(photo_of[b].tolist())) / len(b) for b in found]) > 0.8
+    members = {frozenset(batch.tolist()) for batch in found}
+    assert members != {frozenset(b.tolist()) for b in batches("length", size=7).epoch(1)}
+
+
+def test_batches_by_photo_keep_the_captions_of_a_photo_together() -> None:
+    photo_of, _ = made_up()
+    found = batches("photo", size=16).epoch(0)
+    at = Counter(photo for batch in found for photo in set(photo_of[batch].tolist()))
+    assert set(at.values()) == {1}
+    assert all(len(batch) <= 16 for batch in found)
+    assert {b[0] for b in found} != {b[0] for b in batches("photo", size=16).epoch(1)}
+
+
+def test_batches_by_photo_are_as_full_as_whole_photos_allow() -> None:
+    photo_of, _ = made_up()
+    counts = np.bincount(photo_of)
+    found = batches("photo", size=16).epoch(0)
+    for batch, following in zip(found, found[1:], strict=False):
+        assert len(batch) + counts[photo_of[following[0]]] > 16
+
+
+def test_a_photo_with_more_captions_than_a_batch_is_a_batch_of_its_own() -> None:
+    photo_of = np.array([0, 1, 1, 1, 1, 1, 2])
+    by_photo = CaptionBatches(photo_of, np.full(7, 3), batch_size=3, by="photo", seed=0)
+    assert sorted(sorted(b.tolist()) for b in by_photo.epoch(0))[-1] == [1, 2, 3, 4, 5]
+    assert sorted(np.concatenate(by_photo.epoch(0)).tolist()) == list(range(7))
+
+
+# ---------------------------------------------------------------------------------- a batch's content
+
+
+def test_an_item_is_the_captions_as_indices_and_their_photos_once(
+    photos: list[CaptionedPhoto],
+) -> None:
+    data = dataset(photos, augment=False)
+    chosen = [7, 2, 3, 0, 6]
+    batch = data[0, chosen]
+    captions = [(n, text) for n, photo in enumerate(photos) for text in photo.captions]
+    expected = sorted((captions[c] for c in chosen), key=lambda pair: -len(tokenize(pair[1])))
+    assert len(batch) == 5
+    assert batch.inputs.shape == (3, 3, 16, 24)  # captions 2 and 3, 6 and 7 are of one photo each
+    assert batch.lengths.tolist() == [len(tokenize(text)) + 1 for _, text in expected]
+    assert batch.unreadable == []
+    assert not batch.from_frozen
+    for row, (photo, text) in enumerate(expected):
+        length = int(batch.lengths[row])
+        words = VOCABULARY.encode(tokenize(text))
+        assert batch.targets[row].tolist()[:length] == [*words, VOCABULARY.end]
+        assert batch.tokens[row].tolist()[:length] == [VOCABULARY.start, *words]
+        assert not batch.targets[row, length:].any()
+        plain = transform()(open_photo(photos[photo].path))[0]
+        assert torch.equal(batch.inputs[batch.photo_index[row]], plain)
+
+
+def test_captions_come_by_falling_length_so_that_packing_works(
+    photos: list[CaptionedPhoto],
+) -> None:
+    data = dataset(photos)
+    lengths = data[0, range(len(data))].lengths
+    assert len(set(lengths.tolist())) > 2
+    assert (lengths.diff() <= 0).all()
+
+
+def test_long_captions_are_cut_and_still_end(photos: list[CaptionedPhoto]) -> None:
+    data = dataset(photos, max_words=2)
+    batch = data[0, range(len(data))]
+    assert set(batch.lengths.tolist()) == {3}
+    assert (batch.targets[:, 2] == VOCABULARY.end).all()
+
+
+def test_captions_without_words_are_left_out() -> None:
+    data = dataset(
+        [
+            CaptionedPhoto(Path("a.jpg"), ("a red disc", "...", ""), 0),
+            CaptionedPhoto(Path("b.jpg"), ("!!!",), 1),
+            CaptionedPhoto(Path("c.jpg"), (), 2),
+            CaptionedPhoto(Path("d.jpg"), ("the square",), 3),
+        ]
+    )
+    assert len(data) == 2
+    assert data.photo_of.tolist() == [0, 3]
+    assert data.lengths.tolist() == [4, 3]
+
+
+def test_a_word_that_the_vocabulary_lacks_is_unknown(drawn_photos: Path) -> None:
+    data = dataset([CaptionedPhoto(drawn_photos / "00.jpg", ("a purple disc",), 0)])
+    assert data[0, [0]].targets.tolist() == [
+        [VOCABULARY.encode(["a"])[0], VOCABULARY.unknown, *VOCABULARY.encode(["disc"]), 2]
+    ]
+
+
+def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(
+    photos: list[CaptionedPhoto],
+) -> None:
+    data = dataset(photos)
+
+    def view(data: CaptionDataset, epoch: int, captions: list[int], row: int) -> torch.Tensor:
+        return data[epoch, captions].inputs[row]
+
+    alone = view(data, 1, [4], 0)  # the captions 4 and 5 are of photo 2
+    assert torch.equal(view(data, 1, [0, 1, 2, 4, 9], 2), alone)
+    assert torch.equal(view(data, 1, [5], 0), alone)
+    assert torch.equal(view(dataset(photos), 1, [4], 0), alone)
+    assert not torch.equal(view(data, 2, [4], 0), alone)
+    assert not torch.equal(view(dataset(photos, seed=4), 1, [4], 0), alone)
+
+
+def test_a_moved_batch_has_everything_as_it_was(photos: list[CaptionedPhoto]) -> None:
+    batch = dataset(photos)[0, [3, 0, 9]]
+    moved = batch.to(torch.device("cpu"))
+    for name in ("inputs", "photo_index", "tokens", "targets", "lengths"):
+        assert torch.equal(getattr(moved, name), getattr(batch, name))
+    assert moved.inputs.dtype == torch.float32
+    assert (moved.from_frozen, moved.unreadable) == (batch.from_frozen, batch.unreadable)
+
+
+# ------------------------------------------------------------------------------ photos that fail
+
+
+def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(
+    breakable: list[CaptionedPhoto],
+) -> None:
+    breakable[1].path.write_bytes(b"no photo")
+    breakable[3].path.unlink()
+    data = dataset(breakable, augment=False)
+    whole = data[0, range(len(data))]
+    assert [path for path, _ in whole.unreadable] == [str(breakable[n].path) for n in (1, 3)]
+    assert whole.unreadable[1][1] == "no such file"
+    assert len(whole) == len(data) - 4
+    assert len(whole.inputs) == len(breakable) - 2
+    good = [c for c in range(len(data)) if data.photo_of[c] not in (1, 3)]
+    expected = data[0, good]
+    for name in ("inputs", "photo_index", "tokens", "targets", "lengths"):
+        assert torch.equal(getattr(whole, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_may_become_empty(breakable: list[CaptionedPhoto], workers: int) -> None:
+    breakable[0].path.write_bytes(b"no photo")
+    data = dataset(breakable)
+    order = CaptionBatches(data.photo_of, data.lengths, batch_size=2, by="photo", seed=0)
+    found = list(load_batches(data, order, 0, workers=workers))
+    (empty,) = [batch for batch in found if not len(batch)]
+    assert empty.unreadable[0][0] == str(breakable[0].path)
+    moved = empty.to(torch.device("cpu"))
+    assert len(moved) == 0
+    assert len(moved.photo_index) == 0
+    assert sum(len(batch) for batch in found) == len(data) - 2
+
+
+# --------------------------------------------------------------------------------------- loading
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    return all(
+        torch.equal(getattr(one, name), getattr(other, name))
+        for name in ("inputs", "photo_index", "tokens", "targets", "lengths")
+    )
+
+
+@pytest.mark.parametrize("by", MODES)
+def test_no_and_two_workers_give_identical_tensors(by: str, photos: list[CaptionedPhoto]) -> None:
+    data = dataset(photos)
+    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
+    none = list(load_batches(data, order, 2))
+    two = list(load_batches(data, order, 2, workers=2))
+    assert len(none) == len(order.epoch(2)) == len(two) > 3
+    assert all(map(equal, none, two))
+
+
+@pytest.mark.parametrize("by", MODES)
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_resuming_from_a_batch_gives_the_same_remaining_batches(
+    by: str, first: int, photos: list[CaptionedPhoto]
+) -> None:
+    data, again = dataset(photos), dataset(photos)
+    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
+    whole = list(load_batches(data, order, 1))
+    torch.manual_seed(99)
+    rest = list(load_batches(again, order, 1, first=first))
+    assert len(rest) == len(whole) - first
+    assert all(map(equal, rest, whole[first:]))
+
+
+def test_resuming_behind_the_last_batch_gives_none(photos: list[CaptionedPhoto]) -> None:
+    data = dataset(photos)
+    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by="photo", seed=9)
+    assert list(load_batches(data, order, 0, first=len(order.epoch(0)))) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_leaves_the_generator_of_dropout_alone(
+    photos: list[CaptionedPhoto], workers: int
+) -> None:
+    # A run resumed in mid-epoch begins to load once more often than one that was not interrupted,
+    # so if that drew a number, all dropout after it would differ.
+    data = dataset(photos)
+    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by="photo", seed=9)
+    before = torch.get_rng_state()
+    next(load_batches(data, order, 0, workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_photos_of_every_mode_make_one_batch(tmp_path: Path) -> None:
+    captioned = []
+    for number, mode in enumerate(("RGB", "L", "P", "CMYK", "1")):
+        path = tmp_path / f"{mode}.jpg"
+        Image.new(mode, (30 + number, 20)).convert("RGB" if mode in "P1" else mode).save(path)
+        captioned.append(CaptionedPhoto(path, ("a red disc",), number))
+    batch = dataset(captioned)[0, range(5)]
+    assert batch.inputs.shape == (5, 3, 16, 24)
