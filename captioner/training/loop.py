@@ -25,6 +25,7 @@ from captioner.errors import CheckpointError
 from captioner.model import CaptionModel
 from captioner.rendering import attention_sheet
 from captioner.training.diagnostics import forced_attention, warnings
+from captioner.training.interrupts import Interrupts
 from captioner.training.losses import caption_losses
 from captioner.training.model_card import model_card
 from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
@@ -52,6 +53,7 @@ class Trainer:
             precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
         ):
             self.amp = torch.autocast(device.type, dtype=torch.bfloat16)  # type: ignore[assignment]
+        self.interrupts = Interrupts()
         self.epoch = 0
         self.batch = 0  # the cursor: batches of this epoch already done
         self.step = 0  # optimiser steps
@@ -68,10 +70,11 @@ class Trainer:
         while self.epoch < config.train.epochs and not self._out_of_patience():
             try:
                 self._train_epoch()
+                validation = self._validate()
             except KeyboardInterrupt:
-                self.save()
+                if not self.interrupts.held:  # else the step is half done: keep the last checkpoint
+                    self.save()
                 raise
-            validation = self._validate()
             better = validation.figures[config.train.metric] > self.best
             self._judge(validation, better)
             self.epoch, self.batch = self.epoch + 1, 0
@@ -108,6 +111,7 @@ class Trainer:
                 self._name_unreadable(batch)
                 forced_figures: dict[str, float] | None = None
                 logs = (self.step + 1) % config.train.log_every == 0
+                self.interrupts.hold()
                 if len(batch):
                     parts, forced_figures = self._forward_backward(batch.to(self.device), logs)
                 self.batch += 1
@@ -116,6 +120,7 @@ class Trainer:
                     waited_from = time.perf_counter()
                     continue
                 norm = self._update(total)
+                self.interrupts.release()
                 if logs and forced_figures is not None:
                     elapsed = time.perf_counter() - started
                     figures = {name: float(value) for name, value in parts.items()}

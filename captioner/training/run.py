@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from captioner.checkpoint import newest_checkpoint
 from captioner.config import Config, from_yaml, to_yaml
@@ -46,7 +42,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     (run / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     trainer.log = RunLog(run, resume_step=trainer.step)
     try:
-        with _terminate_as_interrupt():
+        with trainer.interrupts:
             trainer.fit()
     finally:
         trainer.log.close()
@@ -67,17 +63,3 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
     if changed:
         print(f"{', '.join(changed)}: changed since {run} began", file=sys.stderr)
     return newest_checkpoint(run)
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM saves a checkpoint as Ctrl-C does."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

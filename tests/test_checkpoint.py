@@ -1,0 +1,508 @@
+"""Model folders: save whole or not at all, load what was saved, notice every damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from captioner import checkpoint
+from captioner.checkpoint import (
+    load_model,
+    load_training_state,
+    newest_checkpoint,
+    save_model,
+    verify,
+)
+from captioner.config import ModelConfig
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import CheckpointError
+from captioner.model import CaptionModel
+
+Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
+VERIFIED = ["model.safetensors", "config.yaml", "vocabulary.json", "training_state.pt"]
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return tiny.model()
+
+
+def state_of(model: CaptionModel) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def change(model: CaptionModel, by: float) -> None:
+    """Another model, as training makes it: every weight and every statistic."""
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(by if value.is_floating_point() else 1)
+
+
+def sentence(action: Callable[[], object]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        action()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def reseal(folder: Path) -> None:
+    """Let the manifest agree with the files, as of a folder that somebody put together."""
+    (folder / "manifest.json").unlink()
+    checkpoint._seal(folder)
+
+
+# -------------------------------------------------------------------------------------- round trip
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_comes_back_bit_for_bit(tmp_path: Path, tied: bool) -> None:
+    model, config, vocabulary = tiny.model(tie_embeddings=tied)
+    change(model, 0.123)
+    save_model(tmp_path / "m", model, config, vocabulary, card="# card\n")
+    again, same_config, same_vocabulary = load_model(tmp_path / "m")
+    assert same_config == config
+    assert same_vocabulary.tokens == vocabulary.tokens
+    assert not again.training
+    before, after = state_of(model), state_of(again)
+    assert list(after) == list(before)
+    for name, value in before.items():
+        assert after[name].dtype == value.dtype
+        assert torch.equal(after[name], value), name
+
+
+def test_tied_embeddings_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+    model, config, vocabulary = tiny.model(tie_embeddings=True)
+    save_model(tmp_path / "m", model, config, vocabulary, card="")
+    names = set(load_file(tmp_path / "m" / "model.safetensors"))
+    assert len(names & {"decoder.embedding.weight", "decoder.vocabulary.weight"}) == 1
+    decoder = load_model(tmp_path / "m")[0].decoder
+    assert decoder.embedding.weight is decoder.vocabulary.weight
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_half_precision_is_rounded_once_and_loads_as_float32(tmp_path: Path, tied: bool) -> None:
+    model, config, vocabulary = tiny.model(tie_embeddings=tied)
+    for name, dtype in (("half", torch.float16), ("whole", torch.float32)):
+        save_model(tmp_path / name, model, config, vocabulary, card="", dtype=dtype)
+    stored = load_file(tmp_path / "half" / "model.safetensors")
+    floats = [value for value in stored.values() if value.is_floating_point()]
+    assert {value.dtype for value in floats} == {torch.float16}
+    assert {v.dtype for v in stored.values() if not v.is_floating_point()} <= {torch.int64}
+    sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("half", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
+    again = state_of(load_model(tmp_path / "half")[0])
+    for name, value in state_of(model).items():
+        expected = value.half().float() if value.is_floating_point() else value
+        assert again[name].dtype == value.dtype
+        assert torch.equal(again[name], expected), name
+
+
+def test_a_half_precision_copy_of_a_copy_is_the_same_file(tmp_path: Path, parts: Parts) -> None:
+    save_model(tmp_path / "a", *parts, card="", dtype=torch.float16)
+    save_model(tmp_path / "b", *load_model(tmp_path / "a"), card="", dtype=torch.float16)
+    names = ["model.safetensors", "config.yaml", "vocabulary.json", "manifest.json"]
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_saving_does_not_change_the_model(tmp_path: Path, parts: Parts) -> None:
+    before = state_of(parts[0])
+    parts[0].train()
+    save_model(tmp_path / "m", *parts, card="", dtype=torch.float16)
+    assert parts[0].training
+    assert all(torch.equal(value, before[name]) for name, value in parts[0].state_dict().items())
+
+
+def test_a_channels_last_model_is_saved_as_any_other(tmp_path: Path, parts: Parts) -> None:
+    save_model(tmp_path / "a", *parts, card="")
+    parts[0].to(memory_format=torch.channels_last)
+    save_model(tmp_path / "b", *parts, card="")
+    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in "ab"]
+    assert weights[0] == weights[1]
+
+
+def test_the_folder_holds_what_inference_needs_and_nothing_that_can_run_code(
+    tmp_path: Path, parts: Parts
+) -> None:
+    save_model(tmp_path / "m", *parts, card="# Mein Modell äöü\n")
+    found = sorted(path.name for path in (tmp_path / "m").iterdir())
+    expected = ["README.md", "config.yaml", "manifest.json", "model.safetensors", "vocabulary.json"]
+    assert found == expected
+    assert (tmp_path / "m" / "README.md").read_text(encoding="utf-8") == "# Mein Modell äöü\n"
+    with safe_open(tmp_path / "m" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert [path.name for path in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
+
+
+def test_no_training_setting_is_in_a_model_folder(tmp_path: Path) -> None:
+    from captioner.config import Config, DataConfig
+
+    model, config, vocabulary = tiny.model()
+    sections = {name: getattr(config, name) for name in vars(config)}
+    whole = Config(**sections, data=DataConfig(root="/secret/place"))
+    save_model(tmp_path / "m", model, whole, vocabulary, card="")
+    assert "secret" not in (tmp_path / "m" / "config.yaml").read_text()
+    assert load_model(tmp_path / "m")[1] == config
+
+
+def test_a_model_is_built_without_asking_for_pretrained_weights(
+    tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    model, config, vocabulary = parts
+    encoder = replace(config.encoder, weights="default")
+    save_model(tmp_path / "m", model, replace(config, encoder=encoder), vocabulary, card="")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    load_model(tmp_path / "m")
+
+
+def test_training_state_comes_back(tmp_path: Path, parts: Parts) -> None:
+    state = {"step": 7, "best": float("-inf"), "figures": {"CIDEr": 0.25}, "t": torch.arange(5)}
+    save_model(tmp_path / "last", *parts, card="", training_state=state)
+    again = load_training_state(tmp_path / "last")
+    assert again.keys() == state.keys()
+    assert again["best"] == float("-inf")
+    assert torch.equal(again["t"], torch.arange(5))
+
+
+# ------------------------------------------------------------------------------------------ damage
+
+
+@pytest.fixture
+def saved(tmp_path: Path, parts: Parts) -> Path:
+    save_model(tmp_path / "last", *parts, card="# card\n", training_state={"step": 3})
+    return tmp_path / "last"
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.parametrize("where", [0.0, 0.3, 0.999])
+def test_a_flipped_bit_is_noticed_and_its_file_named(saved: Path, name: str, where: float) -> None:
+    path = saved / name
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content))] ^= 4
+    path.write_bytes(content)
+    message = sentence(lambda: load_model(saved))
+    assert str(path) in message
+    assert "damaged" in message
+    sentence(lambda: newest_checkpoint(saved.parent))
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_a_missing_or_cut_file_is_noticed_and_named(saved: Path, name: str) -> None:
+    path = saved / name
+    content = path.read_bytes()
+    for damage in (lambda: path.write_bytes(content[:-1]), lambda: path.write_bytes(b"")):
+        damage()
+        assert str(path) in sentence(lambda: load_model(saved))
+    path.unlink()
+    message = sentence(lambda: load_model(saved))
+    assert str(path) in message
+    assert "No such file" in message
+    path.mkdir()
+    assert str(path) in sentence(lambda: load_model(saved))
+
+
+def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for name in ("model.safetensors", "config.yaml", "vocabulary.json"):
+        (folder / name).write_text(name)
+    checkpoint._seal(folder)
+    manifest = folder / "manifest.json"
+    whole = manifest.read_bytes()
+    verify(folder)
+    unnoticed = 0
+    for place in range(len(whole)):
+        for bit in range(8):
+            broken = bytearray(whole)
+            broken[place] ^= 1 << bit
+            manifest.write_bytes(broken)
+            try:
+                verify(folder)
+            except CheckpointError as error:
+                assert "\n" not in str(error)
+                assert str(folder) in str(error)
+            else:
+                unnoticed += 1
+                sums = json.loads(broken)["sha256"]
+                assert sums == json.loads(whole)["sha256"], "white space alone may differ"
+    assert unnoticed < 40
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", "null", "7", '{"sha256": null}', '{"sha256": []}', '{"sha256": 3}',
+     '{"sha256": "model.safetensors config.yaml vocabulary.json"}', '{"sha256": {}}', "\udcff"],
+)  # fmt: skip
+def test_a_manifest_that_is_something_else_is_one_sentence(saved: Path, content: str) -> None:
+    (saved / "manifest.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert str(saved) in sentence(lambda: load_model(saved))
+
+
+def test_a_missing_manifest_or_folder_is_said_so(saved: Path) -> None:
+    (saved / "manifest.json").unlink()
+    for folder in (saved, saved / "no such folder", saved / "config.yaml"):
+        message = sentence(lambda: load_model(folder))  # noqa: B023
+        assert str(folder) in message
+        assert "manifest.json" in message
+
+
+@pytest.mark.parametrize("name", VERIFIED[:3])
+def test_a_manifest_that_leaves_a_file_out_is_refused(saved: Path, name: str) -> None:
+    manifest = json.loads((saved / "manifest.json").read_text())
+    del manifest["sha256"][name]
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    assert name in sentence(lambda: load_model(saved))
+
+
+def test_the_model_card_may_be_edited(saved: Path) -> None:
+    (saved / "README.md").write_text("# A better card\n")
+    load_model(saved)
+    assert newest_checkpoint(saved.parent) == saved
+
+
+def other_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["decoder.vocabulary.bias"] = torch.zeros(3)
+    save_file(weights, folder / "model.safetensors")
+
+
+def one_weight_less(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["decoder.vocabulary.bias"]
+    save_file(weights, folder / "model.safetensors")
+
+
+def one_weight_more(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "extra": torch.zeros(1)}, folder / "model.safetensors")
+
+
+def no_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"PK\x03\x04 something else")
+
+
+def written(name: str, content: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_text(content)
+
+    write.__name__ = f"{name} {content[:20]}"
+    return write
+
+
+def other_size(folder: Path) -> None:
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("hidden_dim: 16", "hidden_dim: 24"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        other_weights,
+        one_weight_less,
+        one_weight_more,
+        no_safetensors,
+        other_size,
+        written("vocabulary.json", "[]"),
+        written("vocabulary.json", "{}"),
+        written("vocabulary.json", '{"words": 3}'),
+        written("vocabulary.json", '{"words": ["a", "a"]}'),
+        written("vocabulary.json", '{"words": ["a", "b"]}'),
+        written("vocabulary.json", "not json"),
+        written("config.yaml", "- a list\n"),
+        written("config.yaml", "a: [1, 2\n"),
+        written("config.yaml", "encoder:\n  colour: blue\n"),
+        written("config.yaml", "encoder:\n  backbone: no_such_network\n"),
+        written("config.yaml", "decoder:\n  hidden_dim: many\n"),
+        written("config.yaml", "\0"),
+    ],
+    ids=lambda make: make.__name__,
+)
+def test_a_folder_put_together_wrongly_is_one_sentence_that_names_it(
+    saved: Path, make: Callable[[Path], None]
+) -> None:
+    make(saved)
+    reseal(saved)
+    assert str(saved) in sentence(lambda: load_model(saved))
+
+
+# ---------------------------------------------------------------------------- interrupted and refused
+
+
+def value(folder: Path) -> float:
+    """Tells saved models apart."""
+    model, _, _ = load_model(folder)
+    return float(model.decoder.vocabulary.bias[5])
+
+
+@contextmanager
+def replace_fails(monkeypatch: pytest.MonkeyPatch, on_call: int, error: BaseException) -> Iterator:
+    """Let the n-th os.replace raise."""
+    calls = 0
+    original = os.replace
+
+    def replace(*arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == on_call:
+            raise error
+        original(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        yield
+
+
+@pytest.mark.parametrize("on_call", [1, 2])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_interrupted_save_of_best_leaves_the_old_one_whole(
+    tmp_path: Path,
+    parts: Parts,
+    monkeypatch: pytest.MonkeyPatch,
+    on_call: int,
+    error: BaseException,
+) -> None:
+    best = tmp_path / "best"
+    save_model(best, *parts, card="")
+    old = value(best)
+    change(parts[0], 1.0)
+    with replace_fails(monkeypatch, on_call, error):
+        with pytest.raises((CheckpointError, KeyboardInterrupt)):
+            save_model(best, *parts, card="")
+    assert value(best) == old
+    save_model(best, *parts, card="")
+    assert value(best) == old + 1
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("on_call", [1, 2])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_interrupted_save_of_last_leaves_a_whole_checkpoint(
+    tmp_path: Path,
+    parts: Parts,
+    monkeypatch: pytest.MonkeyPatch,
+    on_call: int,
+    error: BaseException,
+) -> None:
+    last = tmp_path / "last"
+    for step in (1, 2):
+        save_model(last, *parts, card="", training_state={"step": step})
+    with replace_fails(monkeypatch, on_call, error):
+        with pytest.raises((CheckpointError, KeyboardInterrupt)):
+            save_model(last, *parts, card="", training_state={"step": 3})
+    assert load_training_state(newest_checkpoint(tmp_path))["step"] == 2
+    save_model(last, *parts, card="", training_state={"step": 4})
+    assert newest_checkpoint(tmp_path) == last
+    assert load_training_state(last)["step"] == 4
+
+
+@pytest.mark.parametrize("kind", ["weights", "training state"])
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_one_whole(
+    tmp_path: Path, parts: Parts, kind: str
+) -> None:
+    last = tmp_path / "last"
+    save_model(last, *parts, card="", training_state={"step": 1})
+    weights = (last / "model.safetensors").stat().st_size
+    state = {"big": torch.zeros(weights)}  # four times as many bytes
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = weights // 2 if kind == "weights" else 2 * weights
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))  # as a full disk, but for us alone
+    try:
+        message = sentence(lambda: save_model(last, *parts, card="", training_state=state))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(last) in message
+    assert "cannot be written" in message
+    assert load_training_state(newest_checkpoint(tmp_path))["step"] == 1
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, parts: Parts) -> None:
+    (tmp_path / "file").write_text("")
+    message = sentence(lambda: save_model(tmp_path / "file" / "last", *parts, card=""))
+    assert "cannot be written" in message
+
+
+def test_what_a_crash_left_behind_does_not_hinder_the_next_save(
+    tmp_path: Path, parts: Parts
+) -> None:
+    for name in (".best.writing", ".best.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("half of it")
+    save_model(tmp_path / "best", *parts, card="")
+    save_model(tmp_path / "best", *parts, card="")
+    load_model(tmp_path / "best")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+# --------------------------------------------------------------------------------- newest checkpoint
+
+
+@pytest.fixture
+def run(tmp_path: Path, parts: Parts) -> Path:
+    for step in (1, 2):
+        save_model(tmp_path / "last", *parts, card="", training_state={"step": step})
+    return tmp_path
+
+
+def test_the_newest_checkpoint_is_the_last(run: Path) -> None:
+    assert newest_checkpoint(run) == run / "last"
+    assert load_training_state(run / "last")["step"] == 2
+    assert load_training_state(run / "previous")["step"] == 1
+
+
+@pytest.mark.parametrize("name", [*VERIFIED, "manifest.json"])
+def test_the_checkpoint_before_is_used_when_the_last_is_damaged(run: Path, name: str) -> None:
+    path = run / "last" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+    assert newest_checkpoint(run) == run / "previous"
+
+
+def test_the_checkpoint_before_is_used_when_the_last_is_gone(run: Path) -> None:
+    shutil.rmtree(run / "last")
+    assert newest_checkpoint(run) == run / "previous"
+
+
+def test_a_folder_without_training_state_is_nothing_to_resume_from(
+    tmp_path: Path, parts: Parts
+) -> None:
+    save_model(tmp_path / "last", *parts, card="")
+    message = sentence(lambda: newest_checkpoint(tmp_path))
+    assert "training_state.pt" in message
+
+
+def test_without_any_whole_checkpoint_both_reasons_are_given(run: Path) -> None:
+    (run / "last" / "config.yaml").write_text("x")
+    (run / "previous" / "manifest.json").unlink()
+    message = sentence(lambda: newest_checkpoint(run))
+    assert str(run / "last" / "config.yaml") in message
+    assert str(run / "previous") in message
+
+
+def test_code_in_a_training_state_is_not_run(run: Path) -> None:
+    import pickle
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (os.mkdir, (str(run / "code ran"),))
+
+    torch.save({"step": Bomb()}, run / "last" / "training_state.pt")
+    reseal(run / "last")
+    with pytest.raises(pickle.UnpicklingError):
+        load_training_state(run / "last")
+    assert not (run / "code ran").exists()
