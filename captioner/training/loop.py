@@ -120,7 +120,6 @@ class Trainer:
                     waited_from = time.perf_counter()
                     continue
                 norm = self._update(total)
-                self.interrupts.release()
                 if logs and forced_figures is not None:
                     elapsed = time.perf_counter() - started
                     figures = {name: float(value) for name, value in parts.items()}
@@ -142,6 +141,7 @@ class Trainer:
                 if every and self.step - saved_at >= every and self.batch < total:
                     self.save()
                     saved_at = self.step
+                self.interrupts.release()
                 waited_from = time.perf_counter()
 
     def _forward_backward(
