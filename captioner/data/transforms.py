@@ -21,7 +21,8 @@ from torch import Tensor
 from captioner.errors import PhotoError
 from captioner.grid import Geometry
 
-PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
+# "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
+PHOTO_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 PHOTO_SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .gif .webp .bmp .tif .tiff .ppm .pgm .avif".split()
 )
@@ -78,8 +79,9 @@ def open_photo(source: str | Path | bytes | IO[bytes]) -> Image.Image:
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise PhotoError(_too_large("the photo")) from None
         except UnidentifiedImageError:
-            accepted = ", ".join(name for name in PHOTO_FORMATS if name != "MPO")
-            raise PhotoError(f"is not a photo of a known format ({accepted})") from None
+            raise PhotoError(
+                f"is not a photo of a known format ({', '.join(PHOTO_FORMATS)}), or is cut short"
+            ) from None
         except MemoryError:
             raise PhotoError("does not fit in memory") from None
         except Exception as error:  # noqa: BLE001  (see above)
