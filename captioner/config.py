@@ -236,11 +236,14 @@ class DecodingConfig:
         max_words: Longest caption.
         length_penalty: A finished caption's log-probability is divided by its length to this
             power; 0 compares plain log-probabilities, as the paper does.
+        no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all, as
+            the paper does.
     """
 
     beam_size: int = 5
     max_words: int = 30
     length_penalty: float = 0.0
+    no_repeat_ngram: int = 0
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,8 @@ def check(config: ModelConfig) -> None:
     for key, value in sizes.items():
         if value < 1:
             raise ConfigError(f"{key}: {value} is too small; use a whole number from 1 up")
+    if config.decoding.no_repeat_ngram < 0:
+        raise ConfigError("decoding.no_repeat_ngram: use 0 or more")
     shares = {
         "encoder.dropout": config.encoder.dropout,
         "decoder.dropout": config.decoder.dropout,

@@ -106,6 +106,7 @@ class Captioner:
             beam_size=beam_size,
             max_words=max_words,
             length_penalty=decoding.length_penalty if length_penalty is None else length_penalty,
+            no_repeat_ngram=decoding.no_repeat_ngram,
         )
         return [
             self._caption(hypotheses[0], geometry, grid)

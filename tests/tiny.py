@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 if TYPE_CHECKING:
-    from captioner.config import ModelConfig
+    from captioner.config import Config, ModelConfig
     from captioner.data.vocabulary import Vocabulary
     from captioner.model import CaptionModel
 
@@ -91,3 +91,43 @@ def draw_table(folder: Path, *, train: int = 12, val: int = 3, test: int = 3) ->
             image.save(folder / f"{number:02d}.jpg", quality=95)
             rows.writerows([f"{number:02d}.jpg", caption, split] for caption in captions)
     return folder
+
+
+def recipe(root: Path, output: Path, **changed: object) -> Config:
+    """A training recipe of a second or two; `changed` are settings as `section__key`."""
+    from dataclasses import replace
+
+    from captioner.config import (
+        AttentionConfig,
+        Config,
+        DataConfig,
+        DecoderConfig,
+        DecodingConfig,
+        EncoderConfig,
+        OptimConfig,
+        PreprocessConfig,
+        TrainConfig,
+    )
+
+    config = Config(
+        data=DataConfig(format="table", root=str(root), min_count=1, batch_size=4, workers=0),
+        preprocess=PreprocessConfig(height_px=64, width_px=64),
+        encoder=EncoderConfig("timm/test_resnet", weights="none", project_dim=16, dropout=0.1),
+        attention=AttentionConfig(dim=8),
+        decoder=DecoderConfig(hidden_dim=16, embed_dim=16, dropout=0.3, embed_dropout=0.1),
+        optim=OptimConfig(lr=5e-3, warmup_steps=2, ema_decay=0.9, accumulate=2),
+        train=TrainConfig(
+            output=str(output),
+            epochs=2,
+            device="cpu",
+            log_every=1,
+            checkpoint_every=2,
+            samples=0,
+            val_beam_size=2,
+        ),
+        decoding=DecodingConfig(beam_size=2, max_words=8),
+    )
+    for name, value in changed.items():
+        section, key = name.split("__")
+        config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
+    return config

@@ -71,6 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "model": str(arguments.checkpoint or arguments.model),
         "beam_size": beam_size,
         "length_penalty": captioner.config.decoding.length_penalty,
+        "no_repeat_ngram": captioner.config.decoding.no_repeat_ngram,
         "max_words": captioner.config.decoding.max_words,
         "data": f"{arguments.format} {arguments.split}",
     }

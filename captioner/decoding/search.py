@@ -55,6 +55,7 @@ def search(
     beam_size: int = 5,
     max_words: int = 30,
     length_penalty: float = 0.0,
+    no_repeat_ngram: int = 0,
 ) -> list[list[Hypothesis]]:
     """Caption every photo of the grid: for each, up to `beam_size` hypotheses, best first.
 
@@ -66,17 +67,22 @@ def search(
     ever written, and never as the first word.
 
     With `length_penalty` p, captions rank by log p(y) / |y| ** p, |y| counting the end token.
+    With `no_repeat_ngram` n above 0, no sequence of n words comes twice in a caption.
 
     Raises:
-        ValueError: beam_size or max_words below 1.
+        ValueError: beam_size or max_words below 1, or no_repeat_ngram below 0.
     """
-    if beam_size < 1 or max_words < 1:
-        raise ValueError(f"beam_size {beam_size} and max_words {max_words} must be at least 1")
+    if beam_size < 1 or max_words < 1 or no_repeat_ngram < 0:
+        raise ValueError(
+            f"beam_size {beam_size} and max_words {max_words} must be at least 1, and "
+            f"no_repeat_ngram {no_repeat_ngram} at least 0"
+        )
     memory = decoder.prepare(grid)
     beam = _Beam(
         photos=grid.features.shape[0],
         beam_size=beam_size,
         length_penalty=length_penalty,
+        no_repeat_ngram=no_repeat_ngram,
         device=grid.features.device,
     )
     state = decoder.start(memory, beam_size)
@@ -101,15 +107,23 @@ class _Beam:
     """
 
     def __init__(
-        self, *, photos: int, beam_size: int, length_penalty: float, device: torch.device
+        self,
+        *,
+        photos: int,
+        beam_size: int,
+        length_penalty: float,
+        no_repeat_ngram: int,
+        device: torch.device,
     ) -> None:
         self.photos, self.beam_size = photos, beam_size
         self.length_penalty = length_penalty
+        self.no_repeat_ngram = no_repeat_ngram
         self.device = device
         self.active = torch.arange(photos, device=device)
         self.totals = torch.full((photos, beam_size), -torch.inf, device=device)
         self.totals[:, 0] = 0.0  # at first all beams are the same: let one of them speak
         self.trace: list[dict[str, Tensor]] = []
+        self.written = torch.zeros(photos, beam_size, 0, dtype=torch.long, device=device)
         shape = (photos, beam_size)
         self.finished = {
             "score": torch.full(shape, -torch.inf, device=device),
@@ -130,6 +144,8 @@ class _Beam:
         totals[..., [PAD, START, UNKNOWN]] = -torch.inf
         if not self.trace:
             totals[..., END] = -torch.inf
+        if self.no_repeat_ngram:
+            self._forbid_repeats(totals)
         # each beam has one end token, so among 2K continuations at least K go on
         best, index = totals.view(rows, -1).topk(2 * beams, dim=-1)
         parent, token = index // vocabulary, index % vocabulary
@@ -148,7 +164,21 @@ class _Beam:
         )
         running = (self.count[self.active] < self.beam_size).nonzero().squeeze(1)
         self.totals, self.active = best[running], self.active[running]
+        before = self.written.gather(1, parent.unsqueeze(-1).expand(-1, -1, len(self.trace) - 1))
+        self.written = torch.cat([before, token.unsqueeze(-1)], dim=-1)[running]
         return token, parent, running
+
+    def _forbid_repeats(self, totals: Tensor) -> None:
+        """Rule out, in [R, K, V], each word that would complete an n-gram a second time."""
+        words = self.written.shape[-1]
+        context = self.no_repeat_ngram - 1
+        if words <= context:
+            return
+        ngrams = self.written.unfold(-1, context + 1, 1)  # [R, K, words - n + 1, n]
+        last = self.written[..., words - context :].unsqueeze(2)
+        again = (ngrams[..., :context] == last).all(-1)  # True everywhere where n is 1
+        penalty = torch.zeros_like(again, dtype=totals.dtype).masked_fill(again, -torch.inf)
+        totals.scatter_add_(-1, ngrams[..., -1], penalty)
 
     def _finish(self, totals: Tensor, beam: Tensor, ends: Tensor, log_probs: Tensor) -> None:
         """Take down the captions that end here, while there is room for them."""

@@ -210,6 +210,7 @@ class Trainer:
             beam_size=config.train.val_beam_size,
             max_words=config.decoding.max_words,
             length_penalty=config.decoding.length_penalty,
+            no_repeat_ngram=config.decoding.no_repeat_ngram,
             cache=setup.validation_cache,
         )
         figures = validation.figures

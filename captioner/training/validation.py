@@ -41,6 +41,7 @@ def validate(
     beam_size: int,
     max_words: int,
     length_penalty: float,
+    no_repeat_ngram: int = 0,
     cache: FeatureCache | None = None,
 ) -> Validation:
     """Caption every readable photo and score the captions.
@@ -61,6 +62,7 @@ def validate(
             beam_size=beam_size,
             max_words=max_words,
             length_penalty=length_penalty,
+            no_repeat_ngram=no_repeat_ngram,
         )
         found |= {photo.image_id: result[0] for photo, result in zip(members, results, strict=True)}
     if not found:

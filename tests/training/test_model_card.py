@@ -1,0 +1,34 @@
+"""The README.md of a model folder that training writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tiny
+
+from captioner.config import Config, from_yaml
+from captioner.training.model_card import model_card
+
+CONFIG = tiny.recipe(Path("photos"), Path("run"))
+
+
+def test_the_card_tells_the_model_the_data_and_the_figures() -> None:
+    card = model_card(CONFIG, {"epoch": 3, "CIDEr": 0.51239, "Bleu_4": 0.2})
+    assert card.startswith("# ")
+    assert card.endswith("\n")
+    for told in ("soft attention", "timm/test_resnet", "table", "split train", "epoch 3", "beam 2"):
+        assert told in card, told
+    assert "| CIDEr | 0.5124 |" in card
+    assert "| Bleu_4 | 0.2000 |" in card
+    assert "| epoch" not in card
+
+
+def test_a_model_that_was_not_validated_says_so() -> None:
+    card = model_card(CONFIG, {})
+    assert "Not validated yet." in card
+    assert "|" not in card.partition("## Recipe")[0]
+
+
+def test_the_recipe_in_the_card_can_be_run_again() -> None:
+    recipe = model_card(CONFIG, {}).partition("```yaml\n")[2].partition("```")[0]
+    assert from_yaml(Config, recipe) == CONFIG

@@ -1,0 +1,104 @@
+"""What a run writes for people: one line of JSON an entry, and the same in TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.training.run_log import RunLog
+
+
+def entries(run: Path) -> list[dict[str, object]]:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def events(run: Path) -> object:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run / "tensorboard"))
+    found.Reload()
+    return found
+
+
+def test_an_entry_is_one_line_of_json_and_a_scalar_in_tensorboard(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "new" / "run", resume_step=0)
+    log.write("train", 1, {"epoch": 0, "total": 2.5, "note": "text"})
+    log.write("validation", 2, {"epoch": 0, "CIDEr": 0.25})
+    log.pictures(2, [Image.new("RGB", (8, 6), "red"), Image.new("RGB", (4, 4))])
+    log.close()
+    assert entries(tmp_path / "new" / "run") == [
+        {"kind": "train", "step": 1, "epoch": 0, "total": 2.5, "note": "text"},
+        {"kind": "validation", "step": 2, "epoch": 0, "CIDEr": 0.25},
+    ]
+    found = events(tmp_path / "new" / "run")
+    assert [(e.step, e.value) for e in found.Scalars("train/total")] == [(1, 2.5)]
+    assert [(e.step, e.value) for e in found.Scalars("validation/CIDEr")] == [(2, 0.25)]
+    assert sorted(found.Tags()["images"]) == ["samples/0", "samples/1"]
+    (picture,) = found.Images("samples/0")
+    assert (picture.width, picture.height) == (8, 6)
+
+
+def test_an_entry_is_on_disk_at_once(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, resume_step=0)
+    log.write("train", 1, {"total": 2.5})
+    assert len(entries(tmp_path)) == 1
+    log.close()
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, resume_step=0)
+    for step in range(1, 6):
+        log.write("train", step, {"total": 1.0})
+    log.write("validation", 5, {"CIDEr": 0.1})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 3, "tot')  # a crash cut it short
+    log = RunLog(tmp_path, resume_step=3)
+    assert [entry["step"] for entry in entries(tmp_path)] == [1, 2, 3]
+    for step in (4, 5):
+        log.write("train", step, {"total": 2.0})
+    log.close()
+    assert [entry["step"] for entry in entries(tmp_path)] == [1, 2, 3, 4, 5]
+    assert [entry["total"] for entry in entries(tmp_path)] == [1, 1, 1, 2, 2]
+    scalars = events(tmp_path).Scalars("train/total")
+    assert [(e.step, e.value) for e in scalars] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_run_begun_again_at_nothing_begins_an_empty_log(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = RunLog(tmp_path, resume_step=0)
+        log.write("train", 1, {"total": 1.0})
+        log.close()
+    assert len(entries(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("line", ["[]", "7", "null", '{"kind": "train"}', "\x00"])
+def test_a_line_that_is_no_entry_is_dropped(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+    RunLog(tmp_path, resume_step=2).close()
+    assert [entry["step"] for entry in entries(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_every_line_is_json_that_other_languages_read(tmp_path: Path, value: float) -> None:
+    log = RunLog(tmp_path, resume_step=0)
+    log.write("train", 1, {"gradient_norm": value})
+    log.close()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+
+
+def test_a_numpy_figure_is_written_as_a_number(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, resume_step=0)
+    log.write("validation", 1, {"CIDEr": np.float64(0.5)})
+    log.close()
+    assert entries(tmp_path)[0]["CIDEr"] == 0.5

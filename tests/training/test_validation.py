@@ -1,0 +1,141 @@
+"""Validation: captions written freely, by the search that users get, of every readable photo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from captioner.data.feature_cache import build_feature_cache
+from captioner.data.readers import CaptionedPhoto, read_split
+from captioner.errors import PhotoError
+from captioner.evaluation.metrics import quick_scores
+from captioner.model import photo_transform
+from captioner.pipeline import Captioner
+from captioner.training import validation
+from captioner.training.validation import Validation, validate
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[CaptionedPhoto]:
+    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").photos
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return Captioner(*tiny.model())
+
+
+def judge(captioner: Captioner, photos: list[CaptionedPhoto], **changed: Any) -> Validation:
+    settings: dict[str, Any] = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0}
+    return validate(
+        captioner.model,
+        photos,
+        captioner.transform,
+        captioner.vocabulary,
+        device=torch.device("cpu"),
+        **{**settings, **changed},
+    )
+
+
+def test_the_captions_are_those_that_a_user_gets(
+    captioner: Captioner, photos: list[CaptionedPhoto]
+) -> None:
+    for changed in ({}, {"beam_size": 1}, {"max_words": 3}, {"length_penalty": 1.0}):
+        options = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0, **changed}
+        expected = {
+            photo.image_id: captioner.caption(photo.path, **options).text  # type: ignore[arg-type]
+            for photo in photos
+        }
+        assert judge(captioner, photos, **changed).captions == expected
+
+
+def test_the_figures_are_the_metrics_and_the_diagnostics(
+    captioner: Captioner, photos: list[CaptionedPhoto]
+) -> None:
+    found = judge(captioner, photos)
+    references = {photo.image_id: photo.captions for photo in photos}
+    for name, value in quick_scores(found.captions, references).items():
+        assert found.figures[name] == value
+    texts = list(found.captions.values())
+    assert found.figures["distinct_captions"] == len(set(texts)) / len(texts) < 1
+    mean = sum(len(text.split()) for text in texts) / len(texts)
+    assert found.figures["words"] == pytest.approx(mean)
+    assert 0 < found.figures["attention_entropy"] <= 1
+    assert 0 < found.figures["beta"] < 1
+    assert all(type(value) is float for value in found.figures.values())
+    assert found.grid_shape == (2, 3)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_no_photo_s_caption_depends_on_the_batch(
+    captioner: Captioner,
+    photos: list[CaptionedPhoto],
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+) -> None:
+    expected = judge(captioner, photos)
+    monkeypatch.setattr(validation, "BATCH", batch)
+    found = judge(captioner, photos)
+    assert found.captions == expected.captions
+    assert found.figures == pytest.approx(expected.figures, abs=1e-5)
+
+
+def test_the_model_is_validated_without_dropout_and_left_without_a_trace(
+    captioner: Captioner, photos: list[CaptionedPhoto]
+) -> None:
+    expected = judge(captioner, photos).captions
+    before = {name: value.clone() for name, value in captioner.model.state_dict().items()}
+    generator = torch.get_rng_state()
+    captioner.model.train()
+    try:
+        assert judge(captioner, photos).captions == expected
+    finally:
+        captioner.model.eval()
+    assert torch.equal(torch.get_rng_state(), generator)
+    after = captioner.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_an_unreadable_photo_is_left_out_with_its_references(
+    captioner: Captioner, photos: list[CaptionedPhoto]
+) -> None:
+    expected = judge(captioner, photos[:2] + photos[3:])
+    photos[2].path.write_bytes(b"damaged")
+    found = judge(captioner, photos)
+    assert photos[2].image_id not in found.captions
+    assert found.captions == expected.captions
+    assert found.figures == pytest.approx(expected.figures, abs=1e-6)
+
+
+def test_with_no_readable_photo_there_is_one_sentence(
+    captioner: Captioner, photos: list[CaptionedPhoto]
+) -> None:
+    for photo in photos:
+        photo.path.write_bytes(b"damaged")
+    with pytest.raises(PhotoError, match="none of the validation photos can be read"):
+        judge(captioner, photos)
+
+
+def test_from_a_cache_the_captions_are_the_same(
+    captioner: Captioner, photos: list[CaptionedPhoto], tmp_path: Path
+) -> None:
+    photos[1].path.write_bytes(b"damaged")
+    encoder = captioner.model.encoder
+    cache = build_feature_cache(
+        tmp_path / "cache",
+        [photo.path for photo in photos],
+        photo_transform(captioner.config.preprocess),
+        encoder.frozen_features,
+        fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
+        views=1,
+        seed=0,
+        workers=0,
+    )
+    expected = judge(captioner, photos)
+    found = judge(captioner, photos, cache=cache)
+    assert found.captions == expected.captions
+    assert photos[1].image_id not in found.captions
