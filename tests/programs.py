@@ -143,6 +143,7 @@ def programs(folder: Path) -> Iterator[Programs]:
 
 def serve() -> None:
     """Answer requests, one a line; a child returns from here to be the program that was asked for."""
+    sys.path[0] = str(REPOSITORY)  # as for a script that lies there
     import timm  # noqa: F401
 
     import captioner.commands.caption
@@ -182,7 +183,6 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     script = request["run"]
     sys.argv = [script, *request["arguments"]]
-    sys.path[0] = str(REPOSITORY)
     if script.endswith(".py"):
         runpy.run_path(str(REPOSITORY / script), run_name="__main__")
     else:

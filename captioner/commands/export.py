@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from captioner.checkpoint import CARD, load_model, save_model
 from captioner.commands import run_command
 from captioner.errors import CheckpointError
+from captioner.model import check
 from captioner.pipeline import model_folder
 
 
@@ -22,6 +24,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="a run, or a model folder")
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
     parser.add_argument("--card", type=Path, help="model card; by default the checkpoint's own")
+    search = parser.add_argument_group("search settings to store; by default the checkpoint's own")
+    search.add_argument("--beam-size", type=int)
+    search.add_argument("--max-words", type=int)
+    search.add_argument("--length-penalty", type=float)
+    search.add_argument("--no-repeat-ngram", type=int)
     arguments = parser.parse_args(argv)
     return run_command(lambda: _run(arguments))
 
@@ -31,6 +38,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
     folder = model_folder(arguments.checkpoint)
     model, config, vocabulary = load_model(folder)
+    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
+    given = {name: getattr(arguments, name) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    config = replace(config, decoding=replace(config.decoding, **given))
+    check(config)
     card = arguments.card or folder / CARD
     try:
         text = card.read_text(encoding="utf-8")

@@ -296,9 +296,7 @@ def test_a_caption_does_not_depend_on_its_neighbours_in_the_batch() -> None:
         rows = torch.arange(3).unsqueeze(1).expand(3, max(lengths))
         own = packed(rows, torch.tensor(lengths)) == row
         assert own.sum() == length
-        torch.testing.assert_close(
-            mixed.logits[own], together.logits[own], rtol=CLOSE, atol=CLOSE
-        )
+        torch.testing.assert_close(mixed.logits[own], together.logits[own], rtol=CLOSE, atol=CLOSE)
         assert (mixed.logits[~own] - together.logits[~own]).abs().max() > 1e-2
 
 
@@ -331,7 +329,9 @@ def test_teacher_forcing_leaves_the_memory_it_was_given_as_it_was() -> None:
 def test_hypotheses_of_a_photo_are_written_as_each_would_be_alone() -> None:
     decoder, grid = random_decoder(), random_grid(2)
     memory = decoder.prepare(grid)
-    sequence = torch.tensor([[[1, 1, 1], [1, 1, 1]], [[4, 5, 6], [7, 8, 4]], [[3, 3, 5], [6, 6, 7]]])
+    sequence = torch.tensor(
+        [[[1, 1, 1], [1, 1, 1]], [[4, 5, 6], [7, 8, 4]], [[3, 3, 5], [6, 6, 7]]]
+    )
     together, state = [], decoder.start(memory, 3)
     for tokens in sequence:
         logits, glimpse, state = decoder.step(tokens, state, memory)

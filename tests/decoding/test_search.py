@@ -84,6 +84,13 @@ class Reader:
 Found = tuple[tuple[int, ...], float, "float | None"]
 
 
+def repeats(words: tuple[int, ...], length: int) -> bool:
+    """Whether some sequence of so many words comes twice."""
+    starts = range(len(words) - length + 1)
+    sequences = [words[start : start + length] for start in starts]
+    return len(set(sequences)) < len(sequences)
+
+
 def plain_greedy(read: Reader, max_words: int) -> Found:
     words: tuple[int, ...] = ()
     total = 0.0
@@ -101,7 +108,11 @@ def plain_greedy(read: Reader, max_words: int) -> Found:
 
 
 def plain_beam_search(
-    read: Reader, beam_size: int, max_words: int, length_penalty: float
+    read: Reader,
+    beam_size: int,
+    max_words: int,
+    length_penalty: float,
+    no_repeat_ngram: int = 0,
 ) -> list[Found]:
     """What the docstring of `search` says, for one photo, over Python lists."""
     running: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -111,6 +122,8 @@ def plain_beam_search(
         for total, words in running:
             for token, log_prob in enumerate(read(words)):
                 if token in (PAD, START, UNKNOWN) or (token == END and not words):
+                    continue
+                if no_repeat_ngram and repeats((*words, token), no_repeat_ngram):
                     continue
                 if log_prob > -math.inf:
                     candidates.append((total + log_prob, (*words, token)))
@@ -166,6 +179,34 @@ def test_beam_search_is_the_plain_one_for_each_photo(
     found = search(decoder, grid, beam_size=beam_size, max_words=7, length_penalty=length_penalty)
     for hypotheses, read in zip(found, readers, strict=True):
         assert_same(hypotheses, plain_beam_search(read, beam_size, 7, length_penalty))
+
+
+@pytest.mark.parametrize("no_repeat_ngram", [1, 2, 3])
+@pytest.mark.parametrize("beam_size", [1, 3, 5])
+@pytest.mark.parametrize(("seed", "end"), CASES)
+def test_without_repeats_beam_search_is_the_plain_one_that_drops_them(
+    seed: int, end: float, beam_size: int, no_repeat_ngram: int
+) -> None:
+    decoder, grid, readers = case(seed, end)
+    settings = {"beam_size": beam_size, "max_words": 7}
+    found = search(decoder, grid, **settings, no_repeat_ngram=no_repeat_ngram)
+    for hypotheses, read in zip(found, readers, strict=True):
+        expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_ngram)
+        assert_same(hypotheses, expected)
+        assert not any(repeats(tuple(h.tokens), no_repeat_ngram) for h in hypotheses)
+    if seed == 0:  # where captions do repeat themselves if they may
+        free = [h for hypotheses in search(decoder, grid, **settings) for h in hypotheses]
+        assert any(repeats(tuple(h.tokens), no_repeat_ngram) for h in free)
+
+
+def test_where_every_word_would_repeat_the_caption_ends() -> None:
+    decoder, grid = random_decoder(0, words=3, end=-20.0), random_grid(2)
+    for hypotheses in search(decoder, grid, beam_size=3, max_words=8, no_repeat_ngram=1):
+        assert hypotheses
+        for hypothesis in hypotheses:
+            assert sorted(hypothesis.tokens) == [4, 5, 6]
+            assert hypothesis.end_log_prob is not None
+            assert hypothesis.end_log_prob < -5
 
 
 def test_the_plain_comparison_sees_finished_and_cut_off_captions_of_many_lengths() -> None:
@@ -343,8 +384,12 @@ def test_a_hypothesis_is_what_forced_scoring_says_of_its_words(gate: Any, beam_s
     assert max(ended) >= 3
 
 
-@pytest.mark.parametrize("setting", [{"beam_size": 0}, {"max_words": 0}, {"beam_size": -1}])
-def test_a_beam_or_a_caption_below_one_is_refused(setting: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [{"beam_size": 0}, {"max_words": 0}, {"beam_size": -1}, {"no_repeat_ngram": -1}],
+    ids=str,
+)
+def test_numbers_that_no_search_can_use_are_refused(setting: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         search(random_decoder(0), random_grid(1), **setting)
 

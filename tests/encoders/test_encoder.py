@@ -24,7 +24,7 @@ def networks() -> dict[str, Backbone]:
 
 @pytest.fixture
 def build(networks: dict[str, Backbone]) -> Any:
-    """An encoder on a copy of a small backbone with random weights: BatchNorm's far from 0 and 1."""
+    """Encoders on copies of small random backbones, whose BatchNorm is far from 0 and 1."""
 
     def build_encoder(name: str = "efficientnet_lite2", **settings: Any) -> Encoder:
         torch.manual_seed(1)
@@ -76,22 +76,25 @@ def test_cells_are_row_major_with_the_mean_of_their_own_pixels() -> None:
                     assert cell == pytest.approx(mean / 64, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["efficientnet_lite2", "timm/test_resnet"])
 @pytest.mark.parametrize(("top", "left"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 @torch.inference_mode()
-def test_a_mark_in_a_corner_of_a_wide_photo_is_found_in_that_corner_of_the_grid(
-    build: Any, name: str, top: int, left: int
+def test_a_mark_in_a_corner_of_a_wide_photo_changes_the_cells_of_that_corner_only(
+    top: int, left: int
 ) -> None:
-    encoder = build(name).eval()
+    # a shallow tap, whose cells see a small part of the photo
+    encoder = Encoder(build_backbone("efficientnet_lite2", tap="blocks.1")).eval()
     plain = torch.zeros(1, 3, 128, 256)
     marked = plain.clone()
     y, x = top * 112, left * 240
-    marked[:, :, y : y + 16, x : x + 16] = 5.0
+    marked[:, :, y : y + 16, x : x + 16] = 3.0
     grids = [encoder(inputs) for inputs in (plain, marked)]
     rows, columns = grids[0].height, grids[0].width
-    assert (rows, columns) == (4, 8)
-    change = (grids[1].features - grids[0].features)[0].norm(dim=-1)
-    assert change.argmax().item() == top * (rows - 1) * columns + left * (columns - 1)
+    assert (rows, columns) == (32, 64)
+    change = (grids[1].features - grids[0].features)[0].norm(dim=-1).tolist()
+    changed = [divmod(cell, columns) for cell, size in enumerate(change) if size > 1e-4]
+    assert (top * (rows - 1), left * (columns - 1)) in changed
+    assert {row // 16 for row, _ in changed} == {top}
+    assert {column // 16 for _, column in changed} == {left * 3}
 
 
 @torch.inference_mode()
@@ -117,8 +120,10 @@ def test_the_projection_is_a_layer_a_norm_and_a_relu_of_each_cell_alone(build: A
     linear, norm = encoder.project[0], encoder.project[1]
     cell = features[1, :, 0, 2].double().tolist()
     rows, bias = linear.weight.double().tolist(), linear.bias.double().tolist()
-    hidden = [sum(w * v for w, v in zip(row, cell, strict=True)) + b
-              for row, b in zip(rows, bias, strict=True)]
+    hidden = [
+        sum(w * v for w, v in zip(row, cell, strict=True)) + b
+        for row, b in zip(rows, bias, strict=True)
+    ]
     mean = sum(hidden) / 7
     variance = sum((value - mean) ** 2 for value in hidden) / 7
     expected = [max(0.0, (value - mean) / (variance + norm.eps) ** 0.5) for value in hidden]
@@ -182,9 +187,12 @@ def test_fine_tuned_stages_use_the_statistics_that_batch_norm_names(
         by_running = encoder.eval()(inputs).features
         in_training = encoder.train()(inputs).features
         alone = encoder(inputs[:1]).features
-    same = torch.allclose(in_training, by_running, atol=1e-5)
-    independent = torch.allclose(in_training[:1], alone, atol=1e-5)
-    assert same == independent == (batch_norm == "frozen")
+    scale = by_running.std()
+    differences = [(in_training - by_running).abs().max(), (in_training[:1] - alone).abs().max()]
+    if batch_norm == "frozen":
+        assert max(differences) < 1e-4 * scale
+    else:
+        assert min(differences) > 0.1 * scale
 
 
 def test_eval_mode_stops_all_statistics_and_train_mode_starts_them_again(build: Any) -> None:

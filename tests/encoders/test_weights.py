@@ -59,12 +59,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-@pytest.mark.parametrize("name", [*NETWORKS, "resnet50"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_file_in_the_librarys_own_layout_is_loaded(
     name: str, suffix: str, tmp_path: Path
 ) -> None:
-    if name == "resnet50" and suffix == "safetensors":
-        pytest.skip("torchvision's networks share this code: squeezenet1_1 is smaller")
     network = network_of(name)
     path = str(tmp_path / f"weights.{suffix}")
     if suffix == "pth":
@@ -218,7 +216,7 @@ def test_a_network_that_is_not_convolutional_is_refused_in_one_sentence(name: st
 
 
 def test_a_torchvision_transformer_is_refused_in_one_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"encoder\.backbone") as caught:
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"encoder\.backbone") as caught:
         build_backbone("vit_b_16", weights="none")
     sentence(caught)
 
@@ -229,7 +227,6 @@ def test_the_encoder_of_an_untapped_torchvision_network_can_be_trained() -> None
         build_backbone("squeezenet1_1", weights="none"), trainable_from="features.12"
     ).train()
     encoder(torch.randn(2, 3, 64, 64)).features.sum().backward()
-    learned = {n.split(".")[4] for n, p in encoder.named_parameters() if p.grad is not None}
-    names = [n for n, p in encoder.named_parameters() if p.grad is not None]
-    assert learned
-    assert all("features.12" in n or "classifier" in n for n in names), names
+    learned = [name for name, p in encoder.named_parameters() if p.grad is not None]
+    assert len(learned) == 8  # a fire module of three convolutions, and the last one
+    assert all(".features.12." in name or ".classifier." in name for name in learned)

@@ -131,7 +131,7 @@ def test_a_resumed_run_may_be_cut_again(
     whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    for call in (5, 3, 2, 4):
+    for call in (4, 3, 2):
         with monkeypatch.context() as patched:
             interrupt(patched, "learning_rate_factor", call, Interrupted)
             with pytest.raises(Interrupted):

@@ -1,0 +1,263 @@
+"""Recipes, and what a user is told of a setting that cannot be used."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+import yaml
+
+from captioner.config import Config, ModelConfig, from_yaml, to_yaml
+from captioner.encoders import Encoder
+from captioner.errors import ConfigError
+from captioner.model import build_model
+from captioner.training import setup
+
+RECIPES = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
+
+
+def settings() -> list[str]:
+    """`section.key` of every setting."""
+    return [
+        f"{section.name}.{field.name}"
+        for section in fields(Config)
+        for field in fields(getattr(Config(), section.name))
+    ]
+
+
+def refusal(text: str, config_class: type = Config) -> str:
+    """The message for settings that cannot be used, if it is one sentence for a user."""
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(config_class, text)
+    message = str(caught.value)
+    assert "\n" not in message
+    for inner in ("functools", "object at 0x", "Traceback", "argument after **"):
+        assert inner not in message
+    assert 10 < len(message) < 600
+    return message
+
+
+# --- recipes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_parses_and_can_be_trained(recipe: Path) -> None:
+    config = from_yaml(Config, recipe.read_text(encoding="utf-8"))
+    setup.check(config)
+    with torch.device("meta"):  # shapes without arithmetic
+        model = build_model(config, vocabulary_size=100, pretrained=False)
+        photo = torch.empty(1, 3, config.preprocess.height_px, config.preprocess.width_px)
+        grid = model.encoder(photo)
+    assert isinstance(model.encoder, Encoder)
+    assert grid.features.shape == (1, grid.height * grid.width, model.encoder.dim)
+    assert min(grid.height, grid.width) >= 7
+    assert from_yaml(Config, to_yaml(config)) == config
+    assert from_yaml(ModelConfig, to_yaml(model_part(config))) == model_part(config)
+
+
+def model_part(config: Config) -> ModelConfig:
+    return ModelConfig(**{field.name: getattr(config, field.name) for field in fields(ModelConfig)})
+
+
+def test_there_are_recipes() -> None:
+    assert {path.stem for path in RECIPES} >= {"flickr8k_soft", "flickr8k_paper", "coco_paper"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_names_each_setting_once(recipe: Path) -> None:
+    """YAML takes the last of two without a word."""
+
+    def keys(node: yaml.Node, place: str = "") -> list[str]:
+        if not isinstance(node, yaml.MappingNode):
+            return []
+        found = []
+        for key, value in node.value:
+            found += [f"{place}{key.value}", *keys(value, f"{place}{key.value}.")]
+        return found
+
+    node = yaml.compose(recipe.read_text(encoding="utf-8"))
+    assert node is not None
+    found = keys(node)
+    assert len(set(found)) == len(found)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_what_is_not_named_keeps_its_default() -> None:
+    config = from_yaml(Config, "decoder: {gate: vector}\noptim: {lr: 3e-4}")
+    default = Config()
+    assert config == replace(
+        default,
+        decoder=replace(default.decoder, gate="vector"),
+        optim=replace(default.optim, lr=3e-4),
+    )
+    assert from_yaml(Config, "{}") == default
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "encoder:\n", "encoder: {}\ndecoder:\n"])
+def test_an_empty_file_or_section_is_all_defaults(text: str) -> None:
+    assert from_yaml(Config, text) == Config()
+
+
+@pytest.mark.parametrize("number", ["1e-3", "1.0e-3", "0.001", ".001"])
+def test_a_rate_is_a_number_however_it_is_spelt(number: str) -> None:
+    assert from_yaml(Config, f"optim: {{lr: {number}}}").optim.lr == 0.001
+
+
+def test_all_settings_survive_being_written_and_read() -> None:
+    default = Config()
+    changed = replace(
+        default,
+        data=replace(default.data, root="données/été: 1", cache="a b", workers=0, flip=0.25),
+        preprocess=replace(
+            default.preprocess, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), interpolation="lanczos"
+        ),
+        encoder=replace(default.encoder, weights="none", tap="blocks.3", project_dim=7),
+        optim=replace(default.optim, lr=1e-5, ema_decay=0.99),
+        train=replace(default.train, val_photos=10),
+    )
+    found = from_yaml(Config, to_yaml(changed))
+    assert found == changed
+    assert isinstance(found.preprocess.mean, tuple)
+    for section in ("data", "preprocess", "encoder", "optim", "train"):
+        assert getattr(found, section) != getattr(default, section)
+
+
+def test_every_setting_is_documented() -> None:
+    for section in fields(Config):
+        kind = type(getattr(Config(), section.name))
+        documentation = kind.__doc__ or ""
+        for field in fields(kind):
+            assert (
+                f"        {field.name}: " in documentation or f"    {field.name}: " in documentation
+            )
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_named() -> None:
+    for section in fields(Config):
+        message = refusal(f"{section.name}: {{no_such_key: 3}}")
+        assert section.name in message
+        assert "no_such_key" in message
+
+
+def test_an_unknown_key_is_named_with_the_accepted_ones() -> None:
+    unsaid = {
+        f"{section.name}.{field.name}"
+        for section in fields(Config)
+        for field in fields(getattr(Config(), section.name))
+        if field.name not in refusal(f"{section.name}: {{no_such_key: 3}}")
+    }
+    assert unsaid == set()
+
+
+@pytest.mark.parametrize("text", ["encodr: {backbone: vgg19}", "encodr: 3", "encodr:\n"])
+def test_an_unknown_section_is_named_with_the_accepted_ones(text: str) -> None:
+    message = refusal(text)
+    assert "encodr" in message
+    assert {section.name for section in fields(Config) if section.name not in message} == set()
+
+
+@pytest.mark.parametrize(
+    "text", ["encodr: {}", "encoder: {no_such_key: {}}", "encoder: {backbone: vgg19, tpa: {}}"]
+)
+def test_an_unknown_key_is_refused_even_when_it_holds_nothing(text: str) -> None:
+    refusal(text)
+
+
+def test_a_model_folder_holds_no_settings_of_training() -> None:
+    assert "optim" in refusal("optim: {lr: 1.0}", ModelConfig)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("decoder: {hidden_dim: many}", "decoder.hidden_dim"),
+        ("decoder: {hidden_dim: 1.5}", "decoder.hidden_dim"),
+        ("decoder: {hidden_dim: true}", "decoder.hidden_dim"),
+        ("decoder: {hidden_dim: [1]}", "decoder.hidden_dim"),
+        ("optim: {lr: fast}", "optim.lr"),
+        ("decoder: {tie_embeddings: 3}", "decoder.tie_embeddings"),
+        ("encoder: {tap: 3}", "encoder.tap"),
+        ("preprocess: {mean: [0.1, 0.2]}", "preprocess.mean"),
+        ("preprocess: {mean: 0.5}", "preprocess.mean"),
+        ("preprocess: {mean: [a, b, c]}", "preprocess.mean"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str, key: str) -> None:
+    assert key in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "accepted"),
+    [
+        ("decoder.gate", ["none", "scalar", "vector"]),
+        ("decoder.output", ["deep", "plain"]),
+        ("encoder.batch_norm", ["frozen", "train"]),
+        ("preprocess.resize", ["squash", "letterbox"]),
+        ("optim.schedule", ["constant", "cosine", "plateau"]),
+        ("data.format", ["flickr8k", "karpathy", "coco", "table"]),
+    ],
+)
+def test_a_choice_that_is_not_offered_is_refused_with_those_that_are(
+    key: str, accepted: list[str]
+) -> None:
+    section, name = key.split(".")
+    message = refusal(f"{section}: {{{name}: other}}")
+    assert key in message
+    assert all(choice in message for choice in accepted)
+
+
+def may_be_none(key: str) -> bool:
+    section, name = key.split(".")
+    hints = get_type_hints(type(getattr(Config(), section)))
+    return type(None) in getattr(hints[name], "__args__", ())
+
+
+def test_null_is_taken_where_a_setting_may_be_none() -> None:
+    keys = [key for key in settings() if may_be_none(key)]
+    assert len(keys) > 8
+    for key in keys:
+        section, name = key.split(".")
+        assert getattr(getattr(from_yaml(Config, with_null(key)), section), name) is None
+
+
+def test_null_is_refused_by_its_key_where_a_setting_may_not_be_none() -> None:
+    taken = []
+    for key in settings():
+        if not may_be_none(key):
+            try:
+                from_yaml(Config, with_null(key))
+                taken.append(key)
+            except ConfigError as error:
+                assert key in str(error)
+    assert taken == []
+
+
+def with_null(key: str) -> str:
+    section, name = key.split(".")
+    return f"{section}: {{{name}: null}}"
+
+
+@pytest.mark.parametrize("value", ["3", "[1, 2]", "vgg19", "true"])
+def test_a_section_that_is_no_section_is_refused_by_its_name(value: str) -> None:
+    assert "encoder" in refusal(f"encoder: {value}")
+
+
+@pytest.mark.parametrize("text", ["hello", "[1, 2]", "3", "a: [", "a: 1\n---\nb: 2", "\x00", "\t"])
+def test_a_file_that_holds_no_settings_is_refused(text: str) -> None:
+    refusal(text)
+
+
+def test_yaml_cannot_run_code(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    refusal(f'!!python/object/apply:os.mkdir ["{made}"]')
+    refusal(f'encoder: {{backbone: !!python/object/apply:os.mkdir ["{made}"]}}')
+    refusal(f"encoder: {{class_path: os.mkdir, init_args: {{path: {made}}}}}")
+    assert not made.exists()

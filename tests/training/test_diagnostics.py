@@ -1,0 +1,134 @@
+"""The figures that show whether attention and captions are alive, against plain loops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from captioner.decoders import Forced
+from captioner.decoding import Hypothesis
+from captioner.training.diagnostics import forced_attention, warnings, written_attention
+
+
+def random_maps(words: int, cells: int, seed: int) -> np.ndarray:
+    maps = np.random.default_rng(seed).random((words, cells)) ** 3
+    return maps / maps.sum(1, keepdims=True)
+
+
+def plain_figures(captions: list[np.ndarray], betas: list[np.ndarray] | None) -> dict[str, float]:
+    """Means over all words, and over all pairs of neighbouring words."""
+    entropies, changes = [], []
+    for maps in captions:
+        for word in maps.tolist():
+            entropy = -sum(share * math.log(share) for share in word if share > 0)
+            entropies.append(entropy / math.log(len(word)))
+        for one, other in zip(maps.tolist(), maps.tolist()[1:], strict=False):
+            changes.append(sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2)
+    found = {"attention_entropy": sum(entropies) / len(entropies)}
+    if changes:
+        found["attention_change"] = sum(changes) / len(changes)
+    if betas is not None:
+        values = [value for beta in betas for value in beta.tolist()]
+        found["beta"] = sum(values) / len(values)
+    return found
+
+
+def forced_of(captions: list[np.ndarray], betas: list[np.ndarray] | None) -> Any:
+    words = max(len(maps) for maps in captions)
+    padded = torch.zeros(len(captions), words, captions[0].shape[1])
+    entropy = torch.zeros(len(captions), words)
+    beta = torch.zeros(len(captions), words)
+    for n, maps in enumerate(captions):
+        padded[n, : len(maps)] = torch.from_numpy(maps)
+        entropy[n, : len(maps)] = torch.from_numpy(-(maps * np.log(maps)).sum(1))
+        if betas is not None:
+            beta[n, : len(maps)] = torch.from_numpy(betas[n])
+    lengths = torch.tensor([len(maps) for maps in captions])
+    logits = torch.zeros(int(lengths.sum()), 5)
+    zeros = torch.zeros_like(beta)
+    return Forced(logits, padded, entropy, zeros, None if betas is None else beta), lengths
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("lengths", [[5, 5, 3, 1], [4], [2, 1]], ids=str)
+def test_figures_of_a_training_batch_are_plain_means(lengths: list[int], gated: bool) -> None:
+    captions = [random_maps(words, 6, seed) for seed, words in enumerate(lengths)]
+    betas = [np.random.default_rng(n).random(words) for n, words in enumerate(lengths)]
+    expected = plain_figures(captions, betas if gated else None)
+    forced, counts = forced_of(captions, betas if gated else None)
+    assert forced_attention(forced, counts) == pytest.approx(expected, rel=1e-5)
+
+
+def hypothesis_of(maps: np.ndarray, beta: np.ndarray | None) -> Hypothesis:
+    words = len(maps)
+    return Hypothesis(
+        tokens=[4] * words,
+        log_probs=np.zeros(words, np.float32),
+        end_log_prob=None,
+        maps=maps.astype(np.float32),
+        beta=beta,
+        cells=None,
+        score=0.0,
+    )
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("lengths", [[5, 2, 3, 1], [4], [1, 1]], ids=str)
+def test_figures_of_written_captions_are_plain_means(lengths: list[int], gated: bool) -> None:
+    captions = [random_maps(words, 6, seed) for seed, words in enumerate(lengths)]
+    betas = [np.random.default_rng(n).random(words) for n, words in enumerate(lengths)]
+    expected = plain_figures(captions, betas if gated else None)
+    hypotheses = [
+        hypothesis_of(maps, beta if gated else None)
+        for maps, beta in zip(captions, betas, strict=True)
+    ]
+    assert written_attention(hypotheses) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_figures_run_from_zero_to_one() -> None:
+    sharp, flat = np.eye(4), np.full((4, 4), 0.25)
+    assert written_attention([hypothesis_of(sharp, None)]) == pytest.approx(
+        {"attention_entropy": 0.0, "attention_change": 1.0}, abs=1e-9
+    )
+    assert written_attention([hypothesis_of(flat, None)]) == pytest.approx(
+        {"attention_entropy": 1.0, "attention_change": 0.0}, abs=1e-6
+    )
+
+
+ALIVE = {"attention_entropy": 0.8, "attention_change": 0.3, "distinct_captions": 0.5}
+
+
+def test_a_live_model_is_not_warned_about() -> None:
+    assert warnings(ALIVE, num_captions=1000) == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"attention_entropy": 0.999}, "attention has gone flat"),
+        ({"attention_change": 0.001}, "attention is frozen"),
+        ({"distinct_captions": 0.01}, "nearly all the same"),
+    ],
+)
+def test_each_sign_of_collapse_has_its_sentence(figures: dict[str, float], words: str) -> None:
+    (sentence,) = warnings({**ALIVE, **figures}, num_captions=1000)
+    assert words in sentence
+    assert "\n" not in sentence
+
+
+def test_captions_of_one_word_and_few_captions_say_nothing_of_collapse() -> None:
+    figures = {"attention_entropy": 0.8, "distinct_captions": 0.01}
+    assert warnings(figures, num_captions=49) == []
+    assert len(warnings(figures, num_captions=50)) == 1
+
+
+def test_dead_attention_of_a_training_batch_is_seen() -> None:
+    """A decoder that looks everywhere alike, at every word."""
+    forced, counts = forced_of([np.full((3, 6), 1 / 6), np.full((2, 6), 1 / 6)], None)
+    figures = {**forced_attention(forced, counts), "distinct_captions": 1.0}
+    found = warnings(figures, num_captions=2)
+    assert len(found) == 2

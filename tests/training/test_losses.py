@@ -1,0 +1,189 @@
+"""Equation 14 and its parts against plain loops and torch's own cross-entropy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from captioner.decoders import Forced, packed
+from captioner.training.losses import caption_losses, doubly_stochastic_penalty
+
+V, L = 7, 5
+LENGTHS = [[4, 4, 2, 1], [3, 3, 3], [1], [6, 1, 1]]
+CLOSE = 1e-6  # the loss is float32 whatever the logits are
+
+
+def random_batch(lengths: list[int], seed: int = 0) -> tuple[Forced, Tensor, Tensor]:
+    """What a decoder returns for captions of these lengths, their targets and lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    captions, words = len(lengths), max(lengths)
+    steps = torch.arange(words)
+    running = torch.tensor(lengths).unsqueeze(1) > steps
+    maps = torch.rand(captions, words, L, dtype=torch.double, generator=generator)
+    maps = maps / maps.sum(-1, keepdim=True) * running.unsqueeze(-1)
+    logits = 2 * torch.randn(sum(lengths), V, dtype=torch.double, generator=generator)
+    targets = torch.randint(2, V, (captions, words), generator=generator) * running
+    zeros = torch.zeros(captions, words)
+    forced = Forced(logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None)
+    return forced, targets, torch.tensor(lengths)
+
+
+def places(lengths: list[int]) -> list[tuple[int, int]]:
+    """Caption and step of each packed word."""
+    return [(n, t) for t in range(max(lengths)) for n in range(len(lengths)) if t < lengths[n]]
+
+
+def plain_log_probs(logits: list[float]) -> list[float]:
+    total = math.log(sum(math.exp(logit) for logit in logits))
+    return [logit - total for logit in logits]
+
+
+def plain_penalties(maps: list[list[list[float]]]) -> list[float]:
+    """For each caption, sum over cells of (1 - sum over words)^2."""
+    return [
+        sum((1 - sum(step[cell] for step in caption)) ** 2 for cell in range(L)) for caption in maps
+    ]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_the_doubly_stochastic_penalty_is_a_plain_sum_over_cells(lengths: list[int]) -> None:
+    forced, _, _ = random_batch(lengths)
+    expected = plain_penalties(forced.maps.tolist())
+    assert doubly_stochastic_penalty(forced.maps).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_penalty_is_zero_where_each_cell_was_looked_at_once_and_padding_adds_nothing() -> None:
+    maps = torch.zeros(2, 7, L)
+    maps[0, :5] = torch.eye(L)
+    maps[1, :1] = 1.0  # not a distribution, but each cell once
+    assert doubly_stochastic_penalty(maps).tolist() == [0, 0]
+    assert doubly_stochastic_penalty(maps[:, :5]).tolist() == [0, 0]
+    assert doubly_stochastic_penalty(maps[:, 5:]).tolist() == [L, L]
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_the_parts_are_plain_loops(lengths: list[int], label_smoothing: float) -> None:
+    forced, targets, counts = random_batch(lengths)
+    losses = caption_losses(
+        forced, targets, counts, doubly_stochastic=0.7, label_smoothing=label_smoothing
+    )
+    plain, smoothed = [], []
+    for row, (n, t) in enumerate(places(lengths)):
+        log_probs = plain_log_probs(forced.logits[row].tolist())
+        share = label_smoothing / V
+        wanted = [share + (1 - label_smoothing) * (v == targets[n, t].item()) for v in range(V)]
+        plain.append(-log_probs[targets[n, t].item()])
+        smoothed.append(-sum(w * p for w, p in zip(wanted, log_probs, strict=True)))
+    penalties = plain_penalties(forced.maps.tolist())
+    words, captions = len(plain), len(lengths)
+    expected = {
+        "cross_entropy": sum(plain) / words,
+        "smoothed": sum(smoothed) / words,
+        "doubly_stochastic": sum(penalties) / captions,
+        "total": (sum(smoothed) + 0.7 * sum(penalties)) / words,
+    }
+    assert {name: loss.item() for name, loss in losses.items()} == pytest.approx(
+        expected, rel=CLOSE
+    )
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_the_ratio_of_the_parts_is_the_papers(lengths: list[int]) -> None:
+    """The paper: each caption's sum over words plus its penalty, as a mean over captions."""
+    forced, targets, counts = random_batch(lengths)
+    losses = caption_losses(forced, targets, counts, doubly_stochastic=0.7)
+    a_caption = [0.0] * len(lengths)
+    for row, (n, t) in enumerate(places(lengths)):
+        a_caption[n] -= plain_log_probs(forced.logits[row].tolist())[targets[n, t].item()]
+    for n, penalty in enumerate(plain_penalties(forced.maps.tolist())):
+        a_caption[n] += 0.7 * penalty
+    paper = sum(a_caption) / len(lengths)
+    words_a_caption = sum(lengths) / len(lengths)
+    assert losses["total"].item() * words_a_caption == pytest.approx(paper, rel=CLOSE)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.9])
+def test_smoothed_cross_entropy_is_torchs_own_and_so_is_its_gradient(
+    label_smoothing: float,
+) -> None:
+    forced, targets, counts = random_batch([5, 3, 3, 1])
+    losses = caption_losses(
+        forced, targets, counts, doubly_stochastic=0.0, label_smoothing=label_smoothing
+    )
+    expected = functional.cross_entropy(
+        forced.logits, packed(targets, counts), label_smoothing=label_smoothing
+    )
+    torch.testing.assert_close(losses["total"].double(), expected, rtol=CLOSE, atol=0)
+    assert losses["total"].item() == losses["smoothed"].item()
+    gradients = [
+        torch.autograd.grad(loss, forced.logits)[0] for loss in (losses["total"], expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+
+
+def test_without_smoothing_the_smoothed_part_is_the_plain_one() -> None:
+    forced, targets, counts = random_batch([3, 2])
+    losses = caption_losses(forced, targets, counts, doubly_stochastic=1.0)
+    assert losses["smoothed"].item() == losses["cross_entropy"].item()
+    smooth = caption_losses(forced, targets, counts, doubly_stochastic=1.0, label_smoothing=0.2)
+    assert smooth["cross_entropy"].item() == losses["cross_entropy"].item()
+    assert smooth["smoothed"].item() != losses["smoothed"].item()
+
+
+def test_the_gradient_with_respect_to_the_maps_is_the_plain_one() -> None:
+    lengths = [4, 2]
+    forced, targets, counts = random_batch(lengths)
+    caption_losses(forced, targets, counts, doubly_stochastic=0.7)["total"].backward()
+    assert forced.maps.grad is not None
+    maps = forced.maps.tolist()
+    for n in range(2):
+        for cell in range(L):
+            seen = sum(step[cell] for step in maps[n])
+            expected = 0.7 * -2 * (1 - seen) / sum(lengths)
+            assert forced.maps.grad[n, :, cell].tolist() == pytest.approx([expected] * 4, rel=1e-5)
+
+
+def test_what_stands_behind_the_end_of_a_caption_does_not_matter() -> None:
+    forced, targets, counts = random_batch([4, 2, 1])
+    expected = caption_losses(forced, targets, counts, doubly_stochastic=1.0)["total"]
+    targets[1, 2:] = 5
+    targets[2, 1:] = 6
+    found = caption_losses(forced, targets, counts, doubly_stochastic=1.0)["total"]
+    assert torch.equal(found, expected)
+    targets[1, 1] = targets[1, 1] % 5 + 2
+    changed = caption_losses(forced, targets, counts, doubly_stochastic=1.0)["total"]
+    assert not torch.equal(changed, expected)
+
+
+def test_only_the_total_carries_a_gradient() -> None:
+    forced, targets, counts = random_batch([3, 2])
+    losses = caption_losses(forced, targets, counts, doubly_stochastic=1.0, label_smoothing=0.1)
+    assert {name for name, loss in losses.items() if loss.requires_grad} == {"total"}
+
+
+def test_bfloat16_logits_are_summed_in_float32() -> None:
+    forced, targets, counts = random_batch([6, 5, 4])
+    half = Forced(
+        forced.logits.detach().bfloat16(), forced.maps, forced.entropy, forced.log_prob, None
+    )
+    losses = caption_losses(half, targets, counts, doubly_stochastic=0.0)
+    expected = functional.cross_entropy(half.logits.double(), packed(targets, counts))
+    assert losses["total"].dtype != torch.bfloat16
+    assert losses["total"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_model_in_float64_has_a_loss_in_float64() -> None:
+    forced, targets, counts = random_batch([4, 2, 1])
+
+    def total(logits: Tensor, maps: Tensor) -> Tensor:
+        given = Forced(logits, maps, forced.entropy, forced.log_prob, None)
+        return caption_losses(given, targets, counts, doubly_stochastic=0.7, label_smoothing=0.1)[
+            "total"
+        ]
+
+    assert torch.autograd.gradcheck(total, (forced.logits, forced.maps))

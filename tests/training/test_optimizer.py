@@ -1,0 +1,243 @@
+"""The schedule, the groups of weights and the averaged weights, against plain loops."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from captioner.config import AttentionConfig, DecoderConfig, OptimConfig
+from captioner.encoders import Backbone, Encoder, Preprocessing
+from captioner.model import CaptionModel, build_decoder
+from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
+
+
+def small_model(
+    *, trainable_from: str | None = "second", tie_embeddings: bool = False
+) -> CaptionModel:
+    torch.manual_seed(0)
+    stages: list[tuple[str, nn.Module]] = [
+        (name, nn.Sequential(nn.Conv2d(channels, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU()))
+        for name, channels in (("first", 3), ("second", 4))
+    ]
+    backbone = Backbone(stages, channels=4, preprocessing=Preprocessing())
+    encoder = Encoder(backbone, trainable_from=trainable_from, batch_norm="train", project_dim=6)
+    decoder = build_decoder(
+        DecoderConfig(hidden_dim=5, embed_dim=7, gate="vector", tie_embeddings=tie_embeddings),
+        AttentionConfig(dim=3),
+        feature_dim=6,
+        vocabulary_size=11,
+    )
+    return CaptionModel(encoder, decoder)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def settings_by_name(model: CaptionModel, config: OptimConfig) -> dict[str, dict[str, float]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer = build_optimizer(model, config)
+    found = [
+        (names[id(parameter)], {key: group[key] for key in ("lr", "base_lr", "weight_decay")})
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    assert len({name for name, _ in found}) == len(found), "no weight twice"
+    return dict(found)
+
+
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "rmsprop"])
+def test_each_weight_has_its_rate_and_only_matrices_decay(kind: Any, tie_embeddings: bool) -> None:
+    model = small_model(tie_embeddings=tie_embeddings)
+    config = OptimConfig(name=kind, lr=1e-3, encoder_lr=1e-4, weight_decay=0.03)
+    found = settings_by_name(model, config)
+    assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad}
+    decaying = set()
+    for name, settings in found.items():
+        rate = 1e-4 if name.startswith("encoder.backbone.") else 1e-3
+        assert settings["lr"] == settings["base_lr"] == rate, name
+        assert settings["weight_decay"] in (0.0, 0.03)
+        if settings["weight_decay"]:
+            decaying.add(name)
+    matrices = {
+        "encoder.backbone.stages.1.0.weight",
+        "encoder.project.0.weight",
+        "decoder.attention.score.key.weight",
+        "decoder.attention.score.query.weight",
+        "decoder.attention.score.energy.weight",
+        "decoder.initial_h.weight",
+        "decoder.initial_c.weight",
+        "decoder.word_gates.weight",
+        "decoder.state_gates.weight",
+        "decoder.beta.weight",
+        "decoder.from_h.weight",
+        "decoder.from_context.weight",
+    }
+    assert decaying == (matrices if tie_embeddings else {*matrices, "decoder.vocabulary.weight"})
+    assert "decoder.embedding.weight" in found
+
+
+def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:
+    found = settings_by_name(small_model(trainable_from=None), OptimConfig())
+    assert not any(name.startswith("encoder.backbone.") for name in found)
+    assert "encoder.project.0.weight" in found
+
+
+def test_equal_rates_are_no_special_case() -> None:
+    model = small_model()
+    found = settings_by_name(model, OptimConfig(lr=1e-3, encoder_lr=1e-3))
+    assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)],
+)
+def test_the_optimiser_is_the_one_that_is_named(kind: Any, expected: type) -> None:
+    assert type(build_optimizer(small_model(), OptimConfig(name=kind))) is expected
+
+
+def test_decay_shrinks_a_matrix_and_leaves_a_bias_and_the_embedding_alone() -> None:
+    model = small_model()
+    config = OptimConfig(name="adamw", lr=0.1, encoder_lr=0.1, weight_decay=0.5)
+    optimizer = build_optimizer(model, config)
+    decoder: Any = model.decoder
+    with torch.no_grad():
+        decoder.from_h.bias.fill_(1.0)
+    before = copy.deepcopy(decoder.state_dict())
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(decoder.from_h.weight, before["from_h.weight"] * (1 - 0.1 * 0.5))
+    assert torch.equal(decoder.from_h.bias, before["from_h.bias"])
+    assert torch.equal(decoder.embedding.weight, before["embedding.weight"])
+
+
+# --- schedule -------------------------------------------------------------------------------------
+
+
+def factors(steps: int, **settings: Any) -> list[float]:
+    settings = {"warmup_steps": 0, "total_steps": steps, **settings}
+    return [learning_rate_factor(step, **settings) for step in range(steps)]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
+def test_warm_up_rises_in_equal_steps_to_the_whole_rate(schedule: str) -> None:
+    found = factors(100, schedule=schedule, warmup_steps=8)
+    assert found[:8] == pytest.approx([step / 8 for step in range(1, 9)])
+    assert found[8] == 1.0
+    assert max(found) == 1.0
+
+
+def test_a_cosine_is_half_a_wave_from_the_end_of_the_warm_up_to_zero() -> None:
+    found = factors(50, schedule="cosine", warmup_steps=10)
+    for step in range(10, 50):
+        expected = (1 + math.cos(math.pi * (step - 10) / 40)) / 2
+        assert found[step] == pytest.approx(expected, abs=1e-12)
+    assert found[30] == pytest.approx(0.5)
+    assert found[10:] == sorted(found[10:], reverse=True)
+    settings = {"schedule": "cosine", "warmup_steps": 10, "total_steps": 50}
+    assert learning_rate_factor(50, **settings) == pytest.approx(0.0, abs=1e-12)
+    assert learning_rate_factor(80, **settings) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_constant_rate_is_constant() -> None:
+    assert factors(30, schedule="constant") == [1.0] * 30
+
+
+def test_a_plateau_is_a_tenth_for_each_drop() -> None:
+    for drops, expected in ((0, 1.0), (1, 0.1), (2, 0.01)):
+        assert factors(5, schedule="plateau", drops=drops) == pytest.approx([expected] * 5)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
+@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (5, 3), (5, 5), (1, 1)])
+def test_runs_shorter_than_the_warm_up_have_rates_from_zero_to_one(
+    schedule: str, warmup: int, total: int
+) -> None:
+    settings = {"schedule": schedule, "warmup_steps": warmup, "total_steps": total}
+    for step in range(8):
+        assert 0 <= learning_rate_factor(step, **settings) <= 1
+
+
+# --- averaged weights -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+def test_averaged_weights_are_a_plain_moving_average(tie_embeddings: bool) -> None:
+    model = small_model(tie_embeddings=tie_embeddings)
+    averaged = AveragedModel(model, decay=0.6)
+    expected = {name: value.double() for name, value in model.named_parameters()}
+    for step in range(12):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter))
+        decay = min(0.6, (1 + step) / (10 + step))
+        for name, value in model.named_parameters():
+            expected[name] = decay * expected[name] + (1 - decay) * value.detach().double()
+        averaged.update(model, step)
+    own = dict(averaged.model.named_parameters())
+    assert own.keys() == expected.keys()
+    for name, value in own.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-5)
+    latest = dict(model.named_parameters())["decoder.from_h.weight"]
+    assert (own["decoder.from_h.weight"] - latest).abs().max() > 1e-2
+    if tie_embeddings:
+        decoder: Any = averaged.model.decoder
+        assert decoder.vocabulary.weight is decoder.embedding.weight
+
+
+def test_the_memory_is_short_at_first_and_as_long_as_the_decay_later() -> None:
+    model = small_model()
+    bias = dict(model.named_parameters())["decoder.from_h.bias"]
+    for step, decay in ((0, 0.1), (8, 0.5), (10**6, 0.998)):
+        averaged = AveragedModel(model, decay=0.998)
+        own = dict(averaged.model.named_parameters())["decoder.from_h.bias"]
+        with torch.no_grad():
+            own.fill_(1.0)
+            bias.fill_(0.0)
+        averaged.update(model, step)
+        assert own.tolist() == pytest.approx([decay] * 7, rel=1e-4)
+
+
+def test_running_statistics_are_copied_and_not_averaged() -> None:
+    model = small_model()
+    averaged = AveragedModel(model, decay=0.9)
+    model.train()
+    for step in range(3):
+        model.encoder(torch.randn(4, 3, 16, 16))
+        averaged.update(model, step)
+    own, theirs = dict(averaged.model.named_buffers()), dict(model.named_buffers())
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+    assert own["encoder.backbone.stages.1.1.num_batches_tracked"] == 3
+    assert own["encoder.backbone.stages.0.1.num_batches_tracked"] == 0
+
+
+def test_the_averaged_model_is_a_copy_in_eval_mode_that_does_not_learn() -> None:
+    model = small_model().train()
+    averaged = AveragedModel(model, decay=0.9)
+    assert not any(module.training for module in averaged.model.modules())
+    assert not any(parameter.requires_grad for parameter in averaged.model.parameters())
+    assert any(parameter.requires_grad for parameter in model.parameters())
+    before = copy.deepcopy(averaged.model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(v, before[n]) for n, v in averaged.model.state_dict().items())
+
+
+def test_an_average_of_weights_that_stand_still_stands_still() -> None:
+    model = small_model()
+    averaged = AveragedModel(model, decay=0.99)
+    for step in range(5):
+        averaged.update(model, step)
+    for own, theirs in zip(averaged.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(own, theirs)
