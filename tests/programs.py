@@ -7,7 +7,9 @@ shared. `Programs` is the tests' end of it; run as a script, this file is the ot
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -15,10 +17,11 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TIME_LIMIT_S = 120.0  # generous, for a machine that is busy with other work
@@ -142,7 +145,7 @@ def programs(folder: Path) -> Iterator[Programs]:
 
 
 def serve() -> None:
-    """Answer requests, one a line; a child returns from here to be the program that was asked for."""
+    """Answer requests, one a line."""
     sys.path[0] = str(REPOSITORY)  # as for a script that lies there
     import timm  # noqa: F401
 
@@ -153,6 +156,7 @@ def serve() -> None:
     import captioner.rendering
     import captioner.training  # noqa: F401
 
+    gc.freeze()  # a child that collected garbage among all of that would copy its memory
     # The answers keep a descriptor of their own, for nothing that a child prints may come between.
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
@@ -164,10 +168,29 @@ def serve() -> None:
             answer = os.fork()
             if not answer:
                 answers.close()
-                return become(request)
+                end(lambda request=request: become(request))
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    return None
+
+
+def end(program: Callable[[], None]) -> NoReturn:
+    """Run a program and end as Python ends, but without taking all that was imported apart."""
+    code: object = None
+    try:
+        program()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit(code or 0)
 
 
 def become(request: dict[str, Any]) -> None:
@@ -190,4 +213,4 @@ def become(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    end(serve)

@@ -13,9 +13,12 @@ class SoftSelect(nn.Module):
 
     def forward(self, scores: Tensor, values: Tensor) -> Glimpse:
         """Scores [B, K, L] and values [B, L, D] to a Glimpse."""
-        log_map = torch.log_softmax(scores.float(), dim=-1)  # float32 also under autocast
+        if scores.dtype in (torch.bfloat16, torch.float16):
+            scores = scores.float()  # maps sum to 1 under autocast too
+        log_map = torch.log_softmax(scores, dim=-1)
         attention = log_map.exp()
-        entropy = -(attention * log_map).sum(-1)
+        # a cell outside the window has log 0, and adds nothing
+        entropy = -(attention * log_map.masked_fill(attention == 0, 0.0)).sum(-1)
         context = torch.bmm(attention.to(values.dtype), values)  # [B, K, D]
         return Glimpse(
             context=context,

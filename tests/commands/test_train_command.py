@@ -354,6 +354,13 @@ def test_a_setting_on_the_command_line_goes_over_the_recipe(
 def test_help_tells_every_setting_with_its_meaning_and_default(programs: Programs) -> None:
     outcome = programs.run("train.py", "--help")
     assert outcome.code == 0
-    for told in ("--optim.lr", "--data.root", "--resume", "--config", "Doubly"[1:], "default: 0.0005"):
+    for told in (
+        "--optim.lr",
+        "--data.root",
+        "--resume",
+        "--config",
+        "Doubly"[1:],
+        "default: 0.0005",
+    ):
         assert told in outcome.stdout, told
     assert outcome.stderr == ""

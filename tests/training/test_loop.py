@@ -230,9 +230,7 @@ def test_a_changed_weight_decay_takes_effect(
     assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
 
 
-def test_more_epochs_go_on(
-    whole: Path, table: Path, tmp_path: Path
-) -> None:
+def test_more_epochs_go_on(whole: Path, table: Path, tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(whole, tmp_path / "run")
@@ -321,12 +319,8 @@ def gradients(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, 
 def test_an_accumulated_gradient_is_the_mean_of_its_batches(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    single = gradients(
-        trainer(table, tmp_path / "1", **STILL, optim__accumulate=1), monkeypatch
-    )
-    double = gradients(
-        trainer(table, tmp_path / "2", **STILL, optim__accumulate=2), monkeypatch
-    )
+    single = gradients(trainer(table, tmp_path / "1", **STILL, optim__accumulate=1), monkeypatch)
+    double = gradients(trainer(table, tmp_path / "2", **STILL, optim__accumulate=2), monkeypatch)
     assert len(double) == math.ceil(len(single) / 2)
     for step, found in enumerate(double[: len(single) // 2]):
         for name, value in found.items():
@@ -338,13 +332,9 @@ def test_a_last_step_of_fewer_batches_is_their_mean_too(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else the last step of an epoch would be a fraction of the others.
-    single = gradients(
-        trainer(table, tmp_path / "1", **STILL, optim__accumulate=1), monkeypatch
-    )
+    single = gradients(trainer(table, tmp_path / "1", **STILL, optim__accumulate=1), monkeypatch)
     assert len(single) % 2 == 1
-    double = gradients(
-        trainer(table, tmp_path / "2", **STILL, optim__accumulate=2), monkeypatch
-    )
+    double = gradients(trainer(table, tmp_path / "2", **STILL, optim__accumulate=2), monkeypatch)
     for name, value in double[-1].items():
         torch.testing.assert_close(value, single[-1][name], rtol=1e-4, atol=1e-7)
 
@@ -381,9 +371,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_said_so(
     assert said.count("the gradient is not finite, step left out") == 4
 
 
-def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(
-    table: Path, tmp_path: Path
-) -> None:
+def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(table: Path, tmp_path: Path) -> None:
     made = trainer(
         table, tmp_path / "run", encoder__trainable_from="layer4", optim__encoder_lr=1e-2
     )
@@ -451,11 +439,7 @@ def test_with_a_constant_rate_and_no_patience_every_epoch_is_run(
     table: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    train(
-        tiny.recipe(
-            table, run, **ASLEEP, optim__schedule="constant", train__patience=0
-        )
-    )
+    train(tiny.recipe(table, run, **ASLEEP, optim__schedule="constant", train__patience=0))
     assert {entry["epoch"] for entry in steps(run)} == {0, 1}
     assert {entry["learning_rate"] for entry in steps(run)} == {1e-30}
 
@@ -530,7 +514,9 @@ def test_without_a_readable_validation_photo_there_is_one_sentence_before_any_tr
 
 def test_a_run_in_its_folder_is_not_overwritten(whole: Path, table: Path) -> None:
     before = weights(whole)
-    with pytest.raises(CaptionerError, match=r"^train.output: .* already holds a run; add --resume"):
+    with pytest.raises(
+        CaptionerError, match=r"^train.output: .* already holds a run; add --resume"
+    ):
         train(tiny.recipe(table, whole))
     assert weights(whole) == before
 
