@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -98,7 +99,7 @@ class Trainer:
             setup.batches,
             self.epoch,
             first=self.batch,
-            workers=config.data.workers,
+            workers=min(config.data.workers, os.cpu_count() or 1),
             pin_memory=self.device.type == "cuda",
         )
         saved_at = self.step

@@ -70,27 +70,26 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     for b in range(B):
         for k in range(K):
             expected = plain_softmax(scores[b, k].tolist())
-            assert glimpse.map[b, k].tolist() == pytest.approx(expected, rel=1e-5)
+            assert glimpse.map[b, k].tolist() == pytest.approx(expected, rel=1e-12)
             entropy = -sum(share * math.log(share) for share in expected)
-            assert glimpse.entropy[b, k].item() == pytest.approx(entropy, rel=1e-5)
+            assert glimpse.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
             for d in range(D):
                 context = sum(expected[i] * values[b, i, d].item() for i in range(L))
-                assert glimpse.context[b, k, d].item() == pytest.approx(context, abs=1e-5)
+                assert glimpse.context[b, k, d].item() == pytest.approx(context, abs=1e-12)
     assert glimpse.cells is None
     assert glimpse.beta is None
-    assert torch.equal(glimpse.log_prob, torch.zeros(B, K))
+    assert glimpse.log_prob.tolist() == [[0.0] * K] * B
 
 
-def test_a_model_in_float64_attends_in_float64() -> None:
+def test_the_gradient_of_each_part_of_a_glimpse_is_the_numerical_one() -> None:
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
     values = torch.randn(B, L, D, dtype=torch.double)
-    glimpse = SoftSelect()(scores, values)
-    for b in range(B):
-        for k in range(K):
-            expected = plain_softmax(scores[b, k].tolist())
-            assert glimpse.map[b, k].tolist() == pytest.approx(expected, rel=1e-13)
-    inputs = (scores.requires_grad_(), values.requires_grad_())
-    assert torch.autograd.gradcheck(lambda s, v: SoftSelect()(s, v).context, inputs)
+
+    def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        glimpse = SoftSelect()(scores, values)
+        return glimpse.context, glimpse.map, glimpse.entropy
+
+    assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
 
 
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
@@ -111,6 +110,24 @@ def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
         glimpse = attention(random_query().float(), attention.prepare(grid))
     assert glimpse.map.dtype == glimpse.entropy.dtype == torch.float32
     assert torch.allclose(glimpse.map.sum(-1), torch.ones(B, K), atol=1e-6)
+
+
+class FavourLaterCells(nn.Module):
+    """A window that adds a tenth of its number to each cell's score."""
+
+    def forward(self, query: Tensor, grid: Grid) -> Tensor:
+        return 0.1 * torch.arange(L, dtype=query.dtype).expand(*query.shape[:2], L)
+
+
+def test_a_window_is_added_to_the_scores() -> None:
+    attention, grid = random_attention(window=FavourLaterCells())
+    query = random_query()
+    glimpse = attention(query, attention.prepare(grid))
+    free = attention.score(query, attention.score.keys(grid.features))
+    for b in range(B):
+        for k in range(K):
+            expected = plain_softmax([free[b, k, i].item() + 0.1 * i for i in range(L)])
+            assert glimpse.map[b, k].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 class OnlyTheFirstCells(nn.Module):
@@ -134,9 +151,9 @@ def test_a_window_keeps_attention_to_its_cells_and_the_entropy_is_theirs() -> No
     for b in range(B):
         for k in range(K):
             expected = plain_softmax(free[b, k, :2].tolist())
-            assert glimpse.map[b, k].tolist() == pytest.approx([*expected, 0, 0, 0, 0], rel=1e-5)
+            assert glimpse.map[b, k].tolist() == pytest.approx([*expected, 0, 0, 0, 0], rel=1e-12)
             entropy = -sum(share * math.log(share) for share in expected)
-            assert glimpse.entropy[b, k].item() == pytest.approx(entropy, rel=1e-5)
+            assert glimpse.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
     glimpse.entropy.sum().backward()
     assert torch.isfinite(query.grad).all()
 
@@ -154,7 +171,7 @@ def test_hypotheses_of_a_photo_see_the_same_as_each_would_alone() -> None:
         alone = attention(query[:, k : k + 1], attention.prepare(grid))
         for name in ("context", "map", "entropy"):
             torch.testing.assert_close(
-                getattr(together, name)[:, k : k + 1], getattr(alone, name), rtol=1e-6, atol=1e-7
+                getattr(together, name)[:, k : k + 1], getattr(alone, name), rtol=1e-12, atol=1e-13
             )
 
 

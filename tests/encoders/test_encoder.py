@@ -210,6 +210,29 @@ def test_eval_mode_stops_all_statistics_and_train_mode_starts_them_again(build: 
     assert not any(module.training for module in encoder.modules())
 
 
+def test_frozen_stages_stand_still_in_all_that_training_changes() -> None:
+    """Networks have dropout and stochastic depth as well as BatchNorm."""
+    stages: list[tuple[str, nn.Module]] = [
+        (name, nn.Sequential(nn.Conv2d(3, 3, 1), nn.Dropout(0.5))) for name in ("first", "second")
+    ]
+    backbone = Backbone(stages, channels=3, preprocessing=Preprocessing())
+    inputs = photos(8, 8)
+    for first, still in ((None, [True, True]), ("second", [True, False])):
+        encoder = Encoder(backbone, trainable_from=first).train()
+        for index, stands in enumerate(still):
+            found = [encoder.backbone(inputs, start=index, stop=index + 1) for _ in range(2)]
+            assert torch.equal(*found) == stands
+
+
+def test_dropout_of_the_projection_acts_in_training_only(build: Any) -> None:
+    encoder = build(project_dim=7, dropout=0.5)
+    inputs = photos()
+    for training in (True, False):
+        encoder.train(training)
+        first, second = (encoder(inputs).features for _ in range(2))
+        assert torch.equal(first, second) == (not training)
+
+
 @pytest.mark.parametrize("first", ["layer3", "layer3.0"])
 def test_a_network_of_one_stage_is_fine_tuned_from_a_layer_of_its_own(
     build: Any, first: str

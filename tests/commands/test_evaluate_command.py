@@ -1,0 +1,157 @@
+"""`captioner evaluate` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from programs import Outcome, Programs
+
+from captioner import Captioner
+from captioner.evaluation.metrics import quick_scores
+
+METRICS = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr"}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tiny.draw_table(tmp_path / "photos", train=1, val=1, test=6)
+
+
+def evaluate(
+    programs: Programs, model: Path, table: Path, *options: object, java: bool = False
+) -> Outcome:
+    return programs.run(
+        "captioner",
+        "evaluate",
+        *("--format", "table", "--root", table, "--checkpoint", model, "--device", "cpu"),
+        *options,
+        # Without Java, which takes seconds: BLEU and the others are computed in Python.
+        **({} if java else {"PATH": "/nowhere"}),
+    )
+
+
+def results(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_results_have_the_promised_fields(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "deep" / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--split", "test", "--output", output)
+    assert outcome.code == 0, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    found = results(output)
+    assert found["metrics"].keys() >= METRICS
+    assert found["num_images"] == 6
+    assert [set(entry) for entry in found["captions"]] == [{"image_id", "caption"}] * 6
+    assert {"tokenizer", "beam_size", "Bleu"} <= found["signature"].keys()
+    assert found["signature"]["beam_size"] == 3
+    assert found["metrics"]["METEOR"] is None, "no Java, so not computed, and never 0"
+    assert "METEOR   not computed" in outcome.stdout
+    assert outcome.stdout.splitlines()[-1] == str(output)
+
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    texts = {n: captioner.caption(table / f"{n:02d}.jpg").text for n in range(2, 8)}
+    assert {entry["image_id"]: entry["caption"] for entry in found["captions"]} == texts
+    expected = quick_scores(texts, {n: tuple(tiny.photo(n)[1]) for n in range(2, 8)})
+    for name, value in expected.items():
+        assert found["metrics"][name] == pytest.approx(value)
+        assert f"{name:8} {value:.4f}" in outcome.stdout
+
+
+@pytest.mark.java
+def test_with_java_meteor_is_computed(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--output", output, java=True)
+    assert outcome.code == 0, outcome.stderr
+    assert 0 <= results(output)["metrics"]["METEOR"] <= 1
+
+
+def test_missing_and_damaged_photos_are_named_and_the_others_scored(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    (table / "02.jpg").unlink()
+    (table / "04.jpg").write_bytes(b"damaged")
+    output = tmp_path / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--output", output)
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stderr.count("02.jpg") == outcome.stderr.count("04.jpg") == 1
+    found = results(output)
+    assert found["num_images"] == 4
+    assert [entry["image_id"] for entry in found["captions"]] == [3, 5, 6, 7]
+
+
+def test_only_damaged_photos_are_one_sentence(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    for number in range(2, 8):
+        (table / f"{number:02d}.jpg").write_bytes(b"damaged")
+    outcome = evaluate(programs, tiny_model, table, "--output", tmp_path / "results.json")
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_limit_and_a_beam_are_kept_to(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    options = ["--limit", 2, "--beam-size", 1, "--output", output]
+    assert evaluate(programs, tiny_model, table, *options).code == 0
+    found = results(output)
+    assert found["num_images"] == 2
+    assert found["signature"]["beam_size"] == 1
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    assert found["captions"][0]["caption"] == captioner.caption(table / "02.jpg", beam_size=1).text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--split", "dev"], "'dev'"),
+        (["--root", "no such folder"], "no such folder"),
+        (["--checkpoint", "no such model"], "no such model"),
+        (["--format", "coco"], "captions_test.json"),
+        (["--file", "other.csv"], "other.csv"),
+        (["--output", "."], "folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_used_is_one_sentence(
+    programs: Programs, tiny_model: Path, table: Path, options: list[str], told: str
+) -> None:
+    outcome = evaluate(programs, tiny_model, table, *options)
+    assert told in outcome.stderr
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    # Captioning a whole split takes an hour, and then its captions would be lost.
+    (tmp_path / "file").write_text("")
+    outcome = evaluate(programs, tiny_model, table, "--output", tmp_path / "file" / "results.json")
+    assert outcome.code == 2
+    assert outcome.stdout == ""
+    assert str(tmp_path / "file") in outcome.sentence()
+
+
+@pytest.mark.parametrize("options", [["--limit", "0"], ["--format", "x"], ["--time-limit", "soon"]])
+def test_an_option_that_is_wrong_is_exit_code_2(
+    programs: Programs, tiny_model: Path, table: Path, options: list[str]
+) -> None:
+    outcome = evaluate(programs, tiny_model, table, *options)
+    assert outcome.code == 2
+    assert options[0] in outcome.stderr
+    assert "Traceback" not in outcome.stderr

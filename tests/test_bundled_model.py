@@ -1,0 +1,102 @@
+"""The model that ships in the package: whole, small, and able to caption a real photo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captioner import Captioner, pipeline
+from captioner.checkpoint import verify
+
+FOLDER = pipeline.MODELS / "soft"
+MAX_BYTES = 40 * 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder() -> Path:
+    if not FOLDER.is_dir():
+        pytest.fail(
+            "captioner/models/soft is missing: train configs/flickr8k_soft.yaml and run "
+            "`captioner export RUN captioner/models/soft`",
+            pytrace=False,
+        )
+    return FOLDER
+
+
+@pytest.fixture(scope="module")
+def captioner(folder: Path) -> Captioner:
+    return Captioner.from_pretrained(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def photo() -> Path:
+    import matplotlib.cbook
+
+    return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+
+
+def test_it_is_whole_and_listed(folder: Path) -> None:
+    verify(folder)
+    assert "soft" in pipeline.bundled_models()
+    names = {path.name for path in folder.iterdir()}
+    expected = {"model.safetensors", "config.yaml", "vocabulary.json", "README.md", "manifest.json"}
+    assert names == expected, "all that inference needs, and nothing that can run code"
+
+
+def test_it_is_small_enough_to_ship(folder: Path) -> None:
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_BYTES
+
+
+def test_its_weights_are_in_half_precision(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    types = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    assert "F16" in types
+    assert types <= {"F16", "I64"}
+
+
+def test_its_files_name_no_machine_s_folders(folder: Path) -> None:
+    for name in ("config.yaml", "README.md"):
+        text = (folder / name).read_text(encoding="utf-8")
+        for root in ("home", "root", "work", "tmp", "Users"):
+            assert f"/{root}/" not in text, name
+
+
+def test_its_card_tells_what_it_is_and_how_good(folder: Path) -> None:
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for told in ("Flickr8k", "CIDEr", "Bleu_4", "split val"):
+        assert told.lower() in card.lower(), told
+
+
+def test_it_captions_a_real_photo_of_a_person(captioner: Captioner, photo: Path) -> None:
+    caption = captioner.caption(photo)
+    assert len(caption.words) >= 4, caption.text
+    assert {"man", "woman", "person"} & set(caption.words), caption.text
+    assert "<unk>" not in caption.words
+    assert caption.end_log_prob is not None, "it ends by itself"
+
+
+def test_its_maps_sum_to_one_and_move(captioner: Captioner, photo: Path) -> None:
+    caption = captioner.caption(photo)
+    count = len(caption.words)
+    assert caption.maps.shape[0] == count
+    assert min(caption.maps.shape[1:]) >= 7
+    np.testing.assert_allclose(caption.maps.sum((1, 2)), 1, atol=1e-4)
+    assert caption.beta is not None
+    assert ((caption.beta >= 0) & (caption.beta <= 1)).all()
+    flat = caption.maps.reshape(count, -1)
+    entropy = -(flat * np.log(flat.clip(1e-12))).sum(1) / np.log(flat.shape[1])
+    assert entropy.min() < 0.95, "attention is not flat"
+    assert 0.5 * np.abs(np.diff(flat, axis=0)).sum(1).max() > 0.05, "attention moves"
+
+
+def test_it_prefers_a_right_caption_to_a_wrong_one(captioner: Captioner, photo: Path) -> None:
+    def log_prob(text: str) -> float:
+        scored = captioner.score(photo, text)
+        assert scored.end_log_prob is not None
+        return float(scored.log_probs.sum()) + scored.end_log_prob
+
+    assert log_prob("a man in a uniform") > log_prob("a dog in the snow")
