@@ -180,7 +180,7 @@ def end(program: Callable[[], None]) -> NoReturn:
         program()
     except SystemExit as ended:
         code = ended.code
-    except BaseException:
+    except BaseException:  # noqa: BLE001  as the interpreter does
         traceback.print_exc()
         code = 1
     if code is not None and not isinstance(code, int):
