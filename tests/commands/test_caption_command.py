@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import tiny
 from PIL import Image
-from programs import REPOSITORY, Outcome, Programs
+from programs import REPOSITORY, TIME_LIMIT_S, Outcome, Programs
 
 from captioner import Captioner
 
@@ -30,7 +31,7 @@ def caption(programs: Programs, tiny_model: Path, tmp_path: Path) -> Caption:
         options = ["--checkpoint", tiny_model, "--device", "cpu"]
         if "--checkpoint" in arguments or "--model" in arguments:
             options = options[2:]
-        return programs.run("caption.py", *arguments, *options, cwd=tmp_path, **environment)
+        return programs.run("caption.py", *options, *arguments, cwd=tmp_path, **environment)
 
     return run
 
@@ -241,38 +242,37 @@ def test_the_same_photo_twice_is_captioned_twice_and_drawn_once(
     assert by_name(tmp_path / "out") == ["one.attention.png", "three.attention.png"]
 
 
-@pytest.mark.parametrize("options", [[], ["--words"], ["--words", "--max-words", "120"]], ids=str)
 def test_a_folder_that_is_captioned_into_itself_twice_keeps_its_photos(
-    caption: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path, options: list[str]
+    caption: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
-    if "120" in options:  # a model that never ends, for captions of more than 99 words
-        from captioner.checkpoint import load_model, save_model
-
-        model, config, vocabulary = load_model(tiny_model)
-        model.decoder.vocabulary.bias.data[vocabulary.end] = -100.0
-        save_model(tmp_path / "endless", model, config, vocabulary, card="")
-        options = [*options, "--checkpoint", str(tmp_path / "endless")]
-        for path in photos[1:]:
-            path.unlink()
-    first = caption("photos", "--output", "photos", *options)
+    first = caption("photos", "--output", "photos", "--words")
     names = by_name(tmp_path / "photos")
-    second = caption("photos", "--output", "photos", *options)
+    second = caption("photos", "--output", "photos", "--words")
     assert first.code == second.code == 0, second.stderr
     assert second.stdout == first.stdout
     assert by_name(tmp_path / "photos") == names
 
 
-@pytest.mark.parametrize(
-    "name", ["2024.05-paris.png", "lecture.12-attention.png", "a.attention.png"]
-)
-def test_a_photo_of_mine_whose_name_looks_like_a_picture_s_is_not_passed_over_in_silence(
-    caption: Caption, photos: list[Path], tmp_path: Path, name: str
+def test_pictures_of_a_caption_of_more_than_99_words_are_not_captioned_either(
+    caption: Caption, photos: list[Path]
 ) -> None:
-    # It could be one only beside a photo that it was drawn of.
+    from captioner.rendering import word_names
+
+    for name in word_names("one", ["disc"] * 100):
+        shutil.copy(photos[1], photos[0].parent / name)
+    outcome = caption("photos")
+    named = [line.partition(":")[0] for line in outcome.stdout.splitlines()]
+    assert named == [f"photos/{path.name}" for path in photos]
+
+
+def test_a_photo_of_mine_whose_name_looks_like_a_picture_s_is_not_passed_over_in_silence(
+    caption: Caption, tmp_path: Path
+) -> None:
+    # It could be a picture of ours only beside the photo that it was drawn of.
     (tmp_path / "mine").mkdir()
-    tiny.photo(0)[0].save(tmp_path / "mine" / name)
+    tiny.photo(0)[0].save(tmp_path / "mine" / "2024.05-paris.png")
     outcome = caption("mine")
-    assert name in outcome.stdout + outcome.stderr
+    assert "2024.05-paris.png" in outcome.stdout + outcome.stderr
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1), (2000, 3)])
@@ -435,38 +435,28 @@ def test_half_a_model_folder_is_one_sentence(
 # ------------------------------------------------------------------- real processes and real pipes
 
 
-def really(script: str, *, photos: list[Path], model: Path, shell: str = "") -> Any:
-    """A process of its own from the start; `shell` is put behind the command."""
-    command = [sys.executable, *script.split(), *map(str, photos), "--checkpoint", str(model)]
-    line = " ".join(map(shlex_quote, command)) + shell
+def really(photos: list[Path], model: Path, shell: str = "") -> subprocess.CompletedProcess[str]:
+    """caption.py as a process of its own from the start; `shell` is put behind the command."""
+    command = [sys.executable, "caption.py", *photos, "--checkpoint", model]
     return subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {line}"],
+        ["bash", "-c", shlex.join(map(str, command)) + shell],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=TIME_LIMIT_S,
     )
 
 
-def shlex_quote(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
-
-
-@pytest.mark.parametrize("script", ["caption.py", "-m captioner caption"])
-def test_it_runs_as_a_script_and_as_a_module(
-    photos: list[Path], tiny_model: Path, script: str, caption: Caption
-) -> None:
-    found = really(script, photos=photos, model=tiny_model)
+def test_it_runs_as_a_script(photos: list[Path], tiny_model: Path, caption: Caption) -> None:
+    found = really(photos, tiny_model)
     assert found.returncode == 0, found.stderr
     assert found.stderr == ""
     assert found.stdout == caption(*photos).stdout
 
 
 def test_a_reader_that_goes_away_leaves_no_traceback(photos: list[Path], tiny_model: Path) -> None:
-    found = really("caption.py", photos=photos * 7, model=tiny_model, shell=" --json | head -n 1")
+    found = really(photos * 7, tiny_model, " --json | head -n 1")
     assert "Traceback" not in found.stderr
     assert "Exception" not in found.stderr
     assert json.loads(found.stdout)["image"] == str(photos[0])
@@ -474,28 +464,10 @@ def test_a_reader_that_goes_away_leaves_no_traceback(photos: list[Path], tiny_mo
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_the_output_is_said_so(photos: list[Path], tiny_model: Path) -> None:
-    found = really("caption.py", photos=photos, model=tiny_model, shell=" > /dev/full")
+    found = really(photos, tiny_model, " > /dev/full")
     assert found.returncode != 0
     assert "Traceback" not in found.stderr, found.stderr
     assert "No space left" in found.stderr
-
-
-def test_a_terminal_that_cannot_show_a_letter_does_not_stop_the_captions(
-    caption: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path
-) -> None:
-    shutil.copy(photos[0], tmp_path / "café.jpg")
-    found = really("caption.py", photos=[tmp_path / "café.jpg"], model=tiny_model, shell=" | cat")
-    assert found.returncode == 0
-    command = [sys.executable, "caption.py", str(tmp_path / "café.jpg"), str(photos[1])]
-    ascii_only = subprocess.run(
-        [*command, "--checkpoint", str(tiny_model)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=False,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )
-    assert b"Traceback" not in ascii_only.stderr, ascii_only.stderr
-    assert str(photos[1]).encode() in ascii_only.stdout
 
 
 def test_captioning_needs_no_home_and_no_network(
@@ -510,4 +482,4 @@ def test_captioning_needs_no_home_and_no_network(
 def test_help_tells_the_exit_codes(caption: Caption) -> None:
     outcome = caption("--help")
     assert outcome.code == 0
-    assert "Exit code: 0 all done" in outcome.stdout
+    assert "Exit code: 0 all done" in " ".join(outcome.stdout.split())

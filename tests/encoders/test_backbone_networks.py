@@ -243,3 +243,7 @@ def test_googlenet_with_pretrained_weights_sees_what_torchvisions_does(
     with torch.inference_mode():
         theirs(inputs)
         torch.testing.assert_close(ours(inputs), seen[0])
+        # a model folder builds the network without weights and then loads its own
+        reloaded = build_backbone("googlenet", weights="none").eval()
+        reloaded.load_state_dict(ours.state_dict())
+        torch.testing.assert_close(reloaded(inputs), seen[0])
