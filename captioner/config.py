@@ -6,7 +6,7 @@ A recipe in `configs/` names what differs from these defaults. Unknown keys are 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -280,11 +280,37 @@ def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
     Raises:
         ConfigError: an unknown key or a value of the wrong type, by name.
     """
-    parser = parser_for(config_class, exit_on_error=False)
     try:
+        given = yaml.safe_load(text)
+        text = yaml.safe_dump(_checked(config_class, {} if given is None else given))
+        parser = parser_for(config_class, exit_on_error=False)
         return config_class(**vars(parser.instantiate(parser.parse_string(text))))
     except (ArgumentError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(one_line(str(error))) from None
+
+
+def _checked(config_class: type, given: Any) -> dict[str, Any]:
+    """What jsonargparse takes without a word, or refuses without saying what is accepted."""
+    sections = {name: type(value) for name, value in vars(config_class()).items()}
+    if not isinstance(given, dict):
+        raise ConfigError(f"the settings are no sections; use {', '.join(sections)}")
+    checked = {}
+    for section, settings in given.items():
+        if section not in sections:
+            raise ConfigError(f"{section}: no such section; use one of {', '.join(sections)}")
+        settings = {} if settings is None else settings
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{section}: holds no settings; write one 'key: value' a line")
+        hints = get_type_hints(sections[section])
+        for key, value in settings.items():
+            if key not in hints:
+                raise ConfigError(
+                    f"{section}.{key}: no such setting; use one of {', '.join(hints)}"
+                )
+            if value is None and type(None) not in get_args(hints[key]):
+                raise ConfigError(f"{section}.{key}: must have a value")
+        checked[section] = settings
+    return checked
 
 
 def to_yaml(config: Any) -> str:

@@ -75,8 +75,11 @@ def cut_behind(backbone: Backbone, tap: str | None, name: str) -> Backbone:
 def channels_of(body: nn.Module, name: str) -> int:
     """Channels of the feature map, by running it once on zeros."""
     was_training = body.training
-    with torch.no_grad():
-        output = body.eval()(torch.zeros(1, 3, 64, 64))
+    try:
+        with torch.no_grad():
+            output = body.eval()(torch.zeros(1, 3, 64, 64))
+    except (AssertionError, RuntimeError, ValueError):  # transformers take one size of photo only
+        output = None
     body.train(was_training)
     if not isinstance(output, Tensor) or output.dim() != 4:
         raise ConfigError(

@@ -14,6 +14,7 @@ from captioner.encoders.backbone import (
     Preprocessing,
     channels_of,
     is_file,
+    load_weights_file,
     no_such_weights,
 )
 from captioner.errors import ConfigError, WeightsError
@@ -22,13 +23,12 @@ from captioner.errors import ConfigError, WeightsError
 def efficientnet_lite2(weights: str) -> Backbone:
     import timm
 
-    overlay = {"file": weights} if is_file(weights) else {}
-    network: Any = timm.create_model(
-        "tf_efficientnet_lite2", pretrained=bool(overlay), pretrained_cfg_overlay=overlay
-    )
+    network: Any = timm.create_model("tf_efficientnet_lite2")
     if weights == "default":
         _load_packaged_lite2(network)
-    elif weights != "none" and not overlay:
+    elif is_file(weights):
+        load_weights_file(network, weights, "efficientnet_lite2")
+    elif weights != "none":
         raise no_such_weights(weights, "efficientnet_lite2", ["default", "none"])
     stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
     stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
@@ -78,6 +78,8 @@ def any_timm(name: str, weights: str, tap: str | None) -> Backbone:
     if weights not in ("default", "none") and not is_file(weights):
         raise no_such_weights(weights, name, ["default", "none"])
     overlay = {"file": weights} if is_file(weights) else None
+    if overlay:  # with features_only, timm would leave out what does not fit without a word
+        load_weights_file(timm.create_model(name), weights, name)
     try:
         network: Any = timm.create_model(
             name,

@@ -45,24 +45,30 @@ def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
         preprocessing = Preprocessing(
             tuple(preset.mean), tuple(preset.std), preset.interpolation.value
         )
-    options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    # torchvision's own weights of these two need their input rescaled inside the network
+    options = (
+        {"init_weights": False, "transform_input": True}
+        if name in ("googlenet", "inception_v3")
+        else {}
+    )
     network = models.get_model(name, weights=None, **options)
     if chosen is not None:
-        network.load_state_dict(_download(chosen, name))
+        _download(network, chosen, name)
     elif is_file(weights):
         load_weights_file(network, weights, name)
     return network, preprocessing
 
 
-def _download(entry: Any, name: str) -> dict[str, Tensor]:
+def _download(network: nn.Module, entry: Any, name: str) -> None:
     """From TORCH_HOME, else from torchvision's hub into it."""
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     file = folder / Path(entry.url).name
     try:
-        return entry.get_state_dict(progress=True, check_hash=True)
+        network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
     except Exception as error:  # noqa: BLE001  URLError, HTTPError, RuntimeError on a bad hash, ...
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
-            f"the weights of {name} cannot be had ({error}); fetch {entry.url} on another machine "
+            f"the weights of {name} cannot be had ({reason}); fetch {entry.url} on another machine "
             f"and put it at {file}, or name a file with encoder.weights"
         ) from None
 

@@ -35,7 +35,10 @@ def caption_losses(
     it), `doubly_stochastic` (a caption, before lambda).
     """
     words = packed(targets, lengths)
-    log_probs = torch.log_softmax(forced.logits.float(), dim=-1)
+    logits = forced.logits
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    log_probs = torch.log_softmax(logits, dim=-1)
     cross_entropy = functional.nll_loss(log_probs, words)
     smoothed = (1 - label_smoothing) * cross_entropy - label_smoothing * log_probs.mean()
     penalty = doubly_stochastic_penalty(forced.maps).mean()
