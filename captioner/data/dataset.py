@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -203,6 +204,12 @@ class CaptionBatches:
         return [*batches, np.concatenate(current)]
 
 
+def _leave_signals_to_the_main_process(worker: int) -> None:
+    """A signal to the whole group, as a terminal sends, must not kill a worker under a step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def load_batches(
     dataset: CaptionDataset,
     batches: CaptionBatches,
@@ -222,5 +229,9 @@ def load_batches(
             num_workers=workers,
             pin_memory=pin_memory,
             prefetch_factor=4 if workers else None,
+            # Without one of its own, a loader draws from the generator that dropout draws from, and
+            # a resumed run, which makes one loader more, would go another way.
+            generator=torch.Generator(),
+            worker_init_fn=_leave_signals_to_the_main_process,
         )
     )
