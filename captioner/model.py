@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TypeVar
 
@@ -167,5 +168,7 @@ def check(config: ModelConfig) -> None:
     for key, share in shares.items():
         if not 0 <= share < 1:
             raise ConfigError(f"{key}: {share} is not accepted; use a number from 0 up to below 1")
-    if min(config.preprocess.std or (1,)) <= 0:
+    if not math.isfinite(config.decoding.length_penalty):
+        raise ConfigError("decoding.length_penalty: use a finite number")
+    if not all(0 < value < math.inf for value in config.preprocess.std or ()):
         raise ConfigError("preprocess.std: use three numbers above 0")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from captioner.commands import INTERRUPTED, run_command
-from captioner.config import Config, parser_for
+from captioner.config import Config, one_line, parser_for
+from captioner.errors import ConfigError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,9 +18,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", action="config", help="Recipe, a YAML file.")
     parser.add_argument("--resume", action="store_true", help="Go on with the run in train.output.")
     arguments = parser.parse_args(argv)
-    sections = parser.instantiate(arguments)
 
     def command() -> int:
+        try:
+            sections = parser.instantiate(arguments)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"a section of the recipe holds no settings ({one_line(str(error))}); write its "
+                "settings below it, or leave it out"
+            ) from None
         from captioner.training import train
 
         config = Config(

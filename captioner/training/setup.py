@@ -108,6 +108,8 @@ def check(config: Config) -> None:
         "data.cache_views": (data.cache_views, 1),
         "optim.accumulate": (optim.accumulate, 1),
         "optim.warmup_steps": (optim.warmup_steps, 0),
+        "optim.plateau_epochs": (optim.plateau_epochs, 1),
+        "train.seed": (train.seed, 0),
         "train.epochs": (train.epochs, 1),
         "train.patience": (train.patience, 0),
         "train.val_beam_size": (train.val_beam_size, 1),
@@ -120,7 +122,7 @@ def check(config: Config) -> None:
         "optim.weight_decay": (optim.weight_decay, 0),
     }
     for key, (value, lowest) in at_least.items():
-        if value < lowest:
+        if not lowest <= value < float("inf"):  # written so that NaN is refused too
             raise ConfigError(f"{key}: {value} is not accepted; use {lowest} or more")
     shares = {
         "data.flip": (data.flip, 0, 1),
@@ -133,7 +135,7 @@ def check(config: Config) -> None:
         if not low <= share <= high:
             raise ConfigError(f"{key}: {share} is not accepted; use {low} to {high}")
     for key, rate in (("optim.lr", optim.lr), ("optim.encoder_lr", optim.encoder_lr)):
-        if not rate > 0:
+        if not 0 < rate < float("inf"):
             raise ConfigError(f"{key}: {rate} is not accepted; use a number above 0")
 
 

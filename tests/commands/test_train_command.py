@@ -129,7 +129,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
         assert weights[0] == weights[1], f"the weights in {folder} differ"
 
 
-@pytest.mark.parametrize(("workers", "step"), [(0, 5), (2, 5), (0, STEPS + 4)])
+@pytest.mark.parametrize(("workers", "step"), [(0, 5), (2, 5), (0, STEPS + 5)])
 def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     whole: tuple[Path, Outcome],
     table: Path,
