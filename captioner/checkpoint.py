@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from captioner.config import ModelConfig, from_yaml, to_yaml
+from captioner.config import ModelConfig, from_yaml, one_line, to_yaml
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError
 from captioner.model import CaptionModel, build_model
@@ -88,9 +88,16 @@ def load_model(
         vocabulary = Vocabulary.load(folder / VOCABULARY)
         model = build_model(config, len(vocabulary), pretrained=False)
         load_weights(model, folder)
-    except (ConfigError, ValueError, KeyError, SafetensorError) as error:
+    except (
+        ConfigError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,  # torch's word for weights of another shape
+        SafetensorError,
+    ) as error:
         raise CheckpointError(
-            f"{folder}: the model cannot be built ({error}); "
+            f"{folder}: the model cannot be built ({one_line(str(error))}); "
             "it was made by another version of captioner"
         ) from None
     return model.eval().to(device), config, vocabulary
@@ -142,12 +149,13 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
         raise CheckpointError(f"{folder}: no such model folder")
     try:
         sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        sums = dict(sums.items())
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: not a model folder, {MANIFEST} is missing; "
             f"name a folder such as RUN/best that holds {WEIGHTS}"
         ) from None
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise CheckpointError(f"{folder / MANIFEST}: damaged; fetch the model again") from None
     for name in (WEIGHTS, CONFIG, VOCABULARY, *((STATE,) if needs_state else ())):
         if name not in sums:

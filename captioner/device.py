@@ -17,7 +17,7 @@ def choose_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # `meta` has no values
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(
             f"device: '{name}' cannot be used on this machine; use auto, cpu or cuda"

@@ -99,6 +99,8 @@ class Captioner:
         for name, value in (("beam_size", beam_size), ("max_words", max_words)):
             if value < 1:
                 raise ConfigError(f"{name}: {value} is too small; use a whole number from 1 up")
+        if not photos:
+            return []
         grid, geometries = self._look(photos)
         found = search(
             self.model.decoder,
