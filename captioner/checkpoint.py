@@ -8,6 +8,7 @@ nothing that can run code. A run's `last` folder holds `training_state.pt` too.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -31,6 +32,32 @@ WEIGHTS, CONFIG, VOCABULARY, CARD = (
     "README.md",
 )
 STATE, MANIFEST = "training_state.pt", "manifest.json"
+MODELS = Path(__file__).parent / "models"  # those that ship in the package
+CHECKPOINTS = ("last", "previous")  # of a run, the newest first
+
+
+def bundled_models() -> list[str]:
+    """Names of the models that ship in the package."""
+    if not MODELS.is_dir():
+        return []
+    return sorted(folder.name for folder in MODELS.iterdir() if (folder / MANIFEST).is_file())
+
+
+def model_folder(model: str | Path) -> Path:
+    """Folder of a bundled model by name, of a model by path, or of a run's best model."""
+    if isinstance(model, str) and model in bundled_models():
+        return MODELS / model
+    folder = Path(model)
+    if not os.path.exists(folder):  # Path.exists raises for a name that no file can have
+        if isinstance(model, Path):
+            raise CheckpointError(f"{model}: no such model folder")
+        raise CheckpointError(
+            f"there is no model '{model}'; the bundled ones are "
+            f"{', '.join(bundled_models()) or 'none'}, or name a model folder"
+        )
+    if not (folder / MANIFEST).exists() and (folder / "best" / MANIFEST).exists():
+        return folder / "best"
+    return folder
 
 
 def save_model(
@@ -64,7 +91,9 @@ def save_model(
         vocabulary.save(temporary / VOCABULARY)
         (temporary / CARD).write_text(card, encoding="utf-8")
         if training_state is not None:
-            torch.save(training_state, temporary / STATE)
+            buffer = io.BytesIO()  # given a file, torch.save hides the disk's error behind its own
+            torch.save(training_state, buffer)
+            (temporary / STATE).write_bytes(buffer.getbuffer())
         _seal(temporary)
         _rename_into_place(temporary, folder, keep=training_state is not None)
     except OSError as error:
@@ -118,6 +147,27 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
         raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
 
 
+def load_matching_weights(model: CaptionModel, folder: Path) -> tuple[int, int]:
+    """Fill what has the same name and shape in a model folder, for training to begin with.
+
+    Returns how many of the model's tensors were filled, and how many it has.
+
+    Raises:
+        CheckpointError: the folder is no whole model folder.
+    """
+    verify(folder)
+    own = model.state_dict()
+    stored = load_file(folder / WEIGHTS)
+    matching = {
+        name: value
+        for name, value in stored.items()
+        if name in own and own[name].shape == value.shape
+    }
+    model.load_state_dict(matching, strict=False)
+    pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
+    return sum(value.data_ptr() in pointers for value in own.values()), len(own)
+
+
 def load_training_state(folder: Path) -> dict[str, Any]:
     """Read the training state of a verified folder."""
     return torch.load(folder / STATE, map_location="cpu", weights_only=True)
@@ -130,7 +180,7 @@ def newest_checkpoint(run: Path) -> Path:
         CheckpointError: there is none.
     """
     reasons = []
-    for name in ("last", "previous"):
+    for name in CHECKPOINTS:
         try:
             verify(run / name, needs_state=True)
             return run / name
@@ -206,10 +256,15 @@ def _seal(folder: Path) -> None:
 
 def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
     aside = folder.with_name("previous" if keep else f".{folder.name}.old")
-    if folder.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(folder, aside)
-    os.replace(temporary, folder)
+    try:
+        if folder.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(folder, aside)
+        os.replace(temporary, folder)
+    except BaseException:
+        if not folder.exists() and aside.exists():
+            os.replace(aside, folder)
+        raise
     _fsync(folder.parent)
     if not keep:
         shutil.rmtree(aside, ignore_errors=True)

@@ -20,17 +20,6 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Defects that are known and not mended yet, so that the list can only be read, not forgotten.
-
-    Each line of known_defects.txt is a test that shows one. When it is mended, take its line out.
-    """
-    known = set((REPOSITORY / "tests" / "known_defects.txt").read_text("utf-8").splitlines())
-    for item in items:
-        if item.nodeid in known:
-            item.add_marker(pytest.mark.xfail(strict=False, reason="known defect"))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("java") and shutil.which("java") is None:
         # A metric that silently goes untested is how a wrong METEOR gets published.
@@ -70,6 +59,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, *tiny.model(), card="# A tiny model\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_hard_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with hard attention."""
+    from captioner.checkpoint import save_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny_hard"
+    save_model(folder, *tiny.model(select="hard"), card="# A tiny model\n")
     return folder
 
 

@@ -147,12 +147,20 @@ def programs(folder: Path) -> Iterator[Programs]:
 def serve() -> None:
     """Answer requests, one a line."""
     sys.path[0] = str(REPOSITORY)  # as for a script that lies there
+    # Not only what the commands import at once: what each child had to import again costs the most.
+    import matplotlib.cm  # noqa: F401
+    import nltk.tokenize.treebank  # noqa: F401
+    import pycocoevalcap.bleu.bleu
+    import pycocoevalcap.cider.cider
+    import pycocoevalcap.rouge.rouge  # noqa: F401
     import timm  # noqa: F401
 
     import captioner.commands.caption
     import captioner.commands.evaluate
+    import captioner.commands.export
     import captioner.commands.train
     import captioner.evaluation.metrics
+    import captioner.pipeline
     import captioner.rendering
     import captioner.training  # noqa: F401
 

@@ -8,27 +8,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from captioner import Captioner, pipeline
-from captioner.checkpoint import verify
+from captioner import Captioner
+from captioner.checkpoint import MODELS, bundled_models, verify
 
-FOLDER = pipeline.MODELS / "soft"
 MAX_BYTES = 40 * 2**20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def folder() -> Path:
-    if not FOLDER.is_dir():
-        pytest.fail(
-            "captioner/models/soft is missing: train configs/flickr8k_soft.yaml and run "
-            "`captioner export RUN captioner/models/soft`",
-            pytrace=False,
-        )
-    return FOLDER
+@pytest.fixture(scope="module", params=["soft", "hard"], autouse=True)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def captioner(folder: Path) -> Captioner:
-    return Captioner.from_pretrained(device="cpu")
+def folder(name: str) -> Path:
+    if not (MODELS / name).is_dir():
+        pytest.fail(
+            f"captioner/models/{name} is missing: train its recipe and run "
+            f"`captioner export RUN captioner/models/{name}`",
+            pytrace=False,
+        )
+    return MODELS / name
+
+
+@pytest.fixture(scope="module")
+def captioner(folder: Path, name: str) -> Captioner:
+    return Captioner.from_pretrained(name, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +42,13 @@ def photo() -> Path:
     return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
 
 
-def test_it_is_whole_and_listed(folder: Path) -> None:
+def test_soft_is_the_default() -> None:
+    assert not Captioner.from_pretrained(device="cpu").looks_hard
+
+
+def test_it_is_whole_and_listed(folder: Path, name: str) -> None:
     verify(folder)
-    assert "soft" in pipeline.bundled_models()
+    assert name in bundled_models()
     names = {path.name for path in folder.iterdir()}
     expected = {"model.safetensors", "config.yaml", "vocabulary.json", "README.md", "manifest.json"}
     assert names == expected, "all that inference needs, and nothing that can run code"
@@ -100,3 +108,19 @@ def test_it_prefers_a_right_caption_to_a_wrong_one(captioner: Captioner, photo: 
         return float(scored.log_probs.sum()) + scored.end_log_prob
 
     assert log_prob("a man in a uniform") > log_prob("a dog in the snow")
+
+
+def test_hard_attention_looks_at_one_cell_a_word_and_elsewhere_for_the_next(
+    captioner: Captioner, photo: Path, name: str
+) -> None:
+    caption = captioner.caption(photo, paths=5 if name == "hard" else 0)
+    if name == "soft":
+        assert caption.cells is None
+        return
+    assert caption.cells is not None
+    assert caption.paths is not None
+    np.testing.assert_array_equal(
+        caption.cells, caption.maps.reshape(len(caption.words), -1).argmax(1)
+    )
+    assert len(set(caption.cells.tolist())) > 1, "it does not stare at one cell"
+    assert caption.paths.shape == (5, len(caption.words))

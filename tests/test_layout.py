@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "rendering": "grid data.transforms",
     "evaluation": "grid",
     "checkpoint": "grid config data model",
-    "pipeline": "grid config device data model checkpoint decoding",
+    "pipeline": "grid config device data attention model checkpoint decoding",
     "training": "grid config device data decoders model checkpoint decoding rendering evaluation",
     "commands": "grid config device data model checkpoint decoding rendering evaluation pipeline "
     "training",

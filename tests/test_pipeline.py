@@ -11,7 +11,7 @@ import tiny
 import torch
 from PIL import Image
 
-from captioner import Captioner, pipeline
+from captioner import Captioner, checkpoint
 from captioner.errors import CheckpointError, ConfigError, PhotoError
 from captioner.grid import Caption, Geometry
 
@@ -231,14 +231,14 @@ def bundled(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
     models = tmp_path / "package" / "models"
     shutil.copytree(tiny_model, models / "soft")
     (models / "unfinished").mkdir()
-    monkeypatch.setattr(pipeline, "MODELS", models)
+    monkeypatch.setattr(checkpoint, "MODELS", models)
     return models
 
 
 def test_bundled_models_are_the_folders_with_a_manifest(bundled: Path) -> None:
-    assert pipeline.bundled_models() == ["soft"]
+    assert checkpoint.bundled_models() == ["soft"]
     shutil.rmtree(bundled)
-    assert pipeline.bundled_models() == []
+    assert checkpoint.bundled_models() == []
 
 
 def test_the_bundled_model_is_the_default(bundled: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 WORDS = "a the on red green blue square disc field wears café t-shirt".split()
 
 
-def model(*, tie_embeddings: bool = False) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
-    """Random weights, made loud, so that photos get different captions and words different maps."""
+def model(
+    *, tie_embeddings: bool = False, **attention: Any
+) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
+    """Random weights, made loud, so that photos get different captions and words different maps.
+
+    attention: settings beside its size.
+    """
     import torch
 
     from captioner.config import (
@@ -36,7 +41,7 @@ def model(*, tie_embeddings: bool = False) -> tuple[CaptionModel, ModelConfig, V
     config = ModelConfig(
         preprocess=PreprocessConfig(height_px=64, width_px=96),
         encoder=EncoderConfig("timm/test_resnet", weights="none", project_dim=16),
-        attention=AttentionConfig(dim=8),
+        attention=AttentionConfig(dim=8, **attention),
         decoder=DecoderConfig(hidden_dim=16, embed_dim=16, tie_embeddings=tie_embeddings),
         decoding=DecodingConfig(beam_size=3, max_words=12),
     )

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
 
 from captioner.errors import CaptionerError
 
@@ -13,6 +18,9 @@ INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
 def run_command(command: Callable[[], int]) -> int:
     """Call a command; a user's mistake becomes one sentence on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # The name of a photo need not be text. In JSON this is the escape that leads back to it.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command()
     except CaptionerError as error:
@@ -22,8 +30,27 @@ def run_command(command: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
-        sys.stderr.close()
         return 1
+
+
+def show(line: str) -> None:
+    """Print a line of results at once, above the progress bar if there is one.
+
+    Raises:
+        CaptionerError: it cannot be written, as on a full disk.
+    """
+    try:
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise CaptionerError(
+            f"the results cannot be written to standard output ({error.strerror}); free space or "
+            "send them elsewhere"
+        ) from None
 
 
 def whole_number(text: str) -> int:
@@ -37,10 +64,16 @@ def whole_number(text: str) -> int:
     return value
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which model, where it runs, and how wide it searches."""
+def add_model_options(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Which model, where it runs, and how wide it searches; returns the choice of the model."""
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")
     chosen.add_argument("--checkpoint", metavar="DIR", help="a model folder, or a run")
     parser.add_argument("--beam-size", type=whole_number, help="1 is greedy (default: the model's)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    return chosen
+
+
+def chosen_model(arguments: argparse.Namespace) -> str | Path:
+    """What `add_model_options` gave, for Captioner.from_pretrained: a name, or a folder's path."""
+    return arguments.model if arguments.checkpoint is None else Path(arguments.checkpoint)

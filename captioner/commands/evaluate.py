@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from captioner.commands import add_model_options, run_command, whole_number
+from captioner.commands import add_model_options, chosen_model, run_command, show, whole_number
 from captioner.data.readers import FORMATS, CaptionedPhoto, read_split
-from captioner.data.transforms import open_photo
 from captioner.errors import DataError, PhotoError
-from captioner.pipeline import Captioner
+
+if TYPE_CHECKING:
+    from captioner.pipeline import Captioner
 
 BATCH = 16
 
@@ -45,8 +47,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.evaluation.metrics import score_captions
-    from captioner.evaluation.results import corpus_statistics, write_results
+    from captioner.evaluation.results import check_writable, corpus_statistics, write_results
+    from captioner.pipeline import Captioner
 
+    if arguments.output:
+        check_writable(arguments.output)  # not after hours of captioning
     split = read_split(
         format=arguments.format,
         root=arguments.root,
@@ -57,9 +62,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for path in split.missing:
         print(f"{path}: no such file", file=sys.stderr)
     photos = split.photos[: arguments.limit]
-    captioner = Captioner.from_pretrained(
-        arguments.checkpoint or arguments.model, device=arguments.device
-    )
+    model = chosen_model(arguments)
+    captioner = Captioner.from_pretrained(model, device=arguments.device)
     captions, unreadable = _captions(captioner, photos, arguments.beam_size)
     if not captions:
         raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
@@ -68,16 +72,13 @@ def _run(arguments: argparse.Namespace) -> int:
     beam_size = arguments.beam_size or captioner.config.decoding.beam_size
     signature = {
         **scores.signature,
-        "model": str(arguments.checkpoint or arguments.model),
+        "model": str(model),
         "beam_size": beam_size,
         "length_penalty": captioner.config.decoding.length_penalty,
         "no_repeat_ngram": captioner.config.decoding.no_repeat_ngram,
         "max_words": captioner.config.decoding.max_words,
         "data": f"{arguments.format} {arguments.split}",
     }
-    for name, value in scores.metrics.items():
-        shown = "not computed" if value is None else f"{value:.4f}"
-        print(f"{name:8} {shown}")
     if arguments.output:
         write_results(
             arguments.output,
@@ -86,7 +87,11 @@ def _run(arguments: argparse.Namespace) -> int:
             signature=signature,
             statistics=corpus_statistics(list(captions.values())),
         )
-        print(arguments.output)
+    for name, value in scores.metrics.items():
+        shown = "not computed" if value is None else f"{value:.4f}"
+        show(f"{name:8} {shown}")
+    if arguments.output:
+        show(str(arguments.output))
     return 1 if unreadable or split.missing else 0
 
 
@@ -94,6 +99,8 @@ def _captions(
     captioner: Captioner, photos: list[CaptionedPhoto], beam_size: int | None
 ) -> tuple[dict[int | str, str], int]:
     """Captions by image id, and the number of photos that could not be read."""
+    from captioner.data.transforms import open_photo
+
     captions: dict[int | str, str] = {}
     unreadable = 0
     with tqdm(total=len(photos), unit="photo", disable=None) as bar:

@@ -6,13 +6,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from captioner.checkpoint import CARD, load_model, save_model
-from captioner.commands import run_command
+from captioner.commands import run_command, show
 from captioner.errors import CheckpointError
-from captioner.model import check
-from captioner.pipeline import model_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
         description="Copy a trained model into a folder of its own with half-precision weights, "
         "half the size; captioner computes with them in single precision.",
     )
-    parser.add_argument("checkpoint", help="a run, or a model folder")
+    parser.add_argument("checkpoint", type=Path, help="a run, or a model folder")
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
     parser.add_argument("--card", type=Path, help="model card; by default the checkpoint's own")
     search = parser.add_argument_group("search settings to store; by default the checkpoint's own")
@@ -34,6 +29,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from captioner.checkpoint import CARD, load_model, model_folder, save_model
+    from captioner.config import check
+
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
     folder = model_folder(arguments.checkpoint)
@@ -49,5 +49,5 @@ def _run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise CheckpointError(f"{card}: cannot be read ({error.strerror})") from None
     save_model(arguments.output, model, config, vocabulary, card=text, dtype=torch.float16)
-    print(arguments.output)
+    show(str(arguments.output))
     return 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from captioner.commands import INTERRUPTED, run_command
-from captioner.config import Config, one_line, parser_for
+from captioner.commands import INTERRUPTED, run_command, show
+from captioner.config import Config, one_line, parser_for, refuse_null
 from captioner.errors import ConfigError
 
 
@@ -27,20 +28,24 @@ def main(argv: list[str] | None = None) -> int:
                 f"a section of the recipe holds no settings ({one_line(str(error))}); write its "
                 "settings below it, or leave it out"
             ) from None
-        from captioner.training import train
-
         config = Config(
             **{name: value for name, value in vars(sections).items() if name in _sections()}
         )
+        refuse_null(config)
+        from captioner.training.run import holds_a_run, train
+
         try:
             best = train(config, resume=arguments.resume)
         except KeyboardInterrupt:
+            run = Path(config.train.output)
             print(
-                f"interrupted; go on with the same command and --resume ({config.train.output})",
+                f"interrupted; go on with the same command and --resume ({run})"
+                if holds_a_run(run)
+                else f"interrupted before {run} had a checkpoint; start the same command again",
                 file=sys.stderr,
             )
             return INTERRUPTED
-        print(best)
+        show(str(best))
         return 0
 
     return run_command(command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -54,6 +54,16 @@ class Batch:
             lengths=move(self.lengths),
             from_frozen=self.from_frozen,
             unreadable=self.unreadable,
+        )
+
+    def repeated(self, times: int) -> Batch:
+        """Every caption so many times, one after another; the photos once."""
+        return replace(
+            self,
+            photo_index=self.photo_index.repeat_interleave(times),
+            tokens=self.tokens.repeat_interleave(times, 0),
+            targets=self.targets.repeat_interleave(times, 0),
+            lengths=self.lengths.repeat_interleave(times),
         )
 
     def pin_memory(self) -> Batch:

@@ -86,7 +86,7 @@ def build_feature_cache(
     weights. An interrupted build goes on where it stopped.
 
     Raises:
-        DataError: the disk cannot hold it.
+        DataError: the disk cannot hold it, or what it holds of it is damaged.
     """
     key = _key(paths, transform, fingerprint=fingerprint, views=views, seed=seed)
     folder = root / key[:20]
@@ -94,15 +94,10 @@ def build_feature_cache(
     items = _Views(paths, transform, views, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done, unreadable = 0, {}
-        if notes.exists():
-            saved = json.loads(notes.read_text())
-            done, unreadable = saved["done"], {int(k): v for k, v in saved["unreadable"].items()}
+        done, unreadable = _done_before(notes, array) if notes.exists() else (0, {})
         if not done:
             shape = encode(torch.stack([items[0][0]])).shape[1:]
-            np.lib.format.open_memmap(
-                array, mode="w+", dtype=np.float16, shape=(len(paths), views, *shape)
-            ).flush()
+            _reserve(array, (len(paths), views, *shape))
         features = np.lib.format.open_memmap(array, mode="r+" if done < len(items) else "r")
         flat = features.reshape(len(items), *features.shape[2:])
         loader = DataLoader(
@@ -136,9 +131,43 @@ def _key(
         settings["augmentation"], seed = "None", 0
     digest = hashlib.sha256(json.dumps([fingerprint, settings, views, seed]).encode())
     for path in paths:
-        facts = path.stat()
-        digest.update(f"{path.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        try:
+            facts = path.stat()
+            size, changed = facts.st_size, facts.st_mtime_ns
+        except OSError:  # vanished: unreadable, as `open_photo` will say
+            size = changed = -1
+        name = os.fsencode(os.path.realpath(path))
+        digest.update(name + f"\0{size}\0{changed}\n".encode())
     return digest.hexdigest()
+
+
+def _done_before(notes: Path, array: Path) -> tuple[int, dict[int, str]]:
+    """How many items an earlier build has finished, and its unreadable photos."""
+    try:
+        saved = json.loads(notes.read_text())
+        np.lib.format.open_memmap(array, mode="r")  # "r+" would fill up a file that was cut short
+        return saved["done"], {int(k): v for k, v in saved["unreadable"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{notes.parent}: the feature cache is damaged ({error}); delete this folder, and it "
+            "will be made again"
+        ) from None
+
+
+def _reserve(array: Path, shape: tuple[int, ...]) -> None:
+    """Make the file and ask the disk for all of its space.
+
+    A memory map of a file with holes ends the whole process (SIGBUS) when the disk fills up later.
+    """
+    np.lib.format.open_memmap(array, mode="w+", dtype=np.float16, shape=shape).flush()
+    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
+        return
+    try:
+        with array.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, array.stat().st_size)
+    except OSError:
+        array.unlink()  # so that it does not keep what is left of the disk
+        raise
 
 
 def _write(path: Path, text: str) -> None:

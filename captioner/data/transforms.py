@@ -49,9 +49,9 @@ def open_photo(source: str | Path | bytes | IO[bytes]) -> Image.Image:
     """
     if isinstance(source, (str, Path)):
         path = Path(source)
-        if path.is_dir():
-            raise PhotoError("is a folder, not a photo")
         try:
+            if path.is_dir():
+                raise PhotoError("is a folder, not a photo")
             if path.stat().st_size == 0:
                 raise PhotoError("the file is empty")
             with path.open("rb") as file:
@@ -60,6 +60,8 @@ def open_photo(source: str | Path | bytes | IO[bytes]) -> Image.Image:
             raise PhotoError("no such file") from None
         except OSError as error:
             raise PhotoError(f"cannot be read ({error.strerror or error})") from None
+        except ValueError as error:  # a zero byte in the name
+            raise PhotoError(f"cannot be read ({error})") from None
     if isinstance(source, bytes):
         source = io.BytesIO(source)
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,

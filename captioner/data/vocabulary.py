@@ -11,20 +11,32 @@ from pathlib import Path
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNKNOWN)
-_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
+_MARK = "\u0301"  # stands for every combining mark, which `re` has no class for
+_LETTERS = rf"(?:[^\W_]{_MARK}*)+"
+_WORD = re.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*")
 
 
 def tokenize(caption: str) -> list[str]:
     """Split a caption into lower-case words: runs of letters and digits in any script.
 
-    Apostrophes and hyphens inside a word stay (`man's`, `t-shirt`); all other punctuation goes,
-    as it does in the scorers. Text is normalised to NFKC first.
+    The marks on a letter, such as the vowel signs of Indic scripts, belong to its word. Apostrophes
+    and hyphens inside a word stay (`man's`, `t-shirt`); all other punctuation goes, as it does in
+    the scorers. Text is normalised to NFKC first.
 
     >>> tokenize("A man's t-shirt, \\"RED\\" & blue.")
     ['a', "man's", 't-shirt', 'red', 'blue']
     """
     text = unicodedata.normalize("NFKC", caption).lower().replace("’", "'")
-    return _WORD.findall(text)
+    shape = text
+    if not text.isascii():
+        shape = "".join(_MARK if _is_mark(character) else character for character in text)
+    return [text[slice(*match.span())] for match in _WORD.finditer(shape)]
+
+
+def _is_mark(character: str) -> bool:
+    """Whether it changes the letter before it; U+FE00 to U+FE0F choose between drawings of it."""
+    marks = unicodedata.category(character) in ("Mn", "Mc")
+    return marks and not "\ufe00" <= character <= "\ufe0f"
 
 
 class Vocabulary:

@@ -115,16 +115,18 @@ def any_torchvision(name: str, weights: str, tap: str | None) -> Backbone:
     )
 
     network, preprocessing = _torchvision_network(name, weights)
+    # In training mode a network may have more nodes; torchvision would warn of it, but of no use.
+    quiet = {"suppress_diff_warning": True}
     try:
-        nodes = get_graph_node_names(network)[1]
+        nodes = get_graph_node_names(network, **quiet)[1]
         if tap is None:
-            tap = _last_feature_map(create_feature_extractor(network.eval(), nodes), name)
+            tap = _last_feature_map(create_feature_extractor(network.eval(), nodes, **quiet), name)
         elif tap not in nodes:
             raise ConfigError(
                 f"encoder.tap: {name} has no node '{tap}'; the last ones are "
                 f"{', '.join(nodes[-8:])}"
             )
-        extractor = create_feature_extractor(network, {tap: "grid"})
+        extractor = create_feature_extractor(network, {tap: "grid"}, **quiet)
     except (torch.fx.proxy.TraceError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"encoder.backbone: {name} cannot be used as a feature extractor ({error})"

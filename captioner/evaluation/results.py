@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from captioner.errors import DataError
 from captioner.evaluation.scorers import tokenize
@@ -39,17 +41,34 @@ def write_results(
         content["statistics"] = dict(statistics)
     # NaN is no JSON: it would make a file that other languages cannot read.
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    if path.is_dir():
+    with _partial(path) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(file.name, path)
+
+
+def check_writable(path: Path) -> None:
+    """Find out, before the work, whether `write_results` can write there; makes the folder.
+
+    Raises:
+        DataError: it cannot.
+    """
+    with _partial(path):
+        pass
+
+
+@contextlib.contextmanager
+def _partial(path: Path) -> Iterator[IO[str]]:
+    """A file beside `path` for what will be its content; what is not renamed vanishes."""
+    if os.path.isdir(path):
         raise DataError(f"cannot write {path}, which is a folder; name a file in it")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+                yield file
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:

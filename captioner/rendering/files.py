@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -14,6 +15,7 @@ from PIL import Image
 from captioner.errors import CaptionerError
 
 _LONGEST_WORD = 32  # characters of a word that go into a file name
+_PICTURE = re.compile(r"(?P<name>.+)\.(?:attention|comparison|\d{2,}-[^.]+)\.png", re.DOTALL)
 
 
 def save_png(image: Image.Image, path: str | Path) -> None:
@@ -94,6 +96,11 @@ def sheet_name(name: str) -> str:
     return f"{name}.attention.png"
 
 
+def comparison_name(name: str) -> str:
+    """File name of a photo's comparison of models: NAME.comparison.png."""
+    return f"{name}.comparison.png"
+
+
 def word_names(name: str, words: Sequence[str]) -> list[str]:
     """File names of a photo's pictures a word: NAME.01-word.png and so on, in reading order.
 
@@ -108,6 +115,25 @@ def word_names(name: str, words: Sequence[str]) -> list[str]:
         f"{name}.{number:0{digits}d}-{_in_a_file_name(word)}.png"
         for number, word in enumerate(words, start=1)
     ]
+
+
+def is_picture_of(file: str, photos: Container[str]) -> bool:
+    """Whether a file has the name that a sheet or a word's picture of one of these photos has.
+
+    photos: their file names, each with its suffix and without.
+
+    >>> is_picture_of("dog.attention.png", {"dog", "dog.jpg"})
+    True
+    >>> is_picture_of("2024.05-paris.png", {"dog", "dog.jpg"})
+    False
+    """
+    match = _PICTURE.fullmatch(file)
+    if match is None:
+        return False
+    name = match["name"]
+    # output_names puts folders, each with a hyphen behind it, in front where it must.
+    starts = [0, *(hyphen.end() for hyphen in re.finditer("-", name))]
+    return any(name[start:] in photos for start in starts)
 
 
 def _in_a_file_name(word: str) -> str:

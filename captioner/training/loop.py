@@ -15,21 +15,23 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from captioner.checkpoint import (
-    load_training_state,
-    load_weights,
-    save_model,
-)
+from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.data.dataset import Batch, load_batches
 from captioner.data.transforms import open_photo
 from captioner.errors import CheckpointError
 from captioner.model import CaptionModel
 from captioner.rendering import attention_sheet
 from captioner.training.diagnostics import forced_attention, warnings
+from captioner.training.hard import HardAttentionLoss, build_hard_loss
 from captioner.training.interrupts import Interrupts
 from captioner.training.losses import caption_losses
 from captioner.training.model_card import model_card
-from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
+from captioner.training.optimizer import (
+    AveragedModel,
+    build_optimizer,
+    learning_rate_factor,
+    load_state,
+)
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.validation import Validation, validate
@@ -48,6 +50,9 @@ class Trainer:
         self.averaged: AveragedModel | None = None
         if self.config.optim.ema_decay:
             self.averaged = AveragedModel(self.model, self.config.optim.ema_decay)
+        self.hard: HardAttentionLoss | None = None
+        if self.config.attention.select == "hard":
+            self.hard = build_hard_loss(self.config).to(device)
         self.amp = contextlib.nullcontext()
         precision = self.config.train.precision
         if precision == "bfloat16" or (
@@ -62,7 +67,7 @@ class Trainer:
         self.bad_epochs = 0  # since the best
         self.drops = 0  # of the plateau schedule
         self.figures: dict[str, Any] = {}  # of the best validation
-        self.unreadable: set[str] = set()
+        self.unreadable = setup.named  # photos that were told of
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -72,16 +77,19 @@ class Trainer:
             try:
                 self._train_epoch()
                 validation = self._validate()
+                self.interrupts.hold()  # to the checkpoint that knows of it, or it is logged twice
             except KeyboardInterrupt:
                 if not self.interrupts.held:  # else the step is half done: keep the last checkpoint
                     self.save()
                 raise
+            self._tell(validation)
             better = validation.figures[config.train.metric] > self.best
             self._judge(validation, better)
             self.epoch, self.batch = self.epoch + 1, 0
             if better:
-                self._save_best()
+                self._write(self.run / "best", None)
             self.save()
+            self.interrupts.release()
 
     def _train_epoch(self) -> None:
         config, setup = self.config, self.setup
@@ -102,25 +110,28 @@ class Trainer:
             workers=min(config.data.workers, os.cpu_count() or 1),
             pin_memory=self.device.type == "cuda",
         )
-        saved_at = self.step
+        first_step = saved_at = self.step
         started = waited_from = time.perf_counter()
         waiting = 0.0
         self.optimizer.zero_grad(set_to_none=True)
+        added = 0  # batches whose gradients are in this step
         with bar:
             for batch in loader:
                 waiting += time.perf_counter() - waited_from
-                self._name_unreadable(batch)
+                self._name_unreadable(batch.unreadable)
                 forced_figures: dict[str, float] | None = None
                 logs = (self.step + 1) % config.train.log_every == 0
                 self.interrupts.hold()
                 if len(batch):
                     parts, forced_figures = self._forward_backward(batch.to(self.device), logs)
+                    added += 1
                 self.batch += 1
                 bar.update()
                 if self.batch % config.optim.accumulate and self.batch < total:
                     waited_from = time.perf_counter()
                     continue
-                norm = self._update(total)
+                norm = self._update(total, added)
+                added = 0
                 if logs and forced_figures is not None:
                     elapsed = time.perf_counter() - started
                     figures = {name: float(value) for name, value in parts.items()}
@@ -135,6 +146,7 @@ class Trainer:
                             **forced_figures,
                             "learning_rate": rates[max(rates)],
                             "gradient_norm": float(norm),
+                            "step_s": elapsed / (self.step - first_step),
                             "data_wait": waiting / elapsed,
                         },
                     )
@@ -150,6 +162,8 @@ class Trainer:
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Add this batch's gradient."""
         config = self.config
+        if self.hard is not None:
+            batch = batch.repeated(config.hard.samples)
         with self.amp:
             forced = self.model(
                 batch.inputs,
@@ -164,13 +178,14 @@ class Trainer:
             batch.lengths,
             doubly_stochastic=config.loss.doubly_stochastic,
             label_smoothing=config.loss.label_smoothing,
+            hard=self.hard,
         )
         (parts["total"] / config.optim.accumulate).backward()
         parts["total"] = parts["total"].detach()
         return parts, forced_attention(forced, batch.lengths) if logs else {}
 
-    def _update(self, batches: int) -> Tensor:
-        """One step of the optimiser; returns the gradient's norm before clipping."""
+    def _update(self, batches: int, added: int) -> Tensor:
+        """A step by the gradient of `added` batches; returns its norm before clipping."""
         optim = self.config.optim
         factor = learning_rate_factor(
             self.step,
@@ -181,8 +196,10 @@ class Trainer:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.clip_grad_norm_(parameters, optim.clip_norm or math.inf)
+        if 0 < added < optim.accumulate:  # each was divided by `accumulate`
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, optim.accumulate / added)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip_norm or math.inf)
         if torch.isfinite(norm):
             self.optimizer.step()
         else:
@@ -202,7 +219,7 @@ class Trainer:
 
     def _validate(self) -> Validation:
         setup, config = self.setup, self.config
-        validation = validate(
+        return validate(
             self.judged,
             setup.validation,
             setup.validation_transform,
@@ -214,6 +231,9 @@ class Trainer:
             no_repeat_ngram=config.decoding.no_repeat_ngram,
             cache=setup.validation_cache,
         )
+
+    def _tell(self, validation: Validation) -> None:
+        self._name_unreadable(validation.unreadable)
         figures = validation.figures
         self.log.write("validation", self.step, {"epoch": self.epoch, **figures})
         tqdm.write(
@@ -225,7 +245,6 @@ class Trainer:
         for sentence in warnings(figures, len(validation.captions)):
             print(f"warning: {sentence}", file=sys.stderr)
         self._show_samples(validation)
-        return validation
 
     def _show_samples(self, validation: Validation) -> None:
         setup = self.setup
@@ -259,8 +278,8 @@ class Trainer:
         patience = self.config.train.patience
         return bool(patience) and self.bad_epochs >= patience
 
-    def _name_unreadable(self, batch: Batch) -> None:
-        for path, reason in batch.unreadable:
+    def _name_unreadable(self, photos: list[tuple[str, str]]) -> None:
+        for path, reason in photos:
             if path not in self.unreadable:
                 self.unreadable.add(path)
                 print(
@@ -283,6 +302,8 @@ class Trainer:
             "config": asdict(self.config),
             "rng": torch.get_rng_state(),
         }
+        if self.hard is not None:
+            state["hard"] = self.hard.state_dict()
         if self.device.type == "cuda":
             state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
         if self.averaged:  # the model file holds the averaged weights
@@ -292,9 +313,6 @@ class Trainer:
                 if not name.startswith("encoder.backbone.") or self.config.encoder.trainable_from
             }
         self._write(self.run / "last", state)
-
-    def _save_best(self) -> None:
-        self._write(self.run / "best", None)
 
     def _write(self, folder: Path, state: dict[str, Any] | None) -> None:
         save_model(
@@ -317,7 +335,9 @@ class Trainer:
             load_weights(self.judged, folder)
             if self.averaged:
                 self.model.load_state_dict(state["raw"], strict=False)
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_state(self.optimizer, state["optimizer"])
+            if self.hard is not None:
+                self.hard.load_state_dict(state["hard"])
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
                 f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from captioner.decoders import Forced, packed
+from captioner.training.hard import HardAttentionLoss
 
 
 def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
@@ -24,6 +24,7 @@ def caption_losses(
     *,
     doubly_stochastic: float,
     label_smoothing: float = 0.0,
+    hard: HardAttentionLoss | None = None,
 ) -> dict[str, Tensor]:
     """Loss of a batch: sums over each caption, as in equation 14, divided by the number of words.
 
@@ -32,20 +33,27 @@ def caption_losses(
 
     targets: [N, T]; lengths: [N], falling.
     Returns `total`, `cross_entropy` (a word, without smoothing), `smoothed` (what is minimised of
-    it), `doubly_stochastic` (a caption, before lambda).
+    it), `doubly_stochastic` (a caption, before lambda), and the parts of `hard` where it is given.
     """
     words = packed(targets, lengths)
     logits = forced.logits
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     log_probs = torch.log_softmax(logits, dim=-1)
-    cross_entropy = functional.nll_loss(log_probs, words)
+    word_log_probs = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
+    cross_entropy = -word_log_probs.mean()
     smoothed = (1 - label_smoothing) * cross_entropy - label_smoothing * log_probs.mean()
     penalty = doubly_stochastic_penalty(forced.maps).mean()
     share = len(lengths) / len(words)  # from a caption's sum to the mean over words
+    total = smoothed + doubly_stochastic * share * penalty
+    looked: dict[str, Tensor] = {}
+    if hard is not None:
+        looking, looked = hard(forced, word_log_probs, lengths)
+        total = total + looking
     return {
-        "total": smoothed + doubly_stochastic * share * penalty,
+        "total": total,
         "cross_entropy": cross_entropy.detach(),
         "smoothed": smoothed.detach(),
         "doubly_stochastic": penalty.detach(),
+        **looked,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,22 +19,35 @@ def build_optimizer(model: CaptionModel, config: OptimConfig) -> torch.optim.Opt
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    # By kind and not by value, so that a run may be resumed with other rates in the same groups.
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        rate = config.encoder_lr if id(parameter) in backbone else config.lr
         decays = parameter.dim() > 1 and id(parameter) not in embeddings
-        groups.setdefault((rate, config.weight_decay if decays else 0.0), []).append(parameter)
-    settings = [
-        {"params": parameters, "lr": rate, "base_lr": rate, "weight_decay": decay}
-        for (rate, decay), parameters in groups.items()
-    ]
+        groups.setdefault((id(parameter) in backbone, decays), []).append(parameter)
+    settings = []
+    for (pretrained, decays), parameters in groups.items():
+        rate = config.encoder_lr if pretrained else config.lr
+        decay = config.weight_decay if decays else 0.0
+        settings.append({"params": parameters, "lr": rate, "base_lr": rate, "weight_decay": decay})
     if config.name == "adamw":
         return torch.optim.AdamW(settings, betas=(0.9, 0.98))
     if config.name == "adam":
         return torch.optim.Adam(settings)
     return torch.optim.RMSprop(settings)
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Go on from a saved state, but with the rates and the decay that the optimiser has now.
+
+    Raises:
+        ValueError: the state is of other groups of weights.
+    """
+    given = [(group["base_lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, (rate, decay) in zip(optimizer.param_groups, given, strict=True):
+        group["base_lr"], group["weight_decay"] = rate, decay
 
 
 def learning_rate_factor(

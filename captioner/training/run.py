@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from captioner.checkpoint import newest_checkpoint
+import torch
+
+from captioner.checkpoint import (
+    CHECKPOINTS,
+    VOCABULARY,
+    load_matching_weights,
+    model_folder,
+    newest_checkpoint,
+    verify,
+)
 from captioner.config import Config, from_yaml, to_yaml
 from captioner.data.vocabulary import Vocabulary
 from captioner.device import choose_device
@@ -27,18 +40,34 @@ def train(config: Config, *, resume: bool = False) -> Path:
     """
     run = Path(config.train.output)
     checkpoint = _checkpoint_to_resume(run, config) if resume else None
-    if not resume and (run / "last").exists():
+    if not resume and holds_a_run(run):
         raise ConfigError(
             f"train.output: {run} already holds a run; add --resume to go on with it, or name "
             "another folder"
         )
     device = choose_device(config.train.device)
-    vocabulary = Vocabulary.load(checkpoint / "vocabulary.json") if checkpoint else None
+    with _locked(run):
+        return _train(config, run, device, checkpoint)
+
+
+def holds_a_run(run: Path) -> bool:
+    """Whether there is a checkpoint to resume from; it may turn out to be damaged."""
+    return any(os.path.exists(run / name) for name in CHECKPOINTS)
+
+
+def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | None) -> Path:
+    beginning = checkpoint
+    if beginning is None and config.train.start_from is not None:
+        beginning = model_folder(config.train.start_from)
+        verify(beginning)
+    vocabulary = Vocabulary.load(beginning / VOCABULARY) if beginning else None
     setup = prepare(config, device, vocabulary)
+    if beginning and not checkpoint:
+        found, of = load_matching_weights(setup.model, beginning)
+        print(f"{beginning}: {found} of {of} weights taken", file=sys.stderr)
     trainer = Trainer(setup, run, device)
     if checkpoint:
         trainer.restore(checkpoint)
-    run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     trainer.log = RunLog(run, resume_step=trainer.step)
     try:
@@ -49,11 +78,48 @@ def train(config: Config, *, resume: bool = False) -> Path:
     return run / "best"
 
 
+@contextlib.contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder, which is made where it is missing.
+
+    The lock ends with this process, however that ends; the workers that it forks do not share it.
+
+    Raises:
+        ConfigError: it cannot be a run folder, or another process is training in it.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        file = (run / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"train.output: {run} cannot be a run folder ({error.strerror}); name another folder"
+        ) from None
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
+            raise ConfigError(
+                f"train.output: a run is going on in {run}; wait for its end, or name another "
+                "folder"
+            ) from None
+        except OSError as error:  # some network file systems
+            print(
+                f"{run} cannot be locked ({error.strerror}); begin no other run there",
+                file=sys.stderr,
+            )
+        yield
+
+
 def _checkpoint_to_resume(run: Path, config: Config) -> Path:
     try:
         before = from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8"))
     except OSError:
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{run / 'config.yaml'}: damaged ({error}); write the recipe that the run began with "
+            "there again"
+        ) from None
     fixed, changed = changes(before, config)
     if fixed:
         raise ConfigError(

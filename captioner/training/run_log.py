@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 class RunLog:
     """One line of JSON an entry, and the same figures in TensorBoard.
 
+    JSON knows neither NaN nor infinity: such a figure is null there, and itself in TensorBoard.
     When a run is resumed, what was written after its checkpoint is forgotten.
     """
 
@@ -32,8 +34,12 @@ class RunLog:
 
     def write(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:
         """`kind` is `train` or `validation`."""
+        entry = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in figures.items()
+        }
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
+            file.write(json.dumps({"kind": kind, "step": step, **entry}) + "\n")
         for name, value in figures.items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(f"{kind}/{name}", value, step)

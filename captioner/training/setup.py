@@ -14,9 +14,9 @@ from captioner.config import Config, DataConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
 from captioner.data.readers import CaptionedPhoto, Split, read_split
-from captioner.data.transforms import Augmentation, PhotoTransform
+from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError, DataError, PhotoError
 from captioner.model import CaptionModel, build_model, photo_transform, resolved
 
 
@@ -33,6 +33,15 @@ class Setup:
     validation_transform: PhotoTransform
     validation_cache: FeatureCache | None
 
+    @property
+    def named(self) -> set[str]:
+        """Unreadable photos that were told when the caches were made."""
+        caches = (
+            (self.dataset.photos, self.dataset.cache),
+            (self.validation, self.validation_cache),
+        )
+        return {str(photos[i].path) for photos, cache in caches if cache for i in cache.unreadable}
+
 
 def prepare(config: Config, device: torch.device, vocabulary: Vocabulary | None = None) -> Setup:
     """Read the data, build the model, and fill the feature cache if one is asked for.
@@ -43,6 +52,8 @@ def prepare(config: Config, device: torch.device, vocabulary: Vocabulary | None 
     check(config)
     train = _read(config.data, config.data.train_split)
     validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
+    _check_one_is_readable(train, "training")
+    _check_one_is_readable(validation, "validation")
     if vocabulary is None:
         captions = (caption for photo in train for caption in photo.captions)
         vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
@@ -117,6 +128,9 @@ def check(config: Config) -> None:
         "train.checkpoint_every": (train.checkpoint_every, 0),
         "train.log_every": (train.log_every, 1),
         "train.samples": (train.samples, 0),
+        "hard.samples": (config.hard.samples, 1),
+        "hard.reward_scale": (config.hard.reward_scale, 0),
+        "hard.entropy": (config.hard.entropy, 0),
         "loss.doubly_stochastic": (config.loss.doubly_stochastic, 0),
         "optim.clip_norm": (optim.clip_norm, 0),
         "optim.weight_decay": (optim.weight_decay, 0),
@@ -134,6 +148,13 @@ def check(config: Config) -> None:
     for key, (share, low, high) in shares.items():
         if not low <= share <= high:
             raise ConfigError(f"{key}: {share} is not accepted; use {low} to {high}")
+    if config.hard.baseline == "leave_one_out" and config.hard.samples < 2:
+        raise ConfigError(
+            "hard.samples: the baseline leave_one_out needs 2 or more; use another hard.baseline "
+            "for 1"
+        )
+    if config.attention.select == "hard" and config.decoder.kind == "mean":
+        raise ConfigError("attention.select: the decoder mean does not look; use soft")
     for key, rate in (("optim.lr", optim.lr), ("optim.encoder_lr", optim.encoder_lr)):
         if not 0 < rate < float("inf"):
             raise ConfigError(f"{key}: {rate} is not accepted; use a number above 0")
@@ -156,6 +177,18 @@ def _read(data: DataConfig, split_name: str) -> list[CaptionedPhoto]:
             file=sys.stderr,
         )
     return split.photos
+
+
+def _check_one_is_readable(photos: list[CaptionedPhoto], kind: str) -> None:
+    """Mostly the first one is, so that this costs nothing."""
+    reason = ""
+    for photo in photos:
+        try:
+            open_photo(photo.path)
+            return
+        except PhotoError as error:
+            reason = f"{photo.path}: {error}"
+    raise DataError(f"none of the {kind} photos can be read ({reason}); check data.root")
 
 
 def _cache(
@@ -195,7 +228,7 @@ def _cache(
             workers=min(1, config.data.workers),
             progress=progress,
         )
-    for photo, reason in list(cache.unreadable.items())[:10]:
+    for photo, reason in cache.unreadable.items():
         print(f"{photos[photo].path}: {reason}, left out", file=sys.stderr)
     return cache
 
@@ -206,7 +239,7 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
     Returns those that cannot change, because data and model would be others, and those that can,
     but make it another run than one that was never interrupted.
     """
-    silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples")}
+    silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
     silent |= {"train.checkpoint_every", "data.workers", "data.root", "data.cache"}
     differing = [
         f"{section}.{key}"
@@ -217,7 +250,7 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
     allowed = [
         key
         for key in differing
-        if key.split(".")[0] in ("loss", "optim", "train", "decoding")
-        and key not in ("optim.name", "optim.ema_decay", "train.seed")
+        if key.split(".")[0] in ("loss", "hard", "optim", "train", "decoding")
+        and key not in ("optim.name", "optim.ema_decay", "train.seed", "hard.baseline")
     ]
     return [key for key in differing if key not in allowed], allowed

@@ -23,12 +23,16 @@ BATCH = 25
 
 @dataclass(frozen=True)
 class Validation:
-    """figures: metrics and diagnostics by name; captions by image id; grid_shape: rows, columns."""
+    """figures: metrics and diagnostics by name; captions by image id; grid_shape: rows, columns.
+
+    unreadable: photos left out, each with the reason.
+    """
 
     figures: dict[str, float]
     captions: dict[int | str, str]
     hypotheses: dict[int | str, Hypothesis]
     grid_shape: tuple[int, int]
+    unreadable: list[tuple[str, str]]
 
 
 def validate(
@@ -52,7 +56,8 @@ def validate(
     model.eval()
     found: dict[int | str, Hypothesis] = {}
     grid_shape = (0, 0)
-    for members, inputs in _batches(photos, transform, cache):
+    unreadable: list[tuple[str, str]] = []
+    for members, inputs in _batches(photos, transform, cache, unreadable):
         with torch.inference_mode():
             grid = model.encoder(inputs.to(device).float(), from_frozen=cache is not None)
         grid_shape = (grid.height, grid.width)
@@ -76,11 +81,14 @@ def validate(
     figures |= written_attention(list(found.values()))
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
     figures["words"] = sum(len(h.tokens) for h in found.values()) / len(found)
-    return Validation(figures, captions, found, grid_shape)
+    return Validation(figures, captions, found, grid_shape, unreadable)
 
 
 def _batches(
-    photos: Sequence[CaptionedPhoto], transform: PhotoTransform, cache: FeatureCache | None
+    photos: Sequence[CaptionedPhoto],
+    transform: PhotoTransform,
+    cache: FeatureCache | None,
+    unreadable: list[tuple[str, str]],
 ) -> Iterator[tuple[list[CaptionedPhoto], Tensor]]:
     for first in range(0, len(photos), BATCH):
         members, inputs = [], []
@@ -90,8 +98,9 @@ def _batches(
                     inputs.append(cache.read(index, 0))
                 else:
                     inputs.append(transform(open_photo(photos[index].path))[0])
-            except PhotoError:
-                continue  # named once, when the run began
+            except PhotoError as error:
+                unreadable.append((str(photos[index].path), str(error)))
+                continue
             members.append(photos[index])
         if members:
             yield members, torch.stack(inputs)

@@ -1,18 +1,32 @@
-"""Equations 4 to 6 and 13 of Show, Attend and Tell against plain loops, and what beams share."""
+"""Score, window and select together: equations 5, 6 and 13, heads, and what beams share."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 
+import plain
 import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.attention import AdditiveScore, Attention, GlobalWindow, Memory, SoftSelect
+from captioner.attention import (
+    AdditiveScore,
+    Attention,
+    DotScore,
+    GlobalWindow,
+    HardSelect,
+    HeadValues,
+    Memory,
+    Select,
+    SoftSelect,
+    uniform_glimpse,
+)
 from captioner.grid import Grid
 
 B, K, ROWS, COLUMNS, D, H, A = 3, 2, 2, 3, 5, 4, 6
 L = ROWS * COLUMNS
+HD = 6  # as D, divisible by the heads
 
 
 def random_attention(seed: int = 0, window: nn.Module | None = None) -> tuple[Attention, Grid]:
@@ -28,40 +42,6 @@ def random_query(beams: int = K) -> Tensor:
     return torch.randn(B, beams, H, dtype=torch.double)
 
 
-def dot(a: list[float], b: list[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def plain_energy(score: AdditiveScore, cell: list[float], query: list[float]) -> float:
-    """e_i = w . tanh(W_a a_i + b + W_h h)."""
-    total = 0.0
-    for unit in range(A):
-        from_cell = dot(score.key.weight[unit].tolist(), cell) + score.key.bias[unit].item()
-        from_query = dot(score.query.weight[unit].tolist(), query)
-        total += score.energy.weight[0, unit].item() * math.tanh(from_cell + from_query)
-    return total
-
-
-def plain_softmax(energies: list[float]) -> list[float]:
-    largest = max(energies)
-    powers = [math.exp(energy - largest) for energy in energies]
-    return [power / sum(powers) for power in powers]
-
-
-def test_additive_scores_are_the_papers_in_a_plain_loop() -> None:
-    attention, grid = random_attention()
-    query = random_query()
-    scores = attention.score(query, attention.score.keys(grid.features))
-    assert scores.shape == (B, K, L)
-    for b in range(B):
-        for k in range(K):
-            for i in range(L):
-                expected = plain_energy(
-                    attention.score, grid.features[b, i].tolist(), query[b, k].tolist()
-                )
-                assert scores[b, k, i].item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
 def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     torch.manual_seed(1)
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
@@ -69,7 +49,7 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     glimpse = SoftSelect()(scores, values)
     for b in range(B):
         for k in range(K):
-            expected = plain_softmax(scores[b, k].tolist())
+            expected = plain.softmax(scores[b, k].tolist())
             assert glimpse.map[b, k].tolist() == pytest.approx(expected, rel=1e-12)
             entropy = -sum(share * math.log(share) for share in expected)
             assert glimpse.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
@@ -107,7 +87,7 @@ def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
     attention.float()
     grid = Grid(grid.features.float(), ROWS, COLUMNS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        glimpse = attention(random_query().float(), attention.prepare(grid))
+        glimpse = attention(random_query().float(), attention.prepare(grid), 0)
     assert glimpse.map.dtype == glimpse.entropy.dtype == torch.float32
     assert torch.allclose(glimpse.map.sum(-1), torch.ones(B, K), atol=1e-6)
 
@@ -115,18 +95,18 @@ def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
 class FavourLaterCells(nn.Module):
     """A window that adds a tenth of its number to each cell's score."""
 
-    def forward(self, query: Tensor, grid: Grid) -> Tensor:
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
         return 0.1 * torch.arange(L, dtype=query.dtype).expand(*query.shape[:2], L)
 
 
 def test_a_window_is_added_to_the_scores() -> None:
     attention, grid = random_attention(window=FavourLaterCells())
     query = random_query()
-    glimpse = attention(query, attention.prepare(grid))
+    glimpse = attention(query, attention.prepare(grid), 0)
     free = attention.score(query, attention.score.keys(grid.features))
     for b in range(B):
         for k in range(K):
-            expected = plain_softmax([free[b, k, i].item() + 0.1 * i for i in range(L)])
+            expected = plain.softmax([free[b, 0, k, i].item() + 0.1 * i for i in range(L)])
             assert glimpse.map[b, k].tolist() == pytest.approx(expected, rel=1e-12)
 
 
@@ -137,7 +117,7 @@ class OnlyTheFirstCells(nn.Module):
         super().__init__()
         self.count = count
 
-    def forward(self, query: Tensor, grid: Grid) -> Tensor:
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
         bias = query.new_full((*query.shape[:2], grid.features.shape[1]), -torch.inf)
         bias[..., : self.count] = 0.0
         return bias
@@ -146,11 +126,11 @@ class OnlyTheFirstCells(nn.Module):
 def test_a_window_keeps_attention_to_its_cells_and_the_entropy_is_theirs() -> None:
     attention, grid = random_attention(window=OnlyTheFirstCells(2))
     query = random_query().requires_grad_()
-    glimpse = attention(query, attention.prepare(grid))
+    glimpse = attention(query, attention.prepare(grid), 0)
     free = attention.score(query, attention.score.keys(grid.features))
     for b in range(B):
         for k in range(K):
-            expected = plain_softmax(free[b, k, :2].tolist())
+            expected = plain.softmax(free[b, 0, k, :2].tolist())
             assert glimpse.map[b, k].tolist() == pytest.approx([*expected, 0, 0, 0, 0], rel=1e-12)
             entropy = -sum(share * math.log(share) for share in expected)
             assert glimpse.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
@@ -158,17 +138,12 @@ def test_a_window_keeps_attention_to_its_cells_and_the_entropy_is_theirs() -> No
     assert torch.isfinite(query.grad).all()
 
 
-def test_the_global_window_excludes_nothing() -> None:
-    _, grid = random_attention()
-    assert GlobalWindow()(random_query(), grid) is None
-
-
 def test_hypotheses_of_a_photo_see_the_same_as_each_would_alone() -> None:
     attention, grid = random_attention()
     query = random_query(beams=4)
-    together = attention(query, attention.prepare(grid))
+    together = attention(query, attention.prepare(grid), 0)
     for k in range(4):
-        alone = attention(query[:, k : k + 1], attention.prepare(grid))
+        alone = attention(query[:, k : k + 1], attention.prepare(grid), 0)
         for name in ("context", "map", "entropy"):
             torch.testing.assert_close(
                 getattr(together, name)[:, k : k + 1], getattr(alone, name), rtol=1e-12, atol=1e-13
@@ -177,7 +152,7 @@ def test_hypotheses_of_a_photo_see_the_same_as_each_would_alone() -> None:
 
 def test_another_query_or_another_photo_gives_another_map() -> None:
     attention, grid = random_attention()
-    glimpse = attention(random_query(), attention.prepare(grid))
+    glimpse = attention(random_query(), attention.prepare(grid), 0)
     maps = glimpse.map.reshape(B * K, L)
     assert all((maps[i] - maps[j]).abs().max() > 1e-3 for i in range(B * K) for j in range(i))
 
@@ -202,5 +177,163 @@ def test_keys_do_not_depend_on_the_query_and_are_computed_in_prepare_only() -> N
     attention.score.key.register_forward_hook(lambda *_: calls.append(1))
     memory = attention.prepare(grid)
     for _ in range(3):
-        attention(random_query(), memory)
+        attention(random_query(), memory, 0)
     assert calls == [1]
+
+
+# --- heads and projected values -------------------------------------------------------------------
+
+
+def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -> Attention:
+    torch.manual_seed(0)
+    attention = Attention(
+        DotScore(query_dim=H, feature_dim=HD, attention_dim=A, heads=heads, scaled=True),
+        GlobalWindow(),
+        select or SoftSelect(),
+        values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
+    )
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    return attention.double()
+
+
+def wide_grid() -> Grid:
+    generator = torch.Generator().manual_seed(3)
+    return Grid(torch.randn(B, L, HD, dtype=torch.double, generator=generator), ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_multi_head_attention_is_torchs_own(heads: int) -> None:
+    """nn.MultiheadAttention wants one size everywhere; W_K has no bias here, so it gets zeros."""
+    dim = 12
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(dim, heads, batch_first=True).double()
+    score = DotScore(query_dim=dim, feature_dim=dim, attention_dim=dim, heads=heads, scaled=True)
+    values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
+    ours = Attention(score, GlobalWindow(), SoftSelect(), values=values).double()
+    assert isinstance(score.query, nn.Linear)
+    assert isinstance(score.key, nn.Linear)
+    with torch.no_grad():
+        nn.init.normal_(theirs.in_proj_bias)
+        nn.init.normal_(theirs.out_proj.bias)
+        theirs.in_proj_bias[dim : 2 * dim] = 0
+        for layer, weight, bias in zip(
+            (score.query, score.key, values.value),
+            theirs.in_proj_weight.chunk(3),
+            theirs.in_proj_bias.chunk(3),
+            strict=True,
+        ):
+            layer.weight.copy_(weight)
+            if layer.bias is not None:
+                layer.bias.copy_(bias)
+        values.output.load_state_dict(theirs.out_proj.state_dict())
+    query = 3 * torch.randn(B, K, dim, dtype=torch.double)
+    grid = Grid(torch.randn(B, L, dim, dtype=torch.double), ROWS, COLUMNS)
+    found = ours(query, ours.prepare(grid), 0)
+    for average in (True, False):
+        context, maps = theirs(query, grid.features, grid.features, average_attn_weights=average)
+        torch.testing.assert_close(found.context, context)
+        if average:
+            torch.testing.assert_close(found.map, maps)
+            assert found.map.std() > 0.05
+        elif heads > 1:
+            assert found.heads is not None
+            torch.testing.assert_close(found.heads[:, :, 0], maps.transpose(1, 2))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_heads_look_for_themselves_and_a_plain_loop_joins_them(heads: int) -> None:
+    attention, grid, query = multi_head(heads), wide_grid(), random_query()
+    values = attention.values
+    assert values is not None
+    glimpse = attention(query, attention.prepare(grid), 0)
+    scores = attention.score(query, attention.score.keys(grid.features)).tolist()
+    for b, k in product(range(B), range(K)):
+        cells = [plain.linear(values.value, cell) for cell in grid.features[b].tolist()]
+        maps = [plain.softmax(scores[b][head][k]) for head in range(heads)]
+        contexts: list[float] = []
+        for head, shares in enumerate(maps):
+            contexts += plain.expectation(shares, [plain.part(cell, head, heads) for cell in cells])
+        expected = plain.linear(values.output, contexts)
+        assert glimpse.context[b, k].tolist() == pytest.approx(expected, abs=1e-10)
+        assert glimpse.map[b, k].tolist() == pytest.approx(plain.mean(maps), abs=1e-12)
+        entropies = [-sum(share * math.log(share) for share in shares) for shares in maps]
+        assert glimpse.entropy[b, k].item() == pytest.approx(sum(entropies) / heads, rel=1e-10)
+        if heads == 1:
+            assert glimpse.heads is None
+        else:
+            assert glimpse.heads is not None
+            assert glimpse.heads.shape == (B, K, 1, heads, L)
+            torch.testing.assert_close(
+                glimpse.heads[b, k, 0], torch.tensor(maps, dtype=torch.double)
+            )
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> None:
+    attention = multi_head(heads, HardSelect(semi_sampling=0.0)).train()
+    values = attention.values
+    assert values is not None
+    grid, query = wide_grid(), random_query()
+    glimpse = attention(query, attention.prepare(grid), 0)
+    maps = torch.softmax(attention.score(query, attention.score.keys(grid.features)), -1)
+    assert glimpse.cells is not None
+    assert glimpse.cells.shape == ((B, K) if heads == 1 else (B, K, heads))
+    cells = glimpse.cells.reshape(B, K, heads)
+    for b, k in product(range(B), range(K)):
+        log_prob, contexts = 0.0, []
+        for head in range(heads):
+            cell = int(cells[b, k, head])
+            log_prob += math.log(maps[b, head, k, cell].item())
+            projected = plain.linear(values.value, grid.features[b, cell].tolist())
+            contexts += plain.part(projected, head, heads)
+        assert glimpse.log_prob[b, k].item() == pytest.approx(log_prob, rel=1e-10)
+        expected = plain.linear(values.output, contexts)
+        assert glimpse.context[b, k].tolist() == pytest.approx(expected, abs=1e-10)
+    if heads > 1:
+        assert (cells[..., 0] != cells[..., 1]).any()
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: int) -> None:
+    attention, soft = multi_head(heads, HardSelect(semi_sampling=0.5)), multi_head(heads)
+    torch.manual_seed(1)
+    grid, query = wide_grid(), random_query()
+    memory = attention.train().prepare(grid)
+    assert memory.expected is not None
+    assert 0 < memory.expected.sum() < B, "both kinds of photo are needed here"
+    again = memory.select(torch.tensor([2, 2, 0, 1]))
+    assert again.expected is not None
+    assert again.expected.tolist() == memory.expected[[2, 2, 0, 1]].tolist()
+    glimpse = attention(query, memory, 0)
+    expected = soft(query, soft.prepare(grid), 0)
+    for b in range(B):
+        same = torch.isclose(glimpse.context[b], expected.context[b]).all(-1)
+        assert same.tolist() == [bool(memory.expected[b])] * K
+        assert (glimpse.log_prob[b] == 0).tolist() == [bool(memory.expected[b])] * K
+    assert attention.eval().prepare(grid).expected is None
+
+
+def test_selected_photos_keep_their_projected_values() -> None:
+    attention, grid = multi_head(2), wide_grid()
+    memory = attention.prepare(grid)
+    chosen = memory.select(torch.tensor([1, 1, 2]))
+    assert memory.projected is not None
+    assert chosen.projected is not None
+    assert torch.equal(chosen.projected, memory.projected[[1, 1, 2]])
+    assert torch.equal(chosen.values, chosen.projected)
+    bare, features = random_attention()
+    assert torch.equal(bare.prepare(features).values[:, 0], features.features)
+
+
+def test_the_uniform_glimpse_sees_every_cell_alike() -> None:
+    _, grid = random_attention()
+    glimpse = uniform_glimpse(grid.features, K)
+    for b, k in product(range(B), range(K)):
+        expected = plain.mean(grid.features[b].tolist())
+        assert glimpse.context[b, k].tolist() == pytest.approx(expected, abs=1e-12)
+        assert glimpse.map[b, k].tolist() == [pytest.approx(1 / L)] * L
+        assert glimpse.entropy[b, k].item() == pytest.approx(math.log(L))
+        assert glimpse.log_prob[b, k] == 0
+    assert glimpse.cells is None
+    assert glimpse.beta is None

@@ -34,7 +34,10 @@ def recipe(table: Path, run: Path, **changed: object) -> Path:
 def entries(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl, without the share of time spent waiting."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "data_wait"} for line in lines]
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in ("data_wait", "step_s")}
+        for line in lines
+    ]
 
 
 def reached(run: Path, step: int) -> bool:
@@ -129,7 +132,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
         assert weights[0] == weights[1], f"the weights in {folder} differ"
 
 
-@pytest.mark.parametrize(("workers", "step"), [(0, 5), (2, 5), (0, STEPS + 5)])
+@pytest.mark.parametrize(("workers", "step"), [(2, 5), (0, STEPS + 5)])
 def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     whole: tuple[Path, Outcome],
     table: Path,
@@ -150,9 +153,7 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     assert_same_run(run, whole[0])
 
 
-@pytest.mark.parametrize(
-    ("number", "workers"), [(signal.SIGINT, 0), (signal.SIGINT, 2), (signal.SIGTERM, 2)]
-)
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0)])
 def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
     whole: tuple[Path, Outcome],
     table: Path,

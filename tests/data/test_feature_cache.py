@@ -262,6 +262,24 @@ def test_a_file_that_was_cut_short_ends_in_one_sentence_or_is_made_again(
         np.testing.assert_array_equal(again.features, expected)
 
 
+@pytest.mark.parametrize("keep", [0, 20, 20_000])
+def test_an_array_that_was_cut_short_is_not_filled_up_with_zeros(
+    tmp_path: Path,
+    photos: list[Path],
+    encoder: Encoder,
+    monkeypatch: pytest.MonkeyPatch,
+    keep: int,
+) -> None:
+    monkeypatch.setattr(feature_cache, "SAVE_EVERY", 8)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "cache", photos, Encode(encoder, 3))
+    (array,) = (tmp_path / "cache").rglob("features.npy")
+    assert array.stat().st_size > keep
+    os.truncate(array, keep)
+    with pytest.raises(DataError, match="the feature cache is damaged .*; delete this folder"):
+        build(tmp_path / "cache", photos, Encode(encoder))
+
+
 def test_an_unreadable_photo_is_known_by_its_reason(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:

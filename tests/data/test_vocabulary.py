@@ -38,6 +38,7 @@ def test_the_examples_of_the_docstrings_hold() -> None:
         ("собака бежит", ["собака", "бежит"]),
         ("<start> <end> <unk>", ["start", "end", "unk"]),
         ("dog\u200b \ufeffcat\x00", ["dog", "cat"]),
+        ("1\ufe0f\u20e3 ❤\ufe0f \u0301 dog", ["1", "dog"]),  # emoji and a lone mark are no words
     ],
 )
 def test_captions_are_split_into_lower_case_words(caption: str, words: list[str]) -> None:

@@ -6,13 +6,14 @@ import math
 from itertools import product
 from typing import Any
 
+import plain
 import pytest
 import torch
 from torch import Tensor, nn
 
 from captioner.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.decoders import LSTMDecoder, packed
-from captioner.decoders.lstm import LSTMState
+from captioner.decoders.recurrent import LSTMState
 from captioner.errors import ConfigError
 from captioner.grid import Grid
 
@@ -44,22 +45,9 @@ def random_grid(photos: int, seed: int = 1) -> Grid:
 # --- a plain decoder: lists of floats, one caption, one step --------------------------------------
 
 
-def plain_linear(layer: nn.Linear, x: list[float]) -> list[float]:
-    bias = [0.0] * layer.out_features if layer.bias is None else layer.bias.tolist()
-    return [
-        sum(w * v for w, v in zip(row, x, strict=True)) + b
-        for row, b in zip(layer.weight.tolist(), bias, strict=True)
-    ]
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
 def plain_start(decoder: LSTMDecoder, cells: list[list[float]]) -> tuple[list[float], list[float]]:
-    mean = [sum(cell[d] for cell in cells) / len(cells) for d in range(D)]
-    h = [math.tanh(x) for x in plain_linear(decoder.initial_h, mean)]
-    c = [math.tanh(x) for x in plain_linear(decoder.initial_c, mean)]
+    h = [math.tanh(x) for x in plain.linear(decoder.initial_h, plain.mean(cells))]
+    c = [math.tanh(x) for x in plain.linear(decoder.initial_c, plain.mean(cells))]
     return h, c
 
 
@@ -69,37 +57,33 @@ def plain_step(
     score = decoder.attention.score
     energies = []
     for cell in cells:  # equation 4
-        pairs = zip(plain_linear(score.key, cell), plain_linear(score.query, h), strict=True)
-        energies += plain_linear(score.energy, [math.tanh(a + b) for a, b in pairs])
-    powers = [math.exp(energy - max(energies)) for energy in energies]
-    attention = [power / sum(powers) for power in powers]  # equation 5
-    context = [sum(a * cell[d] for a, cell in zip(attention, cells, strict=True)) for d in range(D)]
+        pairs = zip(plain.linear(score.key, cell), plain.linear(score.query, h), strict=True)
+        energies += plain.linear(score.energy, [math.tanh(a + b) for a, b in pairs])
+    attention = plain.softmax(energies)  # equation 5
+    context = plain.expectation(attention, cells)
     beta = None
     if decoder.beta is not None:  # section 4.2.1
-        gate = [sigmoid(x) for x in plain_linear(decoder.beta, h)]
+        gate = [plain.sigmoid(x) for x in plain.linear(decoder.beta, h)]
         beta = sum(gate) / len(gate)
         gate = gate * D if len(gate) == 1 else gate
         context = [b * z for b, z in zip(gate, context, strict=True)]
     word = decoder.embedding.weight[token].tolist()
     pairs = zip(
-        plain_linear(decoder.word_gates, word),
-        plain_linear(decoder.state_gates, h + context),
+        plain.linear(decoder.word_gates, word),
+        plain.linear(decoder.state_gates, h + context),
         strict=True,
     )
-    gates = [a + b for a, b in pairs]
-    i, f, o, g = (gates[n * H : (n + 1) * H] for n in range(4))  # equations 1 to 3
-    c = [sigmoid(f[n]) * c[n] + sigmoid(i[n]) * math.tanh(g[n]) for n in range(H)]
-    h = [sigmoid(o[n]) * math.tanh(c[n]) for n in range(H)]
+    h, c = plain.lstm([a + b for a, b in pairs], c)
     if decoder.deep:  # equation 7, with the original code's tanh
         from_h, from_context = (
-            plain_linear(decoder.from_h, h),
-            plain_linear(decoder.from_context, context),
+            plain.linear(decoder.from_h, h),
+            plain.linear(decoder.from_context, context),
         )
         hidden = [math.tanh(word[n] + from_h[n] + from_context[n]) for n in range(E)]
     else:
         hidden = h
     return {
-        "logits": plain_linear(decoder.vocabulary, hidden),
+        "logits": plain.linear(decoder.vocabulary, hidden),
         "map": attention,
         "context": context,
         "beta": beta,
@@ -181,7 +165,7 @@ def test_a_shut_gate_shows_the_lstm_nothing_and_an_open_one_everything(gate: Any
     decoder, grid = random_decoder(gate=gate), random_grid(2)
     memory = decoder.prepare(grid)
     state = decoder.start(memory)
-    whole = decoder.attention(state.h, memory).context
+    whole = decoder.attention(state.h, memory, 0).context
     with torch.no_grad():
         for bias, share in ((-200.0, 0.0), (200.0, 1.0)):
             decoder.beta.bias.fill_(bias)

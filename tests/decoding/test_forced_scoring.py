@@ -42,7 +42,7 @@ def random_photo(seed: int = 1) -> Grid:
 @torch.no_grad()
 def test_forced_scoring_is_a_plain_loop_over_the_steps(gate: Any, tokens: list[int]) -> None:
     decoder, photo = random_decoder(gate=gate), random_photo()
-    found = score(decoder, photo, tokens)
+    found = score(decoder, photo, tokens)[0]
     memory = decoder.prepare(photo)
     state = decoder.start(memory)
     total = 0.0
@@ -69,13 +69,20 @@ def test_forced_scoring_is_a_plain_loop_over_the_steps(gate: Any, tokens: list[i
 
 def test_another_caption_and_another_photo_are_scored_differently() -> None:
     decoder = random_decoder()
-    found = score(decoder, random_photo(), [4, 5, 6])
-    assert abs(score(decoder, random_photo(), [4, 6, 5]).score - found.score) > 1e-2
-    assert abs(score(decoder, random_photo(2), [4, 5, 6]).score - found.score) > 1e-2
+    found = score(decoder, random_photo(), [4, 5, 6])[0]
+    assert abs(score(decoder, random_photo(), [4, 6, 5])[0].score - found.score) > 1e-2
+    assert abs(score(decoder, random_photo(2), [4, 5, 6])[0].score - found.score) > 1e-2
 
 
 def test_scoring_leaves_no_graph_and_draws_no_dropout_in_eval_mode() -> None:
     decoder = random_decoder(dropout=0.5, embed_dropout=0.5)
-    first, second = (score(decoder, random_photo(), [4, 5]) for _ in range(2))
+    first, second = (score(decoder, random_photo(), [4, 5])[0] for _ in range(2))
     assert first.score == second.score
     assert all(parameter.grad is None for parameter in decoder.parameters())
+
+
+def test_a_grid_of_several_photos_is_refused() -> None:
+    one = random_photo()
+    several = Grid(one.features.repeat(2, 1, 1), one.height, one.width)
+    with pytest.raises(ValueError, match="one photo, not of 2"):
+        score(random_decoder(), several, [4])

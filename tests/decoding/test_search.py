@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from captioner.attention import AdditiveScore, Attention, GlobalWindow, Memory, SoftSelect
 from captioner.decoders import Decoder, Forced, LSTMDecoder
 from captioner.decoding import Hypothesis, score, search
+from captioner.errors import CheckpointError
 from captioner.grid import Geometry, Glimpse, Grid
 
 PAD, START, END, UNKNOWN = range(4)
@@ -38,7 +39,7 @@ def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any)
         **settings,
     )
     with torch.no_grad():
-        for parameter in decoder.parameters():
+        for _, parameter in sorted(decoder.named_parameters()):  # in whatever order they are made
             nn.init.normal_(parameter, std=0.8)
         decoder.vocabulary.bias[END] += end
     return decoder.eval()
@@ -160,7 +161,7 @@ def test_a_beam_of_one_is_greedy_search(seed: int) -> None:
         assert_same(found[photo], [expected])
 
 
-CASES = [(0, 1.0), (2, 0.0), (6, -2.0), (11, 0.0)]  # seed and bias of the end: see the last test
+CASES = [(2, 1.0), (4, 0.0), (14, -2.0), (15, 0.0)]  # seed and bias of the end: see the last test
 
 
 @functools.cache  # the prefixes that one beam reads are read by the next
@@ -194,7 +195,7 @@ def test_without_repeats_beam_search_is_the_plain_one_that_drops_them(
         expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_ngram)
         assert_same(hypotheses, expected)
         assert not any(repeats(tuple(h.tokens), no_repeat_ngram) for h in hypotheses)
-    if seed == 0:  # where captions do repeat themselves if they may
+    if seed == 2:  # where captions do repeat themselves if they may
         free = [h for hypotheses in search(decoder, grid, **settings) for h in hypotheses]
         assert any(repeats(tuple(h.tokens), no_repeat_ngram) for h in free)
 
@@ -364,11 +365,11 @@ def test_a_vocabulary_smaller_than_the_beam_is_searched_like_any_other(
 @pytest.mark.parametrize("beam_size", [1, 3, 5])
 @pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
 def test_a_hypothesis_is_what_forced_scoring_says_of_its_words(gate: Any, beam_size: int) -> None:
-    decoder, grid = random_decoder(35, end=1.5, gate=gate), random_grid(4)
+    decoder, grid = random_decoder(18, end=1.5, gate=gate), random_grid(4)
     ended = []
     for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=10)):
         for found in hypotheses:
-            forced = score(decoder, photo_of(grid, photo), found.tokens)
+            forced = score(decoder, photo_of(grid, photo), found.tokens)[0]
             np.testing.assert_allclose(found.log_probs, forced.log_probs, atol=2e-5)
             np.testing.assert_allclose(found.maps, forced.maps, atol=1e-5)
             assert found.maps.shape == (len(found.tokens), L)
@@ -486,7 +487,7 @@ def test_a_word_that_is_impossible_is_never_written() -> None:
 def test_a_long_captions_log_probabilities_are_as_precise_as_a_short_ones() -> None:
     decoder, grid = random_decoder(10, words=40, end=-math.inf), random_grid(1)
     ((found,),) = search(decoder, grid, beam_size=1, max_words=60)
-    forced = score(decoder, grid, found.tokens)
+    forced = score(decoder, grid, found.tokens)[0]
     np.testing.assert_allclose(found.log_probs, forced.log_probs, atol=5e-5)
 
 
@@ -520,3 +521,17 @@ def test_a_hypothesis_becomes_a_caption_with_row_major_maps() -> None:
     assert caption.cells is not None
     assert caption.cells.tolist() == [3, 1]
     assert caption.geometry is geometry
+
+
+def test_no_photos_have_no_hypotheses() -> None:
+    assert search(random_decoder(0), random_grid(0)) == []
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_output_that_is_not_a_number_is_one_sentence(beam_size: int) -> None:
+    decoder, grid = random_decoder(0), random_grid(2)
+    assert all(search(decoder, grid, beam_size=beam_size))
+    with torch.no_grad():
+        decoder.vocabulary.bias[5] = math.nan
+    with pytest.raises(CheckpointError, match="not a number"):
+        search(decoder, grid, beam_size=beam_size)

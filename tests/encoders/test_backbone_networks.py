@@ -229,7 +229,7 @@ def test_cutting_at_a_tap_leaves_the_stages_before_it_as_they_were() -> None:
 
 
 def test_googlenet_with_pretrained_weights_sees_what_torchvisions_does(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Its weights come from another library, and torchvision rescales their input for them."""
     torch.manual_seed(0)
@@ -247,3 +247,4 @@ def test_googlenet_with_pretrained_weights_sees_what_torchvisions_does(
         reloaded = build_backbone("googlenet", weights="none").eval()
         reloaded.load_state_dict(ours.state_dict())
         torch.testing.assert_close(reloaded(inputs), seen[0])
+    assert not [warning for warning in recwarn if "tracing" in str(warning.message)]

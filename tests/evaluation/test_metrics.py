@@ -493,7 +493,8 @@ def test_no_process_is_left_when_the_scoring_program_is_stopped(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     java = false_java(tmp_path, VERSION, TOKENIZER, f"*meteor*) {HANG}")
-    code = (
+    code = (  # a shell's background processes, which tests may be, ignore SIGINT: take it up again
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from captioner.evaluation.metrics import score_captions\n"
         f"score_captions({CANDIDATES!r}, {REFERENCES!r}, java={java!r})"
     )

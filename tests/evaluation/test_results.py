@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from captioner.errors import DataError
-from captioner.evaluation.results import corpus_statistics, write_results
+from captioner.evaluation.results import check_writable, corpus_statistics, write_results
 
 METRICS = {"Bleu_1": 0.5, "METEOR": None}
 CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
@@ -78,6 +78,19 @@ def test_a_place_that_cannot_hold_a_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="cannot write") as caught:
             write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
         assert str(path) in str(caught.value)
+        with pytest.raises(DataError, match="cannot write") as before:
+            check_writable(path)
+        assert str(before.value) == str(caught.value)
+
+
+def test_asking_for_a_place_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text("old")
+    check_writable(path)
+    check_writable(tmp_path / "new" / "results.json")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new", "results.json"]
+    assert not list((tmp_path / "new").iterdir())
+    assert path.read_text() == "old"
 
 
 def test_no_nan_is_written(tmp_path: Path) -> None:

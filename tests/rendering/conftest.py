@@ -23,7 +23,7 @@ def make_caption():
             beta=rng.uniform(0.1, 0.9, count).astype(np.float32),
             log_probs=np.log(rng.uniform(0.01, 1, count)).astype(np.float32),
             geometry=geometry or Geometry(width, height, 0, 0, width, height),
-            cells=maps.reshape(count, -1).argmax(axis=1) if hard else None,
+            cells=maps.reshape(count, rows * columns).argmax(axis=1) if hard else None,
         )
 
     return make

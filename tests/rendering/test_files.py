@@ -14,7 +14,13 @@ from PIL import Image
 
 import captioner.rendering
 from captioner.errors import CaptionerError
-from captioner.rendering.files import output_names, save_png, sheet_name, word_names
+from captioner.rendering.files import (
+    is_picture_of,
+    output_names,
+    save_png,
+    sheet_name,
+    word_names,
+)
 
 
 @pytest.fixture
@@ -165,3 +171,21 @@ def test_the_examples_in_the_documentation_are_true():
         assert results.failed == 0
         tried += results.attempted
     assert tried >= 4
+
+
+@pytest.mark.parametrize(
+    "photos", [["dog.jpg"], ["dog.jpg", "dog.png"], ["in/dog.jpg", "out/dog.jpg"]]
+)
+def test_every_picture_of_a_photo_is_known_by_its_name(photos):
+    beside = {"dog", "dog.jpg", "dog.png"}
+    for name in output_names(photos):
+        pictures = [sheet_name(name), *word_names(name, ["a", "l'été", ""] * 40)]
+        assert all(is_picture_of(picture, beside) for picture in pictures)
+        assert not any(is_picture_of(picture, {"cat", "cat.jpg"}) for picture in pictures)
+
+
+@pytest.mark.parametrize(
+    "name", ["dog.jpg", "dog.png", "dog.attention.jpg", "dog.1-a.png", "2024.05-paris.png"]
+)
+def test_what_is_not_named_like_a_picture_of_a_photo_is_none(name):
+    assert not is_picture_of(name, {"dog", "dog.jpg"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ def random_batch(lengths: list[int], seed: int = 0) -> tuple[Forced, Tensor, Ten
     logits = 2 * torch.randn(sum(lengths), V, dtype=torch.double, generator=generator)
     targets = torch.randint(2, V, (captions, words), generator=generator) * running
     zeros = torch.zeros(captions, words)
-    forced = Forced(logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None)
+    queries = torch.zeros(sum(lengths), 2)
+    forced = Forced(logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None, queries)
     return forced, targets, torch.tensor(lengths)
 
 
@@ -168,9 +170,7 @@ def test_only_the_total_carries_a_gradient() -> None:
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
     forced, targets, counts = random_batch([6, 5, 4])
-    half = Forced(
-        forced.logits.detach().bfloat16(), forced.maps, forced.entropy, forced.log_prob, None
-    )
+    half = replace(forced, logits=forced.logits.detach().bfloat16())
     losses = caption_losses(half, targets, counts, doubly_stochastic=0.0)
     expected = functional.cross_entropy(half.logits.double(), packed(targets, counts))
     assert losses["total"].dtype != torch.bfloat16
@@ -181,7 +181,7 @@ def test_a_model_in_float64_has_a_loss_in_float64() -> None:
     forced, targets, counts = random_batch([4, 2, 1])
 
     def total(logits: Tensor, maps: Tensor) -> Tensor:
-        given = Forced(logits, maps, forced.entropy, forced.log_prob, None)
+        given = replace(forced, logits=logits, maps=maps)
         return caption_losses(given, targets, counts, doubly_stochastic=0.7, label_smoothing=0.1)[
             "total"
         ]

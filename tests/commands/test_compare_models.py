@@ -1,0 +1,110 @@
+"""`caption.py --compare`, and how hard attention is asked to look."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from PIL import Image
+from programs import Programs
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.jpg"
+    tiny.photo(1)[0].save(path)
+    return path
+
+
+def test_one_sheet_has_a_row_a_model(
+    programs: Programs, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    options = ["--device", "cpu", "--output", tmp_path / "out", "--json", "--paths", "3"]
+    outcome = programs.run(
+        "caption.py", photo, *options, "--compare", tiny_model, tiny_hard_model, cwd=tmp_path
+    )
+    assert (outcome.code, outcome.stderr) == (0, "")
+    soft, hard = map(json.loads, outcome.stdout.splitlines())
+    assert (soft["model"], hard["model"]) == (str(tiny_model), str(tiny_hard_model))
+    assert "cells" not in soft
+    assert "paths" not in soft
+    assert len(hard["cells"]) == len(hard["words"])
+    assert [len(path) for path in hard["paths"]] == 3 * [len(hard["words"])]
+    assert soft["pictures"] == [str(tmp_path / "out" / "photo.comparison.png")]
+    with Image.open(soft["pictures"][0]) as sheet:
+        assert sheet.height > 500
+    # A second run over the folder captions the photo, not the picture of it.
+    (tmp_path / "out" / "photo.jpg").write_bytes(photo.read_bytes())
+    again = programs.run("caption.py", tmp_path / "out", "--checkpoint", tiny_model, cwd=tmp_path)
+    assert again.stdout.count("\n") == 1
+
+
+def test_compared_captions_are_those_of_each_model_alone(
+    programs: Programs, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    alone = [
+        programs.run("caption.py", photo, "--checkpoint", model, cwd=tmp_path)
+        .stdout.removeprefix(f"{photo}: ")
+        .strip()
+        for model in (tiny_model, tiny_hard_model)
+    ]
+    compared = programs.run(
+        "caption.py", photo, "--compare", tiny_model, tiny_hard_model, cwd=tmp_path
+    )
+    assert compared.stdout.splitlines() == [
+        str(photo),
+        f"  {tiny_model}: {alone[0]}",
+        f"  {tiny_hard_model}: {alone[1]}",
+    ]
+
+
+@pytest.mark.parametrize("at_test", ["argmax", "expectation", "sample"])
+def test_hard_attention_looks_as_it_is_asked(
+    programs: Programs, tiny_hard_model: Path, photo: Path, tmp_path: Path, at_test: str
+) -> None:
+    outcome = programs.run(
+        "caption.py",
+        photo,
+        *("--checkpoint", tiny_hard_model, "--at-test", at_test, "--json"),
+        cwd=tmp_path,
+    )
+    assert outcome.code == 0, outcome.stderr
+    assert ("cells" in json.loads(outcome.stdout)) == (at_test != "expectation")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--at-test", "sample"], "needs a model with hard attention"),
+        (["--paths", "3", "--output", "out"], "needs a model with hard attention"),
+        (["--paths", "3"], "needs --output"),
+        (["--paths", "0"], "not a whole number from 1 up"),
+        (["--head", "2"], "there is no head 2 in layer 1"),
+        (["--layer", "2"], "this model has 1 layers of 1 heads"),
+        (["--at-test", "guess"], "invalid choice"),
+    ],
+)
+def test_what_the_model_cannot_do_is_one_sentence(
+    programs: Programs,
+    tiny_model: Path,
+    photo: Path,
+    tmp_path: Path,
+    options: list[str],
+    told: str,
+) -> None:
+    outcome = programs.run("caption.py", photo, "--checkpoint", tiny_model, *options, cwd=tmp_path)
+    assert outcome.code == 2
+    assert told in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stdout == ""
+
+
+def test_a_model_that_is_not_there_is_named_before_anything_is_captioned(
+    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    outcome = programs.run("caption.py", photo, "--compare", tiny_model, "nothing", cwd=tmp_path)
+    assert outcome.code == 2
+    assert "nothing" in outcome.stderr
+    assert outcome.stdout == ""
