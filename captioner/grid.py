@@ -7,10 +7,12 @@ size, E embedding size, V vocabulary, T words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
+
+from captioner.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class Glimpse:
     entropy: [B, K], entropy of the map in nats.
     log_prob: [B, K], log-probability of the sampled cell; zero where nothing is sampled.
     beta: [B, K], mean of the gate in [0, 1] (section 4.2.1); None before or without the gate.
-    cells: [B, K] index of the sampled cell; None for soft attention.
+    cells: [B, K] index of the sampled cell ([B, K, heads] with several heads); None for soft
+        attention.
+    heads: [B, K, layers, heads, L], the maps of all heads where there are several; `map` is the
+        mean of the last layer's.
     """
 
     context: Tensor
@@ -86,6 +91,7 @@ class Glimpse:
     log_prob: Tensor
     beta: Tensor | None = None
     cells: Tensor | None = None
+    heads: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,10 @@ class Caption:
     beta: float32 [T], the gate's mean for each word; None where the decoder has no gate.
     log_probs: float32 [T], natural log-probability of each word given the ones before.
     end_log_prob: log-probability of ending there; None when the search was cut off before the end.
-    cells: int [T], sampled cell for each word of a hard attention model, else None.
+    cells: int [T] ([T, heads] with several heads), cell looked at for each word by hard attention,
+        else None.
+    heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are several.
+    paths: int [M, T], cells of M sampled ways of looking while the same words are read, or None.
     geometry: carries cells back to pixels of the original photo.
     """
 
@@ -108,13 +117,39 @@ class Caption:
     geometry: Geometry
     end_log_prob: float | None = None
     cells: np.ndarray | None = None
+    heads: np.ndarray | None = None
+    paths: np.ndarray | None = None
     text: str = field(default="")
 
     def __post_init__(self) -> None:
         if not self.text:
             object.__setattr__(self, "text", " ".join(self.words))
         count = len(self.words)
-        for name in ("maps", "beta", "log_probs", "cells"):
+        for name in ("maps", "beta", "log_probs", "cells", "heads"):
             values = getattr(self, name)
             if values is not None and len(values) != count:
                 raise ValueError(f"{count} words with {len(values)} {name}")
+
+    def of_head(self, layer: int | None = None, head: int | None = None) -> Caption:
+        """The same caption with the maps of one layer and head, both counted from 1.
+
+        layer None is the last; head None is the mean of its heads. Cells belong to the last layer.
+
+        Raises:
+            ConfigError: there is no such layer or head.
+        """
+        layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
+        if not (1 <= (layer or layers) <= layers and 1 <= (head or heads) <= heads):
+            raise ConfigError(
+                f"this model has {layers} layers of {heads} heads that look; there is no head "
+                f"{head or 'mean'} in layer {layer or layers}"
+            )
+        if self.heads is None:
+            return self
+        maps = self.heads[:, (layer or layers) - 1]  # [T, heads, rows, columns]
+        cells = self.cells if layer in (None, layers) else None
+        if head is None:
+            return replace(self, maps=maps.mean(1), cells=cells)
+        if cells is not None and cells.ndim == 2:
+            cells = cells[:, head - 1]
+        return replace(self, maps=maps[:, head - 1], cells=cells)

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from captioner.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.attention import (
+    AdditiveScore,
+    Attention,
+    CosineScore,
+    DotScore,
+    GeneralScore,
+    GlobalWindow,
+    HardSelect,
+    HeadValues,
+    LocationScore,
+    MonotonicWindow,
+    PredictiveWindow,
+    Score,
+    Select,
+    SoftSelect,
+    Window,
+)
 from captioner.config import (
     AttentionConfig,
     DecoderConfig,
     EncoderConfig,
     ModelConfig,
     PreprocessConfig,
+    check,
 )
 from captioner.data.transforms import Augmentation, PhotoTransform
-from captioner.decoders import Decoder, Forced, LSTMDecoder
-from captioner.encoders import Encoder, build_backbone
+from captioner.decoders import (
+    Decoder,
+    Forced,
+    LSTMDecoder,
+    LuongDecoder,
+    MeanDecoder,
+    TransformerDecoder,
+)
+from captioner.encoders import Encoder, GridSelfAttention, build_backbone
 from captioner.errors import ConfigError
 from captioner.grid import Grid
 
@@ -65,8 +88,15 @@ def build_model(
     """
     check(config)
     encoder = build_encoder(config.encoder, pretrained=pretrained)
+    cells = None
+    if config.attention.score == "location":
+        cells = encoder.cells(config.preprocess.height_px, config.preprocess.width_px)
     decoder = build_decoder(
-        config.decoder, config.attention, feature_dim=encoder.dim, vocabulary_size=vocabulary_size
+        config.decoder,
+        config.attention,
+        feature_dim=encoder.dim,
+        vocabulary_size=vocabulary_size,
+        cells=cells,
     )
     return CaptionModel(encoder, decoder)
 
@@ -75,35 +105,136 @@ def build_encoder(config: EncoderConfig, *, pretrained: bool = True) -> Encoder:
     backbone = build_backbone(
         config.backbone, weights=config.weights if pretrained else "none", tap=config.tap
     )
+    self_attention = None
+    if config.self_attention_layers:
+        dim = config.project_dim or backbone.channels
+        _divides("encoder.self_attention_heads", config.self_attention_heads, dim, "D")
+        if dim % 4:
+            raise ConfigError(
+                f"encoder.project_dim: positions in a grid need a multiple of 4, not {dim}"
+            )
+        self_attention = GridSelfAttention(
+            dim=dim,
+            layers=config.self_attention_layers,
+            heads=config.self_attention_heads,
+            feedforward_dim=2 * dim,
+            dropout=config.dropout,
+        )
     return Encoder(
         backbone,
         trainable_from=config.trainable_from,
         batch_norm=config.batch_norm,
         project_dim=config.project_dim,
         dropout=config.dropout,
+        self_attention=self_attention,
     )
 
 
-def build_attention(config: AttentionConfig, *, query_dim: int, feature_dim: int) -> Attention:
-    score = AdditiveScore(query_dim=query_dim, feature_dim=feature_dim, attention_dim=config.dim)
-    return Attention(score, GlobalWindow(), SoftSelect())
+def build_attention(
+    config: AttentionConfig,
+    *,
+    query_dim: int,
+    feature_dim: int,
+    cells: int | None = None,
+    context_dim: int | None = None,
+) -> Attention:
+    """cells: L, for the `location` score. context_dim: size of projected contexts, if any."""
+    values = None
+    if config.heads > 1 or context_dim is not None:
+        _divides("attention.heads", config.heads, feature_dim, "D, the size of a cell's vector,")
+        values = HeadValues(
+            feature_dim=feature_dim, context_dim=context_dim or feature_dim, heads=config.heads
+        )
+    score = build_score(config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
+    return Attention(
+        score, build_window(config, query_dim=query_dim), build_select(config), values=values
+    )
+
+
+def build_score(
+    config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
+) -> Score:
+    sizes = {"query_dim": query_dim, "feature_dim": feature_dim, "heads": config.heads}
+    if config.score == "general":
+        _divides("attention.heads", config.heads, query_dim, "decoder.hidden_dim")
+        return GeneralScore(**sizes)
+    if config.score == "location":
+        if cells is None:
+            raise ConfigError("attention.score: location needs to know the number of cells")
+        return LocationScore(query_dim=query_dim, cells=cells, heads=config.heads)
+    _divides("attention.heads", config.heads, config.dim, "attention.dim")
+    if config.score == "cosine":
+        return CosineScore(**sizes, attention_dim=config.dim)
+    if config.score in ("dot", "scaled_dot"):
+        return DotScore(**sizes, attention_dim=config.dim, scaled=config.score == "scaled_dot")
+    return AdditiveScore(**sizes, attention_dim=config.dim, bias=config.score == "additive")
+
+
+def build_window(config: AttentionConfig, *, query_dim: int) -> Window:
+    if config.window == "local_p":
+        return PredictiveWindow(query_dim=query_dim, radius_cells=config.radius)
+    if config.window == "local_m":
+        return MonotonicWindow(radius_cells=config.radius, words=config.words)
+    return GlobalWindow()
+
+
+def build_select(config: AttentionConfig) -> Select:
+    if config.select == "soft":
+        return SoftSelect(temperature=config.temperature)
+    return HardSelect(
+        temperature=config.temperature,
+        semi_sampling=config.semi_sampling,
+        at_test=config.at_test,
+    )
 
 
 def build_decoder(
-    config: DecoderConfig, attention: AttentionConfig, *, feature_dim: int, vocabulary_size: int
+    config: DecoderConfig,
+    attention: AttentionConfig,
+    *,
+    feature_dim: int,
+    vocabulary_size: int,
+    cells: int | None = None,
 ) -> Decoder:
-    return LSTMDecoder(
-        build_attention(attention, query_dim=config.hidden_dim, feature_dim=feature_dim),
-        vocabulary_size=vocabulary_size,
-        feature_dim=feature_dim,
-        hidden_dim=config.hidden_dim,
-        embed_dim=config.embed_dim,
-        gate=config.gate,
-        output=config.output,
-        tie_embeddings=config.tie_embeddings,
-        dropout=config.dropout,
-        embed_dropout=config.embed_dropout,
-    )
+    """cells: L, for the `location` score."""
+    words: dict[str, Any] = {
+        "vocabulary_size": vocabulary_size,
+        "hidden_dim": config.hidden_dim,
+        "tie_embeddings": config.tie_embeddings,
+        "dropout": config.dropout,
+        "embed_dropout": config.embed_dropout,
+    }
+    if config.kind == "mean":
+        return MeanDecoder(feature_dim=feature_dim, embed_dim=config.embed_dim, **words)
+    sizes: dict[str, Any] = {
+        "query_dim": config.hidden_dim,
+        "feature_dim": feature_dim,
+        "cells": cells,
+    }
+    if config.kind == "transformer":
+        _divides("decoder.heads", config.heads, config.hidden_dim, "decoder.hidden_dim")
+        return TransformerDecoder(
+            [
+                build_attention(attention, context_dim=config.hidden_dim, **sizes)
+                for _ in range(config.layers)
+            ],
+            heads=config.heads,
+            feedforward_dim=config.feedforward_dim,
+            positions=config.positions,
+            max_positions=config.max_positions,
+            pre_norm=config.pre_norm,
+            **words,
+        )
+    words |= {"feature_dim": feature_dim, "embed_dim": config.embed_dim, "gate": config.gate}
+    looking = build_attention(attention, **sizes)
+    if config.kind == "luong":
+        return LuongDecoder(looking, input_feeding=config.input_feeding, **words)
+    return LSTMDecoder(looking, output=config.output, **words)
+
+
+def _divides(key: str, heads: int, size: int, what: str) -> None:
+    if size % heads:
+        raise ConfigError(f"{key}: {heads} does not divide {what} {size}; use a divisor of {size}")
 
 
 def photo_transform(
@@ -136,39 +267,3 @@ def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:
             interpolation=given.interpolation or own.interpolation,
         ),
     )
-
-
-def check(config: ModelConfig) -> None:
-    """Refuse numbers that no model can be built from.
-
-    Raises:
-        ConfigError: names the key and what is accepted.
-    """
-    sizes = {
-        "preprocess.height_px": config.preprocess.height_px,
-        "preprocess.width_px": config.preprocess.width_px,
-        "attention.dim": config.attention.dim,
-        "decoder.hidden_dim": config.decoder.hidden_dim,
-        "decoder.embed_dim": config.decoder.embed_dim,
-        "decoding.beam_size": config.decoding.beam_size,
-        "decoding.max_words": config.decoding.max_words,
-    }
-    if config.encoder.project_dim is not None:
-        sizes["encoder.project_dim"] = config.encoder.project_dim
-    for key, value in sizes.items():
-        if value < 1:
-            raise ConfigError(f"{key}: {value} is too small; use a whole number from 1 up")
-    if config.decoding.no_repeat_ngram < 0:
-        raise ConfigError("decoding.no_repeat_ngram: use 0 or more")
-    shares = {
-        "encoder.dropout": config.encoder.dropout,
-        "decoder.dropout": config.decoder.dropout,
-        "decoder.embed_dropout": config.decoder.embed_dropout,
-    }
-    for key, share in shares.items():
-        if not 0 <= share < 1:
-            raise ConfigError(f"{key}: {share} is not accepted; use a number from 0 up to below 1")
-    if not math.isfinite(config.decoding.length_penalty):
-        raise ConfigError("decoding.length_penalty: use a finite number")
-    if not all(0 < value < math.inf for value in config.preprocess.std or ()):
-        raise ConfigError("preprocess.std: use three numbers above 0")

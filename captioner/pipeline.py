@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from PIL import Image
 
-from captioner.checkpoint import MANIFEST, load_model
-from captioner.config import ModelConfig
+from captioner.attention import looking
+from captioner.attention.select import AtTest
+from captioner.checkpoint import load_model, model_folder
+from captioner.config import ModelConfig, check_search
 from captioner.data.transforms import open_photo
 from captioner.data.vocabulary import Vocabulary, tokenize
 from captioner.decoding import Hypothesis, score, search
 from captioner.device import choose_device
-from captioner.errors import CheckpointError, ConfigError, PhotoError
+from captioner.errors import ConfigError, PhotoError
 from captioner.grid import Caption, Geometry, Grid
 from captioner.model import CaptionModel, photo_transform
 
-MODELS = Path(__file__).parent / "models"
 Photo: TypeAlias = "str | Path | bytes | Image.Image"
-
-
-def bundled_models() -> list[str]:
-    """Names of the models that ship in the package."""
-    if not MODELS.is_dir():
-        return []
-    return sorted(folder.name for folder in MODELS.iterdir() if (folder / MANIFEST).is_file())
 
 
 class Captioner:
@@ -56,6 +53,9 @@ class Captioner:
     def from_pretrained(cls, model: str | Path = "soft", *, device: str = "auto") -> Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
+        A string that names a bundled model is that model, even where a folder has the same name;
+        a Path is always a path.
+
         Raises:
             CheckpointError: there is no such model, or it is damaged.
             ConfigError: the device cannot be used.
@@ -71,17 +71,25 @@ class Captioner:
         beam_size: int | None = None,
         max_words: int | None = None,
         length_penalty: float | None = None,
+        at_test: AtTest | None = None,
+        paths: int = 0,
     ) -> Caption:
         """Caption one photo: a path, the bytes of a file, or a PIL image.
 
-        Settings that are None are the model's own.
+        Settings that are None are the model's own. at_test: how hard attention looks. paths: with
+        hard attention, also sample so many ways of looking while the caption is read again.
 
         Raises:
             PhotoError: the photo cannot be read.
             ConfigError: a setting that cannot be used.
         """
         return self.caption_batch(
-            [photo], beam_size=beam_size, max_words=max_words, length_penalty=length_penalty
+            [photo],
+            beam_size=beam_size,
+            max_words=max_words,
+            length_penalty=length_penalty,
+            at_test=at_test,
+            paths=paths,
         )[0]
 
     def caption_batch(
@@ -91,31 +99,37 @@ class Captioner:
         beam_size: int | None = None,
         max_words: int | None = None,
         length_penalty: float | None = None,
+        at_test: AtTest | None = None,
+        paths: int = 0,
     ) -> list[Caption]:
         """Caption several photos at once; as `caption`, but faster."""
-        decoding = self.config.decoding
-        beam_size = decoding.beam_size if beam_size is None else beam_size
-        max_words = decoding.max_words if max_words is None else max_words
-        for name, value in (("beam_size", beam_size), ("max_words", max_words)):
-            if value < 1:
-                raise ConfigError(f"{name}: {value} is too small; use a whole number from 1 up")
+        own = self.config.decoding
+        decoding = replace(
+            own,
+            beam_size=own.beam_size if beam_size is None else beam_size,
+            max_words=own.max_words if max_words is None else max_words,
+            length_penalty=own.length_penalty if length_penalty is None else length_penalty,
+        )
+        check_search(decoding)
         if not photos:
             return []
-        grid, geometries = self._look(photos)
-        found = search(
-            self.model.decoder,
-            grid,
-            beam_size=beam_size,
-            max_words=max_words,
-            length_penalty=decoding.length_penalty if length_penalty is None else length_penalty,
-            no_repeat_ngram=decoding.no_repeat_ngram,
-        )
-        return [
+        grid, geometries = self._encode(photos)
+        with self._looking(at_test):
+            found = search(self.model.decoder, grid, **vars(decoding))
+        captions = [
             self._caption(hypotheses[0], geometry, grid)
             for hypotheses, geometry in zip(found, geometries, strict=True)
         ]
+        if paths:
+            for index, hypotheses in enumerate(found):
+                photo = Grid(grid.features[index : index + 1], grid.height, grid.width)
+                sampled = self._paths(photo, hypotheses[0].tokens, paths)
+                captions[index] = replace(captions[index], paths=sampled)
+        return captions
 
-    def score(self, photo: Photo, text: str) -> Caption:
+    def score(
+        self, photo: Photo, text: str, *, at_test: AtTest | None = None, paths: int = 0
+    ) -> Caption:
         """Where the model looks while it reads a caption that you bring, and how likely it is.
 
         A word that the model does not know is read as `<unk>`, and its log-probability is that of
@@ -128,11 +142,29 @@ class Captioner:
         words = tokenize(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
-        grid, geometries = self._look([photo])
-        hypothesis = score(self.model.decoder, grid, self.vocabulary.encode(words))
-        return self._caption(hypothesis, geometries[0], grid, words)
+        tokens = self.vocabulary.encode(words)
+        grid, geometries = self._encode([photo])
+        with self._looking(at_test):
+            hypothesis = score(self.model.decoder, grid, tokens)[0]
+        caption = self._caption(hypothesis, geometries[0], grid, words)
+        return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
-    def _look(self, photos: Sequence[Photo]) -> tuple[Grid, list[Geometry]]:
+    @property
+    def looks_hard(self) -> bool:
+        """Whether its attention is hard: `at_test` and `paths` are for such models only."""
+        return self.config.attention.select == "hard"
+
+    def _looking(self, at_test: AtTest | None) -> AbstractContextManager[None]:
+        return nullcontext() if at_test is None else looking(self.model.decoder, at_test)
+
+    def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
+        """Cells [count, T] (of several heads: [count * heads, T]) of sampled ways of looking."""
+        with self._looking("sample"):
+            readings = score(self.model.decoder, grid, tokens, times=count)
+        cells = [np.atleast_2d(h.cells.T) for h in readings if h.cells is not None]
+        return np.concatenate(cells)
+
+    def _encode(self, photos: Sequence[Photo]) -> tuple[Grid, list[Geometry]]:
         inputs, geometries = [], []
         for photo in photos:
             image = photo if isinstance(photo, Image.Image) else open_photo(photo)
@@ -154,18 +186,3 @@ class Captioner:
     ) -> Caption:
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         return hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
-
-
-def model_folder(model: str | Path) -> Path:
-    """Folder of a bundled model by name, of a model by path, or of a run's best model."""
-    folder = Path(model)
-    if isinstance(model, str) and model in bundled_models() and not folder.exists():
-        return MODELS / model
-    if not folder.exists() and folder.name == str(model):
-        raise CheckpointError(
-            f"there is no model '{model}'; the bundled ones are "
-            f"{', '.join(bundled_models()) or 'none'}, or name a model folder"
-        )
-    if not (folder / MANIFEST).exists() and (folder / "best" / MANIFEST).exists():
-        return folder / "best"
-    return folder

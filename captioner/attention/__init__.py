@@ -1,8 +1,34 @@
 """Where to look, given the decoder's state."""
 
-from captioner.attention.attention import Attention, Memory
-from captioner.attention.score import AdditiveScore
-from captioner.attention.select import SoftSelect
-from captioner.attention.window import GlobalWindow
+from captioner.attention.attention import Attention, HeadValues, Memory, uniform_glimpse
+from captioner.attention.score import (
+    AdditiveScore,
+    CosineScore,
+    DotScore,
+    GeneralScore,
+    LocationScore,
+    Score,
+)
+from captioner.attention.select import HardSelect, Select, SoftSelect, looking
+from captioner.attention.window import GlobalWindow, MonotonicWindow, PredictiveWindow, Window
 
-__all__ = ["AdditiveScore", "Attention", "GlobalWindow", "Memory", "SoftSelect"]
+__all__ = [
+    "AdditiveScore",
+    "Attention",
+    "CosineScore",
+    "DotScore",
+    "GeneralScore",
+    "GlobalWindow",
+    "HardSelect",
+    "HeadValues",
+    "LocationScore",
+    "Memory",
+    "MonotonicWindow",
+    "PredictiveWindow",
+    "Score",
+    "Select",
+    "SoftSelect",
+    "Window",
+    "looking",
+    "uniform_glimpse",
+]

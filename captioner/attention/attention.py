@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from captioner.attention.score import Score
+from captioner.attention.score import Score, split_heads
+from captioner.attention.select import Select
+from captioner.attention.window import Window
 from captioner.grid import Glimpse, Grid
 
 
@@ -14,42 +17,121 @@ from captioner.grid import Glimpse, Grid
 class Memory:
     """A grid with what attention needs of it, computed once a photo.
 
-    grid: features [B, L, D]; keys: [B, L, A].
+    grid: features [B, L, D]. keys: [B, heads, L, a].
+    projected: values [B, heads, L, D / heads]; None where the values are the features.
+    expected: [B], photos whose context is the expectation in this batch (see HardSelect), or None.
     """
 
     grid: Grid
     keys: Tensor
+    projected: Tensor | None = None
+    expected: Tensor | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """What contexts are made of, [B, heads, L, D / heads]."""
+        return self.grid.features.unsqueeze(1) if self.projected is None else self.projected
 
     def select(self, index: Tensor | slice) -> Memory:
         """The photos of `index` ([B'] or a slice), for other batches than the encoder's."""
-        grid = Grid(self.grid.features[index], self.grid.height, self.grid.width)
-        return Memory(grid, self.keys[index])
+        return Memory(
+            Grid(self.grid.features[index], self.grid.height, self.grid.width),
+            self.keys[index],
+            None if self.projected is None else self.projected[index],
+            None if self.expected is None else self.expected[index],
+        )
+
+
+class HeadValues(nn.Module):
+    """Values of several heads, and the way back to one context.
+
+    W_V and W_O of multi-head attention (Vaswani et al., 2017, section 3.2.2): features [B, L, D]
+    to values [B, heads, L, D / heads], and contexts of that size to one of `context_dim`.
+    """
+
+    def __init__(self, *, feature_dim: int, context_dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.value = nn.Linear(feature_dim, feature_dim)
+        self.output = nn.Linear(feature_dim, context_dim)
+
+    def split(self, features: Tensor) -> Tensor:
+        return split_heads(self.value(features), self.heads)
+
+    def merge(self, contexts: Tensor) -> Tensor:
+        """[B, heads, K, D / heads] to [B, K, context_dim]."""
+        return self.output(contexts.transpose(1, 2).flatten(-2))
 
 
 class Attention(nn.Module):
     """score -> window -> select. Each stage can be exchanged without touching the others.
 
-    score: `keys(features [B, L, D])` and `forward(query [B, K, H], keys) -> [B, K, L]`.
-    window: `forward(query, grid) -> bias [B, K, L] | None`, added to the scores.
-    select: `forward(scores [B, K, L], values [B, L, D]) -> Glimpse`.
-
-    K hypotheses of one photo (the beams) share its memory.
+    K hypotheses of one photo (the beams, or the words of a caption that is read as a whole) share
+    its memory. With `values` there are several heads, or projected values; without it there is one
+    head, whose values are the annotation vectors themselves, as in the paper.
     """
 
-    def __init__(self, score: Score, window: nn.Module, select: nn.Module) -> None:
+    def __init__(
+        self, score: Score, window: Window, select: Select, *, values: HeadValues | None = None
+    ) -> None:
         super().__init__()
         self.score = score
         self.window = window
         self.select = select
+        self.values = values
 
     def prepare(self, grid: Grid) -> Memory:
-        """Project the keys, once a photo."""
-        return Memory(grid, self.score.keys(grid.features))
+        """Project keys and values, once a photo."""
+        return Memory(
+            grid,
+            self.score.keys(grid.features),
+            None if self.values is None else self.values.split(grid.features),
+            self.select.expected(len(grid.features), grid.features.device),
+        )
 
-    def forward(self, query: Tensor, memory: Memory) -> Glimpse:
-        """Look once, for queries [B, K, H]."""
-        scores = self.score(query, memory.keys)
-        bias = self.window(query, memory.grid)
+    def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> Glimpse:
+        """Look once.
+
+        query: [B, K, H]. position: one for all, or [K], number of the word to be written, from 0.
+        """
+        scores = self.score(query, memory.keys)  # [B, heads, K, L]
+        bias = self.window(query, memory.grid, position)
         if bias is not None:
-            scores = scores + bias
-        return self.select(scores, memory.grid.features)
+            scores = scores + bias.unsqueeze(1)
+        photos, heads = scores.shape[:2]
+        expected = memory.expected
+        if expected is not None:
+            expected = expected.repeat_interleave(heads)
+        glimpse = self.select(scores.flatten(0, 1), memory.values.flatten(0, 1), expected)
+        if self.values is None:
+            return glimpse
+        return self._merge(glimpse, self.values, photos, heads)
+
+    def _merge(self, glimpse: Glimpse, values: HeadValues, photos: int, heads: int) -> Glimpse:
+        """One glimpse of B * heads glimpses: each head looks for itself."""
+
+        def by_head(value: Tensor) -> Tensor:
+            return value.unflatten(0, (photos, heads))
+
+        maps = by_head(glimpse.map)  # [B, heads, K, L]
+        cells = None
+        if glimpse.cells is not None:
+            cells = by_head(glimpse.cells).transpose(1, 2)  # [B, K, heads]
+            cells = cells.squeeze(-1) if heads == 1 else cells
+        return Glimpse(
+            context=values.merge(by_head(glimpse.context)),
+            map=maps.mean(1),
+            entropy=by_head(glimpse.entropy).mean(1),
+            log_prob=by_head(glimpse.log_prob).sum(1),  # heads are independent given the state
+            cells=cells,
+            heads=maps.transpose(1, 2).unsqueeze(2) if heads > 1 else None,
+        )
+
+
+def uniform_glimpse(features: Tensor, beams: int) -> Glimpse:
+    """What a decoder without attention sees: every cell alike, for [B, L, D] and K hypotheses."""
+    photos, cells, _ = features.shape
+    mean = features.mean(1, keepdim=True).expand(-1, beams, -1)
+    flat = features.new_full((photos, beams, cells), 1.0 / cells)
+    zero = features.new_zeros(photos, beams)
+    return Glimpse(mean, flat, entropy=torch.log(zero + cells), log_prob=zero)

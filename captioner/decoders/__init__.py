@@ -1,6 +1,18 @@
 """From a grid to words."""
 
-from captioner.decoders.base import Decoder, Forced, packed
+from captioner.decoders.base import Decoder, Forced, packed, unpacked
 from captioner.decoders.lstm import LSTMDecoder
+from captioner.decoders.luong import LuongDecoder
+from captioner.decoders.mean import MeanDecoder
+from captioner.decoders.transformer import TransformerDecoder
 
-__all__ = ["Decoder", "Forced", "LSTMDecoder", "packed"]
+__all__ = [
+    "Decoder",
+    "Forced",
+    "LSTMDecoder",
+    "LuongDecoder",
+    "MeanDecoder",
+    "TransformerDecoder",
+    "packed",
+    "unpacked",
+]

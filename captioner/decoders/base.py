@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from captioner.attention import Memory
 from captioner.grid import Glimpse, Grid
 
 
@@ -24,6 +23,8 @@ class Forced:
     logits: [M, V].
     maps: [N, T, L], zero where a caption has ended.
     entropy, log_prob, beta: [N, T], zero where a caption has ended; beta None without a gate.
+    queries: [M, H], the state before each look, without gradient.
+    cells: [N, T] (or [N, T, heads]), sampled cells; None for soft attention.
     """
 
     logits: Tensor
@@ -31,6 +32,8 @@ class Forced:
     entropy: Tensor
     log_prob: Tensor
     beta: Tensor | None
+    queries: Tensor
+    cells: Tensor | None = None
 
 
 def rows_per_step(lengths: Tensor) -> list[int]:
@@ -43,6 +46,15 @@ def rows_per_step(lengths: Tensor) -> list[int]:
     return (lengths.unsqueeze(1) > steps).sum(0).tolist()
 
 
+def unpacked(values: Tensor, lengths: Tensor) -> Tensor:
+    """The way back from `packed`: [M, ...] to [N, T, ...], zero where a caption has ended."""
+    steps = torch.arange(int(lengths.max()), device=lengths.device)
+    running = lengths > steps.unsqueeze(1)  # [T, N]
+    whole = values.new_zeros(*running.shape, *values.shape[1:])
+    whole[running] = values
+    return whole.transpose(0, 1)
+
+
 def packed(values: Tensor, lengths: Tensor) -> Tensor:
     """[N, T, ...] of captions sorted by falling length to [M, ...], step after step."""
     steps = torch.arange(int(lengths.max()), device=lengths.device)
@@ -50,24 +62,38 @@ def packed(values: Tensor, lengths: Tensor) -> Tensor:
     return values[:, : len(steps)].transpose(0, 1)[running]
 
 
+PreparedT = TypeVar("PreparedT", bound="Prepared")
+
+
+class Prepared(Protocol):
+    """A grid with what a decoder computed of it, once a photo: `Memory`, or one for every layer."""
+
+    @property
+    def grid(self) -> Grid: ...
+
+    def select(self: PreparedT, index: Tensor | slice) -> PreparedT:
+        """The photos of `index` ([B'] or a slice)."""
+
+
 class Decoder(nn.Module, ABC):
     """Writes captions a word at a time. Everything goes through `step`.
 
-    The state is whatever the decoder needs to go on; callers only pass it back and `reorder` it.
+    The memory is what its `prepare` gave, the state whatever it needs to go on: callers only pass
+    them back, `select` photos of the one and `reorder` the other.
     """
 
     vocabulary_size: int
 
     @abstractmethod
-    def prepare(self, grid: Grid) -> Memory:
+    def prepare(self, grid: Grid) -> Prepared:
         """What is computed once a photo."""
 
     @abstractmethod
-    def start(self, memory: Memory, beams: int = 1) -> Any:
+    def start(self, memory: Any, beams: int = 1) -> Any:
         """State before the first word, for `beams` hypotheses a photo."""
 
     @abstractmethod
-    def step(self, tokens: Tensor, state: Any, memory: Memory) -> tuple[Tensor, Glimpse, Any]:
+    def step(self, tokens: Tensor, state: Any, memory: Any) -> tuple[Tensor, Glimpse, Any]:
         """Read the tokens [B, K] written last; return logits [B, K, V], Glimpse, new state."""
 
     @abstractmethod
@@ -75,7 +101,7 @@ class Decoder(nn.Module, ABC):
         """The state of hypotheses `beams` [B', K'] of photos `photos` [B']."""
 
     @abstractmethod
-    def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
+    def forward(self, memory: Any, tokens: Tensor, lengths: Tensor) -> Forced:
         """Teacher forcing, equal to the steps.
 
         memory: one row a caption (N). tokens: [N, T], the words read, from the start token on.

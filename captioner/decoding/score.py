@@ -1,10 +1,12 @@
-"""Forced scoring: what the model thinks of a caption that it did not write."""
+"""Forced scoring: what the model thinks of a caption that it did not write, and where it looks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from captioner.decoders.base import Decoder
 from captioner.decoding.search import END, START, Hypothesis
@@ -12,24 +14,51 @@ from captioner.grid import Grid
 
 
 @torch.inference_mode()
-def score(decoder: Decoder, grid: Grid, tokens: Sequence[int]) -> Hypothesis:
+def score(
+    decoder: Decoder, grid: Grid, tokens: Sequence[int], *, times: int = 1
+) -> list[Hypothesis]:
     """The hypothesis that a search would have had for these words of one photo.
 
-    tokens: T word indices, without start and end; grid: of one photo.
+    tokens: T word indices, without start and end; grid: of one photo. times: readings of the same
+    words, which differ where hard attention samples its cells.
+
+    Raises:
+        ValueError: the grid is not of one photo.
     """
-    targets = torch.tensor([[*tokens, END]], device=grid.features.device)
-    read = torch.tensor([[START, *tokens]], device=grid.features.device)
-    lengths = torch.tensor([len(tokens) + 1], device=grid.features.device)
-    forced = decoder(decoder.prepare(grid), read, lengths)
-    log_probs = torch.log_softmax(forced.logits.float(), dim=-1)
-    chosen = log_probs.gather(1, targets[0].unsqueeze(1)).squeeze(1).cpu().numpy()
-    words = len(tokens)
-    return Hypothesis(
-        tokens=list(tokens),
-        log_probs=chosen[:words],
-        end_log_prob=float(chosen[words]),
-        maps=forced.maps[0, :words].float().cpu().numpy(),
-        beta=None if forced.beta is None else forced.beta[0, :words].float().cpu().numpy(),
-        cells=None,
-        score=float(chosen.sum()),
-    )
+    if len(grid.features) != 1:
+        raise ValueError(f"the grid must be of one photo, not of {len(grid.features)}")
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory, times)
+    log_probs, glimpses = [], []
+    for read, target in zip([START, *tokens], [*tokens, END], strict=True):
+        words = torch.full((1, times), read, device=grid.features.device)
+        logits, glimpse, state = decoder.step(words, state, memory)
+        log_probs.append(torch.log_softmax(logits.float(), dim=-1)[0, :, target])
+        glimpses.append(glimpse)
+    chosen = torch.stack(log_probs, dim=1).cpu().numpy()  # [times, T + 1]
+
+    def looked(name: str) -> np.ndarray | None:
+        """[times, T, ...]: of the words, not of the end."""
+        values: list[Tensor | None] = [getattr(glimpse, name) for glimpse in glimpses[:-1]]
+        found = [value[0] for value in values if value is not None]
+        if not found:
+            return None
+        stacked = torch.stack(found, dim=1)
+        return (stacked.float() if stacked.is_floating_point() else stacked).cpu().numpy()
+
+    maps, beta, cells, heads = map(looked, ("map", "beta", "cells", "heads"))
+    if maps is None:  # no words: the end at once
+        maps = np.zeros((times, 0, grid.features.shape[1]), dtype=np.float32)
+    return [
+        Hypothesis(
+            tokens=list(tokens),
+            log_probs=chosen[reading, :-1],
+            end_log_prob=float(chosen[reading, -1]),
+            maps=maps[reading],
+            beta=None if beta is None else beta[reading],
+            cells=None if cells is None else cells[reading],
+            score=float(chosen[reading].sum()),
+            heads=None if heads is None else heads[reading],
+        )
+        for reading in range(times)
+    ]

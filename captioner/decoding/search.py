@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captioner.decoders.base import Decoder
+from captioner.errors import CheckpointError
 from captioner.grid import Caption, Geometry, Glimpse, Grid
 
 PAD, START, END, UNKNOWN = range(4)  # fixed by captioner.data.vocabulary
@@ -20,7 +21,8 @@ class Hypothesis:
 
     tokens: word indices, without start and end.
     log_probs: float32 [T]. end_log_prob: None when the caption was cut off at `max_words`.
-    maps: float32 [T, L]. beta: float32 [T] or None. cells: int [T] or None.
+    maps: float32 [T, L]. beta: float32 [T] or None. cells: int [T] ([T, heads]) or None.
+    heads: float32 [T, layers, heads, L], where there are several, or None.
     score: what the search ranks by: total log-probability over length ** length_penalty.
     """
 
@@ -31,6 +33,7 @@ class Hypothesis:
     beta: np.ndarray | None
     cells: np.ndarray | None
     score: float
+    heads: np.ndarray | None = None
 
     def to_caption(
         self, words: list[str], geometry: Geometry, *, height: int, width: int
@@ -44,6 +47,9 @@ class Hypothesis:
             geometry=geometry,
             end_log_prob=self.end_log_prob,
             cells=self.cells,
+            heads=None
+            if self.heads is None
+            else self.heads.reshape(*self.heads.shape[:3], height, width).astype(np.float32),
         )
 
 
@@ -71,12 +77,15 @@ def search(
 
     Raises:
         ValueError: beam_size or max_words below 1, or no_repeat_ngram below 0.
+        CheckpointError: the model's output is not a number.
     """
     if beam_size < 1 or max_words < 1 or no_repeat_ngram < 0:
         raise ValueError(
             f"beam_size {beam_size} and max_words {max_words} must be at least 1, and "
             f"no_repeat_ngram {no_repeat_ngram} at least 0"
         )
+    if not len(grid.features):
+        return []
     memory = decoder.prepare(grid)
     beam = _Beam(
         photos=grid.features.shape[0],
@@ -139,6 +148,11 @@ class _Beam:
         Returns the words [R, K], the beams they continue [R, K], and the rows that go on.
         """
         log_probs = torch.log_softmax(logits.float(), dim=-1)
+        if log_probs.isnan().any():
+            raise CheckpointError(
+                "the model's output is not a number; its weights are damaged or its training went "
+                "astray, so use another checkpoint"
+            )
         rows, beams, vocabulary = log_probs.shape
         totals = self.totals.unsqueeze(-1) + log_probs
         totals[..., [PAD, START, UNKNOWN]] = -torch.inf
@@ -161,6 +175,7 @@ class _Beam:
             map=glimpse.map,
             beta=glimpse.beta,
             cells=glimpse.cells,
+            heads=glimpse.heads,
         )
         running = (self.count[self.active] < self.beam_size).nonzero().squeeze(1)
         self.totals, self.active = best[running], self.active[running]
@@ -261,5 +276,6 @@ class _Beam:
             maps=trace["map"][at, photo, looked],
             beta=trace["beta"][at, photo, looked] if "beta" in trace else None,
             cells=trace["cells"][at, photo, looked] if "cells" in trace else None,
+            heads=trace["heads"][at, photo, looked] if "heads" in trace else None,
             score=score,
         )

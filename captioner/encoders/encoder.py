@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.encoders.backbone import Backbone, parameters_in_order
+from captioner.encoders.self_attention import GridSelfAttention
 from captioner.errors import ConfigError
 from captioner.grid import Grid
 
@@ -31,6 +32,7 @@ class Encoder(nn.Module):
         batch_norm: Literal["frozen", "train"] = "frozen",
         project_dim: int | None = None,
         dropout: float = 0.0,
+        self_attention: GridSelfAttention | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -45,6 +47,7 @@ class Encoder(nn.Module):
                 nn.ReLU(),
                 nn.Dropout(dropout),
             )
+        self.self_attention = self_attention
 
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode)
@@ -65,7 +68,19 @@ class Encoder(nn.Module):
         features = inputs if from_frozen else self.frozen_features(inputs)
         features = self.backbone(features, start=self.frozen_stages)
         height, width = features.shape[2:]
-        return Grid(self.project(features.flatten(2).transpose(1, 2)), height, width)
+        features = self.project(features.flatten(2).transpose(1, 2))
+        if self.self_attention is not None:
+            features = self.self_attention(features, height, width)
+        return Grid(features, height, width)
+
+    def cells(self, height_px: int, width_px: int) -> int:
+        """L for photos of this size."""
+        parameter = next(self.backbone.parameters())
+        with torch.no_grad():
+            empty = torch.zeros(
+                1, 3, height_px, width_px, device=parameter.device, dtype=parameter.dtype
+            )
+            return self.backbone(empty).shape[2:].numel()
 
 
 def _freeze(backbone: Backbone, trainable_from: str | None) -> int:

@@ -6,17 +6,23 @@ Everything is drawn in multiples of one text size, so the same label serves ever
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from captioner.rendering.overlay import ColourMap, colour_table
+from captioner.rendering.overlay import ColourMap, cell_is_visible, colour_table
 from captioner.rendering.typography import INK, MUTED, fit, font, one_line
+
+if TYPE_CHECKING:
+    from captioner.grid import Caption
 
 # Heights and widths in multiples of the text size.
 WORD_LABEL_HEIGHT = 5.0
 LEGEND_HEIGHT = 3.4
 _WIDEST_BAR = 20.0
+_LEGEND_WIDTH = 20.0
 
 _TRACK = "#e6e9ee"
 _PROBABILITY = "#2f6db3"  # blue and amber: told apart by every kind of colour vision
@@ -96,3 +102,60 @@ def ticks(vmax: float, *, at_most: int = 6) -> list[float]:
     steps = (step * factor for factor in (1, 2, 5, 10, 20, 50))
     step = next(step for step in steps if math.floor(vmax / step + 1e-9) + 1 <= at_most)
     return [float(f"{count * step:.6g}") for count in range(math.floor(vmax / step + 1e-9) + 1)]
+
+
+def draw_footer(
+    captions: Sequence[Caption], width: int, *, vmax: float, colour_map: ColourMap, size: int
+) -> Image.Image:
+    """The colour legend and the meaning of the signs: side by side, or stacked where narrow.
+
+    captions: those on the picture. size: of the text, in pixels.
+    """
+    key = _key(captions)
+    worded = any(caption.words for caption in captions)
+    legend_width, line = round(_LEGEND_WIDTH * size), round(1.7 * size)
+    left, top = 0, 0
+    legend_height = 0
+    if worded:
+        legend_height = round(LEGEND_HEIGHT * size)
+        if width >= 2 * (legend_width + 2 * size):
+            left = legend_width + 4 * size
+        else:
+            top = legend_height + size
+    height = max(legend_height, top + line * len(key))
+    footer = Image.new("RGB", (width, height), "white")
+    if worded:
+        draw_legend(
+            footer, left=0, top=0, width=legend_width, size=size, vmax=vmax, colour_map=colour_map
+        )
+    draw = ImageDraw.Draw(footer)
+    indent = round(1.6 * size) if worded else 0
+    for number, (sign, meaning) in enumerate(key):
+        baseline = top + size + line * number
+        draw.text((left, baseline), sign, fill=INK, font=font(size, bold=True), anchor="ls")
+        room = width - left - indent
+        text, face = fit(meaning, room, size_px=size, smallest_px=size // 2)
+        draw.text((left + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
+    return footer
+
+
+def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
+    """Signs on the sheet with their meanings."""
+    if not any(caption.words for caption in captions):
+        return [("", "The caption has no words, so there is no attention to show.")]
+    key = [("p", "probability of the word, given the words before it")]
+    if any(caption.beta is not None for caption in captions):
+        key.append(("β", "gate: how much the word draws on the picture"))
+    looked = [caption for caption in captions if caption.cells is not None]
+    if looked:
+        all_visible = all(
+            cell_is_visible(caption, index)
+            for caption in looked
+            for index in range(len(caption.words))
+        )
+        beyond = "" if all_visible else " (no outline: outside the photo)"
+        key.append(("□", f"cell looked at for the word{beyond}"))
+    paths = [len(caption.paths) for caption in captions if caption.paths is not None]
+    if paths:
+        key.append(("●", f"cells of {max(paths)} sampled paths, with the steps to them"))
+    return key

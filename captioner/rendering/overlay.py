@@ -67,43 +67,91 @@ def colour_table(name: ColourMap) -> np.ndarray:
     return np.asarray(colormaps[name](np.arange(256), bytes=True)[:, :3])
 
 
+def mark_looks(image: Image.Image, caption: Caption, index: int) -> None:
+    """Draw in place what hard attention did for word `index`: its sampled paths, its cell."""
+    if caption.paths is not None:
+        mark_paths(image, caption, index)
+    if caption.cells is not None:
+        outline_cell(image, caption, index)
+
+
 def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw the border of the cell sampled for word `index`, on an overlay of any size, in place.
+    """Draw the border of the cell that each head looked at for word `index`, in place.
+
+    image: an overlay of any size.
 
     Raises:
-        ValueError: a caption without sampled cells, or a cell that is not in its grid.
+        ValueError: a caption without such cells, or a cell that is not in its grid.
     """
-    geometry = caption.geometry
-    x_scale = image.width / geometry.photo_width_px
-    y_scale = image.height / geometry.photo_height_px
-    x0, y0, x1, y1 = _sampled_box_px(caption, index)
-    left, top = round(x0 * x_scale), round(y0 * y_scale)
-    right = max(left, round(x1 * x_scale) - 1)
-    bottom = max(top, round(y1 * y_scale) - 1)
+    if caption.cells is None:
+        raise ValueError("the caption has no sampled cells: its attention is soft")
     line = max(1, round(max(image.size) / 200))
     draw = ImageDraw.Draw(image)
-    # White between black lines shows on every colour.
-    draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="black", width=line + 2)
-    draw.rectangle((left, top, right, bottom), outline="white", width=line)
+    for cell in np.unique(caption.cells[index]).tolist():
+        left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
+        right, bottom = max(left, right - 1), max(top, bottom - 1)
+        # White between black lines shows on every colour.
+        box = (left - 1, top - 1, right + 1, bottom + 1)
+        draw.rectangle(box, outline="black", width=line + 2)
+        draw.rectangle((left, top, right, bottom), outline="white", width=line)
+
+
+def mark_paths(image: Image.Image, caption: Caption, index: int) -> None:
+    """Draw, in place, a dot in each cell that the caption's paths sampled for word `index`.
+
+    A dot's area grows with the number of paths that went there; a white line comes from where each
+    path was for the word before.
+
+    Raises:
+        ValueError: a caption without paths.
+    """
+    if caption.paths is None:
+        raise ValueError("the caption has no sampled paths")
+    draw = ImageDraw.Draw(image)
+    unit = max(image.size) / 200
+
+    def centre(cell: int) -> tuple[float, float]:
+        left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
+        return (left + right) / 2, (top + bottom) / 2
+
+    if index:
+        for before, now in np.unique(caption.paths[:, index - 1 : index + 1], axis=0).tolist():
+            draw.line((*centre(before), *centre(now)), fill="white", width=max(1, round(unit / 2)))
+    cells, counts = np.unique(caption.paths[:, index], return_counts=True)
+    for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
+        x, y = centre(cell)
+        radius = unit * (1.5 + 3.5 * (count / len(caption.paths)) ** 0.5)
+        box = (x - radius, y - radius, x + radius, y + radius)
+        draw.ellipse(box, fill="white", outline="black", width=max(1, round(unit / 2)))
 
 
 def cell_is_visible(caption: Caption, index: int) -> bool:
-    """Whether any of the cell sampled for word `index` lies on the photo, not on its letterbox.
+    """Whether any of the cells looked at for word `index` lies on the photo, not its letterbox.
 
     Raises:
-        ValueError: a caption without sampled cells, or a cell that is not in its grid.
+        ValueError: a caption without such cells, or a cell that is not in its grid.
     """
-    x0, y0, x1, y1 = _sampled_box_px(caption, index)
-    width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
-    return x1 > 0 and y1 > 0 and x0 < width and y0 < height
-
-
-def _sampled_box_px(caption: Caption, index: int) -> tuple[float, float, float, float]:
     if caption.cells is None:
         raise ValueError("the caption has no sampled cells: its attention is soft")
+    width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
+    boxes = [_box_px(caption, cell) for cell in np.atleast_1d(caption.cells[index]).tolist()]
+    return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
+
+
+def _box_px(caption: Caption, cell: int) -> tuple[float, float, float, float]:
     rows, columns = caption.maps.shape[-2:]
-    row, column = np.unravel_index(int(caption.cells[index]), (rows, columns))
+    row, column = np.unravel_index(cell, (rows, columns))
     return caption.geometry.cell_box_px(int(row), int(column), rows, columns)
+
+
+def _scaled(
+    box_px: tuple[float, float, float, float], image: Image.Image, caption: Caption
+) -> tuple[int, int, int, int]:
+    """A box of the photo in pixels of a picture of it."""
+    x_scale = image.width / caption.geometry.photo_width_px
+    y_scale = image.height / caption.geometry.photo_height_px
+    x0, y0, x1, y1 = box_px
+    return round(x0 * x_scale), round(y0 * y_scale), round(x1 * x_scale), round(y1 * y_scale)
 
 
 def resized(photo: Image.Image, geometry: Geometry, size: tuple[int, int]) -> Image.Image:

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw
 
 from captioner.rendering.heat import attention_heat, colour_scale
-from captioner.rendering.labels import (
-    LEGEND_HEIGHT,
-    WORD_LABEL_HEIGHT,
-    draw_legend,
-    draw_word_label,
-)
+from captioner.rendering.labels import WORD_LABEL_HEIGHT, draw_footer, draw_word_label
 from captioner.rendering.overlay import (
     OPACITY,
     ColourMap,
-    cell_is_visible,
-    outline_cell,
+    mark_looks,
     overlay,
     resized,
 )
@@ -37,9 +31,8 @@ _SHEET_SHAPE = 1.35  # width to height that the number of columns aims at
 _MARGIN = 64
 _GAP = 36
 _TEXT, _TITLE = 19, 42
-_TITLE_LINE, _KEY_LINE = round(1.3 * _TITLE), round(1.7 * _TEXT)
+_TITLE_LINE = round(1.3 * _TITLE)
 _LABEL_HEIGHT = round(WORD_LABEL_HEIGHT * _TEXT)
-_LEGEND_WIDTH = 380
 
 
 def attention_sheet(
@@ -69,7 +62,7 @@ def attention_sheet(
     """
     if vmax is None:
         vmax = colour_scale(caption, smooth=smooth)
-    size = _panel_size(photo.size)
+    size = panel_size(photo.size)
     small = resized(photo, caption.geometry, size)
     panels = [small]
     if caption.words:
@@ -80,9 +73,8 @@ def attention_sheet(
             overlay(small, heat, vmax=vmax, colour_map=colour_map, opacity=opacity)
             for heat in heats
         ]
-    if caption.cells is not None:
-        for index, panel in enumerate(panels[1:]):
-            outline_cell(panel, caption, index)
+    for index, panel in enumerate(panels[1:]):
+        mark_looks(panel, caption, index)
 
     slot_width, slot_height = max(size[0], _NARROWEST_SLOT), size[1] + _LABEL_HEIGHT
     across = _columns(len(panels), slot_width, slot_height)
@@ -92,7 +84,7 @@ def attention_sheet(
     title = wrap(one_line(caption.text) or "(no words)", title_font, content, max_lines=6)
     panels_top = _MARGIN + _TITLE_LINE * len(title) + _TEXT
     footer_top = panels_top + down * (slot_height + _GAP)
-    footer = _footer(caption, content, vmax, colour_map)
+    footer = draw_footer([caption], content, vmax=vmax, colour_map=colour_map, size=_TEXT)
 
     sheet = Image.new("RGB", (content + 2 * _MARGIN, footer_top + footer.height + _MARGIN), "white")
     draw = ImageDraw.Draw(sheet)
@@ -123,14 +115,19 @@ def attention_sheet(
     return sheet
 
 
-def _panel_size(photo_size: tuple[int, int]) -> tuple[int, int]:
+def panel_size(
+    photo_size: tuple[int, int],
+    *,
+    area: int = _PANEL_AREA,
+    longest_side: int = _LONGEST_PANEL_SIDE,
+) -> tuple[int, int]:
     """Width and height of a panel: the photo's shape, one area, no side too long.
 
-    >>> _panel_size((4000, 3000)), _panel_size((100, 1000))
+    >>> panel_size((4000, 3000)), panel_size((100, 1000))
     ((360, 270), (72, 720))
     """
     width, height = photo_size
-    scale = min(math.sqrt(_PANEL_AREA / (width * height)), _LONGEST_PANEL_SIDE / max(photo_size))
+    scale = min(math.sqrt(area / (width * height)), longest_side / max(photo_size))
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
@@ -145,51 +142,3 @@ def _columns(panels: int, slot_width: int, slot_height: int) -> int:
 
     most = max(1, (_WIDEST_CONTENT + _GAP) // (slot_width + _GAP))
     return min(range(1, min(panels, most) + 1), key=badness)
-
-
-def _footer(caption: Caption, width: int, vmax: float, colour_map: ColourMap) -> Image.Image:
-    """The colour legend and the meaning of the signs: side by side, or stacked where narrow."""
-    key = _key(caption)
-    left, top = 0, 0
-    legend_height = 0
-    if caption.words:
-        legend_height = round(LEGEND_HEIGHT * _TEXT)
-        if width >= 2 * (_LEGEND_WIDTH + _GAP):
-            left = _LEGEND_WIDTH + 2 * _GAP
-        else:
-            top = legend_height + _TEXT
-    height = max(legend_height, top + _KEY_LINE * len(key))
-    footer = Image.new("RGB", (width, height), "white")
-    if caption.words:
-        draw_legend(
-            footer,
-            left=0,
-            top=0,
-            width=_LEGEND_WIDTH,
-            size=_TEXT,
-            vmax=vmax,
-            colour_map=colour_map,
-        )
-    draw = ImageDraw.Draw(footer)
-    indent = round(1.6 * _TEXT) if caption.words else 0
-    for number, (sign, meaning) in enumerate(key):
-        baseline = top + _TEXT + _KEY_LINE * number
-        draw.text((left, baseline), sign, fill=INK, font=font(_TEXT, bold=True), anchor="ls")
-        room = width - left - indent
-        text, face = fit(meaning, room, size_px=_TEXT, smallest_px=_TEXT // 2)
-        draw.text((left + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
-    return footer
-
-
-def _key(caption: Caption) -> list[tuple[str, str]]:
-    """Signs on the sheet with their meanings."""
-    if not caption.words:
-        return [("", "The caption has no words, so there is no attention to show.")]
-    key = [("p", "probability of the word, given the words before it")]
-    if caption.beta is not None:
-        key.append(("β", "gate: how much the word draws on the picture"))
-    if caption.cells is not None:
-        all_visible = all(cell_is_visible(caption, index) for index in range(len(caption.words)))
-        beyond = "" if all_visible else " (no outline: outside the photo)"
-        key.append(("□", f"cell sampled for the word{beyond}"))
-    return key

@@ -15,7 +15,7 @@ from captioner.rendering.labels import (
     draw_legend,
     draw_word_label,
 )
-from captioner.rendering.overlay import OPACITY, ColourMap, outline_cell, overlay, resized
+from captioner.rendering.overlay import OPACITY, ColourMap, mark_looks, overlay, resized
 
 if TYPE_CHECKING:
     from captioner.grid import Caption
@@ -73,8 +73,7 @@ def word_images(
             smooth=smooth,
         )
         painted = overlay(picture, heat, vmax=vmax, colour_map=colour_map, opacity=opacity)
-        if caption.cells is not None:
-            outline_cell(painted, caption, index)
+        mark_looks(painted, caption, index)
         canvas = Image.new("RGB", (canvas_width, size[1] + strip), "white")
         canvas.paste(painted, ((canvas_width - size[0]) // 2, 0))
         draw_word_label(

@@ -1,0 +1,324 @@
+"""Every setting, typed, with the reason for its default. YAML files and dotted options fill it.
+
+A recipe in `configs/` names what differs from these defaults. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Photos and captions.
+
+    Args:
+        format: Layout of the data set.
+        root: Its folder (for `table` also the file itself).
+        file: Karpathy's dataset_*.json or the table, when the folder holds several.
+        coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by
+            image names with the `coco` format.
+        train_split: Split to train on; `train+restval` joins two.
+        val_split: Split to validate on.
+        min_count: Words rarer than this in the training captions become `<unk>`.
+        max_words: Longer training captions are cut to this many words.
+        batch_by: `length` batches captions of equal length (the paper, section 4.3); `photo`
+            batches photos with all their captions, so that the encoder runs once a photo.
+        batch_size: Captions a batch.
+        workers: Processes that read photos.
+        flip: Probability of mirroring a training photo.
+        min_area: Smallest share of a training photo that a random crop keeps.
+        colour: Largest relative change of brightness, contrast and saturation in training.
+        cache: Folder for the output of the frozen encoder stages; none computes them each time.
+        cache_views: Augmented views a training photo that the cache holds (the first is plain).
+    """
+
+    format: Literal["flickr8k", "karpathy", "coco", "table"] = "flickr8k"
+    root: str = "data/flickr8k"
+    file: str | None = None
+    coco_splits: str | None = None
+    train_split: str = "train"
+    val_split: str = "val"
+    min_count: int = 5
+    max_words: int = 25
+    batch_by: Literal["length", "photo"] = "photo"
+    batch_size: int = 160
+    workers: int = 2
+    flip: float = 0.5
+    min_area: float = 0.8
+    colour: float = 0.2
+    cache: str | None = None
+    cache_views: int = 1
+
+
+@dataclass(frozen=True)
+class PreprocessConfig:
+    """From a photo to the network's input; stored with the model.
+
+    Args:
+        height_px: Height of the network's input.
+        width_px: Width of the network's input.
+        resize: `squash` the whole photo to the input, or `letterbox` it with its aspect ratio.
+        interpolation: Filter for resizing; none takes the backbone's own.
+        mean: Channel means for values in [0, 1]; none takes the backbone's own.
+        std: Channel standard deviations; none takes the backbone's own.
+    """
+
+    height_px: int = 256
+    width_px: int = 256
+    resize: Literal["squash", "letterbox"] = "squash"
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Pretrained CNN.
+
+    Args:
+        backbone: `efficientnet_lite2`, `vgg19`, `resnet50`, `resnet101`, `resnet152`, or any
+            convolutional network of torchvision or timm (`torchvision/NAME`, `timm/NAME`).
+        weights: `default`, `none`, the name of a torchvision weights entry, or a file.
+        tap: Layer whose output is the grid; none takes the last convolutional one.
+        trainable_from: First stage to fine-tune; none freezes the encoder (as the paper does).
+        batch_norm: In fine-tuned stages, keep the running statistics (`frozen`, right for small
+            batches and for photos that come several times) or update them (`train`).
+        project_dim: Size D of the annotation vectors after a learned projection; none uses the
+            backbone's own channels, as the paper does.
+        dropout: Dropout on the projected annotation vectors, and in self-attention.
+        self_attention_layers: Layers in which the cells look at each other before the decoder does.
+        self_attention_heads: Their heads.
+    """
+
+    backbone: str = "efficientnet_lite2"
+    weights: str = "default"
+    tap: str | None = None
+    trainable_from: str | None = None
+    batch_norm: Literal["frozen", "train"] = "frozen"
+    project_dim: int | None = None
+    dropout: float = 0.0
+    self_attention_layers: int = 0
+    self_attention_heads: int = 8
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Where to look: score, then window, then select.
+
+    Args:
+        score: How well a cell fits the decoder's state: `additive` is the paper's f_att, `location`
+            needs a grid of one size.
+        window: Which cells may be looked at: all, Luong's `local_p` (the state predicts a centre)
+            or `local_m` (the window goes through the grid in reading order).
+        select: `soft` attention takes the expectation (section 4.2), `hard` samples one cell a word
+            (section 4.1) and is trained by the settings in `hard`.
+        dim: Size A of the space in which states and cells are compared.
+        heads: Parts of that space that look for themselves; 1 is the paper's.
+        radius: Local windows: cells within so many cells of the centre are looked at.
+        words: `local_m`: words after which the window has gone through the grid.
+        temperature: Scores are divided by this before they become a map.
+        semi_sampling: `hard`, in training: probability that a photo takes the expectation instead.
+        at_test: `hard`, when captions are written: look at the likeliest cell (`argmax`), at the
+            `expectation`, or `sample` as in training.
+    """
+
+    score: Literal["additive", "concat", "dot", "scaled_dot", "general", "cosine", "location"] = (
+        "additive"
+    )
+    window: Literal["global", "local_p", "local_m"] = "global"
+    select: Literal["soft", "hard"] = "soft"
+    dim: int = 512
+    heads: int = 1
+    radius: float = 3.0
+    words: int = 12
+    temperature: float = 1.0
+    semi_sampling: float = 0.5
+    at_test: Literal["argmax", "expectation", "sample"] = "argmax"
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What writes the caption.
+
+    Args:
+        kind: `lstm` is the paper's: it attends before each word; `luong` attends after the
+            recurrence; `mean` is Show and Tell, without attention; `transformer`.
+        hidden_dim: Size H of the LSTM, or of the Transformer's layers.
+        embed_dim: Size E of the word embedding; a Transformer's is H.
+        gate: beta of section 4.2.1: one number a word (`scalar`, the paper), one a feature
+            (`vector`, as popular reimplementations), or `none`. LSTM decoders that attend.
+        output: `lstm`: `deep` is equation 7, with tanh before the last layer as in the original
+            code; `plain` is one layer from the LSTM's state.
+        tie_embeddings: Use the embedding matrix as last layer too (needs `deep` output).
+        dropout: Dropout before the last layer; in a Transformer after each part of a layer too.
+        embed_dropout: Dropout on the word embeddings.
+        input_feeding: `luong`: the LSTM reads the attentional vector of the word before.
+        layers: `transformer`: layers.
+        heads: `transformer`: heads of self-attention; `attention.heads` are those that see the
+            grid.
+        feedforward_dim: `transformer`: size between the two feed-forward matrices.
+        positions: `transformer`: how words know their place.
+        max_positions: `transformer` with `learned` positions: the longest text it can read.
+        pre_norm: `transformer`: normalise before each part of a layer instead of after it.
+    """
+
+    kind: Literal["lstm", "luong", "mean", "transformer"] = "lstm"
+    hidden_dim: int = 512
+    embed_dim: int = 512
+    gate: Literal["none", "scalar", "vector"] = "scalar"
+    output: Literal["deep", "plain"] = "deep"
+    tie_embeddings: bool = False
+    dropout: float = 0.5
+    embed_dropout: float = 0.0
+    input_feeding: bool = True
+    layers: int = 2
+    heads: int = 8
+    feedforward_dim: int = 1024
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_positions: int = 64
+    pre_norm: bool = True
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What training minimises.
+
+    Args:
+        doubly_stochastic: lambda of equation 14, for the penalty summed over the cells.
+        label_smoothing: Share of the target's probability spread over all words.
+    """
+
+    doubly_stochastic: float = 1.0
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class HardConfig:
+    """How hard attention learns where to look (section 4.1, equation 12).
+
+    Args:
+        samples: Ways of looking that are sampled for each caption.
+        baseline: What is taken from the reward so that its noise does not drown the gradient:
+            `moving_average` over batches is the paper's; `leave_one_out` is the mean of the
+            caption's other samples; `learned` is a value read from the decoder's state.
+        credit: Words whose log-probability rewards a look: all of the `caption`, as in the paper,
+            or that word and those after it (`future`), which is the same gradient with less noise.
+        reward_scale: lambda_r; 1 is the gradient of equation 11.
+        entropy: lambda_e, weight of the maps' entropy, which keeps the model looking around.
+    """
+
+    samples: int = 2
+    baseline: Literal["none", "moving_average", "leave_one_out", "learned"] = "leave_one_out"
+    credit: Literal["caption", "future"] = "future"
+    reward_scale: float = 1.0
+    entropy: float = 0.002
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimiser and its schedule.
+
+    Args:
+        name: `adam` (the paper on COCO), `rmsprop` (the paper on Flickr8k) or `adamw`.
+        lr: Learning rate of the decoder and the projection.
+        encoder_lr: Learning rate of the fine-tuned encoder stages.
+        weight_decay: On weight matrices only: not on biases, norms and embeddings.
+        schedule: `constant`, `cosine` down to zero at the last epoch, or `plateau`: the rate
+            falls tenfold when the validation metric has not risen for `plateau_epochs`.
+        plateau_epochs: Epochs to wait on a plateau.
+        warmup_steps: Steps over which the rate rises from zero.
+        clip_norm: Largest norm of the gradient; 0 does not clip.
+        accumulate: Batches whose gradients make one step.
+        ema_decay: Decay of the averaged weights that are validated and saved as the model; 0
+            uses the last weights.
+    """
+
+    name: Literal["adam", "adamw", "rmsprop"] = "adamw"
+    lr: float = 5e-4
+    encoder_lr: float = 1e-4
+    weight_decay: float = 0.01
+    schedule: Literal["constant", "cosine", "plateau"] = "cosine"
+    plateau_epochs: int = 2
+    warmup_steps: int = 200
+    clip_norm: float = 5.0
+    accumulate: int = 1
+    ema_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The run.
+
+    Args:
+        output: Run folder.
+        start_from: Model to begin with, a bundled one's name or a folder: its vocabulary, and those
+            of its weights that have the same name and shape here.
+        epochs: Passes over the training captions.
+        seed: Fixes initial weights, order, augmentation and dropout.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        precision: `auto` is bfloat16 autocast on a GPU that has it, else float32.
+        patience: Stop after this many epochs without a better validation metric; 0 never.
+        metric: Validation metric, of captions written freely, that chooses `best`.
+        val_beam_size: Beam of that validation.
+        val_photos: Validate on the first so many photos; none takes all.
+        checkpoint_every: Steps between checkpoints inside an epoch; 0 saves at its end only.
+        log_every: Steps between log entries.
+        samples: Validation photos whose maps are shown in TensorBoard.
+    """
+
+    output: str = "runs/captioner"
+    start_from: str | None = None
+    epochs: int = 20
+    seed: int = 1
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    patience: int = 5
+    metric: Literal["CIDEr", "Bleu_4", "ROUGE_L"] = "CIDEr"
+    val_beam_size: int = 3
+    val_photos: int | None = None
+    checkpoint_every: int = 200
+    log_every: int = 20
+    samples: int = 4
+
+
+@dataclass(frozen=True)
+class DecodingConfig:
+    """How captions are searched, unless the command says otherwise; stored with the model.
+
+    Args:
+        beam_size: Hypotheses kept; 1 is greedy search.
+        max_words: Longest caption.
+        length_penalty: A finished caption's log-probability is divided by its length to this
+            power; 0 compares plain log-probabilities, as the paper does.
+        no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all, as
+            the paper does.
+    """
+
+    beam_size: int = 5
+    max_words: int = 30
+    length_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a model folder's config.yaml holds: all that inference needs."""
+
+    preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+
+@dataclass(frozen=True)
+class Config(ModelConfig):
+    """A whole training recipe."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    hard: HardConfig = field(default_factory=HardConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)

@@ -1,0 +1,81 @@
+"""Luong's order: the LSTM goes on first, then looks, and the look makes the word."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from captioner.attention import Attention, Memory
+from captioner.decoders.recurrent import (
+    GateKind,
+    LSTMState,
+    RecurrentDecoder,
+    build_gate,
+    gated,
+)
+from captioner.grid import Glimpse, Grid
+
+
+class LuongDecoder(RecurrentDecoder):
+    """Luong et al., 2015, sections 3.1 and 3.3.
+
+    h_t from the LSTM on [E y_{t-1}, h_{t-1}], with input feeding also on the attentional vector of
+    the word before; c_t by attention with h_t as query; h~_t = tanh(W_c [c_t; h_t]) (equation 5);
+    the word from h~_t (equation 6). h~ has the size of the embedding, so that the last layer can be
+    the embedding matrix; h_0 and c_0 are as in Show, Attend and Tell, for a photo has no last
+    encoder state.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        *,
+        vocabulary_size: int,
+        feature_dim: int,
+        hidden_dim: int,
+        embed_dim: int,
+        input_feeding: bool = True,
+        gate: GateKind = "none",
+        tie_embeddings: bool = False,
+        dropout: float = 0.5,
+        embed_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(
+            vocabulary_size=vocabulary_size,
+            hidden_dim=hidden_dim,
+            embed_dim=embed_dim,
+            input_dim=embed_dim if input_feeding else 0,
+            output_dim=embed_dim,
+            tie_embeddings=tie_embeddings,
+            dropout=dropout,
+            embed_dropout=embed_dropout,
+        )
+        self.attention = attention
+        self.initial_h = nn.Linear(feature_dim, hidden_dim)
+        self.initial_c = nn.Linear(feature_dim, hidden_dim)
+        self.beta = build_gate(gate, hidden_dim=hidden_dim, feature_dim=feature_dim)
+        self.attentional = nn.Linear(feature_dim + hidden_dim, embed_dim, bias=False)
+        self.input_feeding = input_feeding
+
+    def prepare(self, grid: Grid) -> Memory:
+        return self.attention.prepare(grid)
+
+    def start(self, memory: Memory, beams: int = 1) -> LSTMState:
+        mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
+        h, c = torch.tanh(self.initial_h(mean)), torch.tanh(self.initial_c(mean))
+        fed = h.new_zeros(len(h), beams, self.attentional.out_features)
+        return LSTMState(h.expand(-1, beams, -1), c.expand(-1, beams, -1), fed=fed)
+
+    def recur(
+        self, word_gates: Tensor, state: LSTMState, memory: Memory
+    ) -> tuple[Glimpse, LSTMState]:
+        assert state.fed is not None
+        read = state.fed if self.input_feeding else state.fed[..., :0]
+        after = self._advance(word_gates, state, read)
+        glimpse = gated(self.attention(after.h, memory, state.position), self.beta, after.h)
+        attentional = torch.tanh(self.attentional(torch.cat([glimpse.context, after.h], dim=-1)))
+        return glimpse, after._replace(fed=attentional)
+
+    def readout(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
+        """Equation 6: the word from the attentional vector."""
+        return self.vocabulary(self.dropout(state))

@@ -1,0 +1,188 @@
+"""What all decoders with an LSTM share: words in, states along, words out."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from captioner.attention import Memory
+from captioner.decoders.base import Decoder, Forced, packed, rows_per_step
+from captioner.errors import ConfigError
+from captioner.grid import Glimpse
+
+GateKind = Literal["none", "scalar", "vector"]
+
+
+class LSTMState(NamedTuple):
+    """h and c, [B, K, H] each.
+
+    position: number of the word to be written, from 0, the same for all.
+    fed: attentional vector of the word before, [B, K, E], where the decoder feeds it back.
+    """
+
+    h: Tensor
+    c: Tensor
+    position: int = 0
+    fed: Tensor | None = None
+
+
+class RecurrentDecoder(Decoder):
+    """An LSTM over the words; what it looks at, and when, is its subclasses' business.
+
+    input_dim: size of what the LSTM reads beside the word and h. output_dim: size of what the last
+    layer reads.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary_size: int,
+        hidden_dim: int,
+        embed_dim: int,
+        input_dim: int,
+        output_dim: int,
+        tie_embeddings: bool,
+        dropout: float,
+        embed_dropout: float,
+    ) -> None:
+        super().__init__()
+        self.vocabulary_size = vocabulary_size
+        self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
+        self.embed_dropout = nn.Dropout(embed_dropout)
+        self.word_gates = nn.Linear(embed_dim, 4 * hidden_dim)
+        self.state_gates = nn.Linear(hidden_dim + input_dim, 4 * hidden_dim, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.vocabulary = nn.Linear(output_dim, vocabulary_size)
+        if tie_embeddings:
+            if output_dim != embed_dim:
+                raise ConfigError("decoder.tie_embeddings: needs decoder.output: deep")
+            self.vocabulary.weight = self.embedding.weight
+        self._reset()
+
+    def _reset(self) -> None:
+        """Orthogonal recurrence, small embeddings; the forget gate starts open."""
+        hidden = self.word_gates.out_features // 4
+        nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[0].zero_()
+            self.word_gates.bias.zero_()
+            self.word_gates.bias[hidden : 2 * hidden] = 1.0
+            for gate in range(4):
+                rows = slice(gate * hidden, (gate + 1) * hidden)
+                nn.init.orthogonal_(self.state_gates.weight[rows, :hidden])
+            self.vocabulary.bias.zero_()
+
+    @abstractmethod
+    def recur(
+        self, word_gates: Tensor, state: LSTMState, memory: Memory
+    ) -> tuple[Glimpse, LSTMState]:
+        """Look and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates."""
+
+    @abstractmethod
+    def readout(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
+        """Logits [..., V] of the word read [..., E], the new state's output, and the context.
+
+        The output is `fed` where the state has it, else h.
+        """
+
+    def step(
+        self, tokens: Tensor, state: LSTMState, memory: Memory
+    ) -> tuple[Tensor, Glimpse, LSTMState]:
+        words = self._embed(tokens)
+        glimpse, state = self.recur(self.word_gates(words), state, memory)
+        return self.readout(words, _output(state), glimpse.context), glimpse, state
+
+    def reorder(self, state: LSTMState, photos: Tensor, beams: Tensor) -> LSTMState:
+        rows = photos.unsqueeze(1)
+        return LSTMState(
+            state.h[rows, beams],
+            state.c[rows, beams],
+            state.position,
+            None if state.fed is None else state.fed[rows, beams],
+        )
+
+    def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
+        rows = rows_per_step(lengths)
+        words = self._embed(tokens[:, : len(rows)])  # [N, T, E]
+        # unbind, because the gradient of a slice a step would be as large as all steps together
+        word_gates = self.word_gates(words).unbind(1)
+        state = self.start(memory)
+        queries: list[Tensor] = []
+        outputs: list[Tensor] = []
+        glimpses: list[Glimpse] = []
+        running = len(lengths)
+        for step, count in enumerate(rows):
+            # Captions that have ended leave the batch a quarter at a time: cutting the memory at
+            # every step would cost more in the backward pass than the rows that it saves.
+            if count <= 0.75 * running:
+                running = count
+                memory, state = memory.select(slice(running)), _first_states(state, running)
+            queries.append(state.h[:count])
+            glimpse, state = self.recur(word_gates[step][:running].unsqueeze(1), state, memory)
+            outputs.append(_output(state)[:count])
+            glimpses.append(_first_rows(glimpse, count))
+        logits = self.readout(
+            packed(words, lengths),
+            torch.cat(outputs).squeeze(1),
+            torch.cat([glimpse.context for glimpse in glimpses]).squeeze(1),
+        )
+
+        def stacked(values: list[Tensor]) -> Tensor:
+            return nn.utils.rnn.pad_sequence([value.squeeze(1) for value in values]).contiguous()
+
+        betas = [glimpse.beta for glimpse in glimpses if glimpse.beta is not None]
+        cells = [glimpse.cells for glimpse in glimpses if glimpse.cells is not None]
+
+        return Forced(
+            logits=logits,
+            maps=stacked([glimpse.map for glimpse in glimpses]),
+            entropy=stacked([glimpse.entropy for glimpse in glimpses]),
+            log_prob=stacked([glimpse.log_prob for glimpse in glimpses]),
+            beta=stacked(betas) if betas else None,
+            queries=torch.cat(queries).squeeze(1).detach(),
+            cells=stacked(cells) if cells else None,
+        )
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.embed_dropout(self.embedding(tokens))
+
+    def _advance(self, word_gates: Tensor, state: LSTMState, read: Tensor) -> LSTMState:
+        """Equations 1 to 3 on what the LSTM reads beside the word; `fed` is left out."""
+        gates = word_gates + self.state_gates(torch.cat([state.h, read], dim=-1))
+        i, f, o, g = gates.chunk(4, dim=-1)
+        c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
+        return LSTMState(torch.sigmoid(o) * torch.tanh(c), c, state.position + 1)
+
+
+def gated(glimpse: Glimpse, gate: nn.Module | None, h: Tensor) -> Glimpse:
+    """beta = sigmoid(f_beta(h)) times the context (section 4.2.1)."""
+    if gate is None:
+        return glimpse
+    beta = torch.sigmoid(gate(h))  # [B, K, 1 or D]
+    return replace(glimpse, context=beta * glimpse.context, beta=beta.mean(-1))
+
+
+def build_gate(kind: GateKind, *, hidden_dim: int, feature_dim: int) -> nn.Linear | None:
+    """f_beta: one number a word (`scalar`, the paper) or one a feature (`vector`)."""
+    if kind == "none":
+        return None
+    return nn.Linear(hidden_dim, 1 if kind == "scalar" else feature_dim)
+
+
+def _output(state: LSTMState) -> Tensor:
+    return state.h if state.fed is None else state.fed
+
+
+def _first_states(state: LSTMState, count: int) -> LSTMState:
+    fed = None if state.fed is None else state.fed[:count]
+    return LSTMState(state.h[:count], state.c[:count], state.position, fed)
+
+
+def _first_rows(glimpse: Glimpse, count: int) -> Glimpse:
+    """The glimpse of the first captions of a batch."""
+    values = {name: value for name, value in vars(glimpse).items() if value is not None}
+    return replace(glimpse, **{name: value[:count] for name, value in values.items()})
