@@ -1,0 +1,155 @@
+"""Every family of attention trained on Flickr8k with one budget: the table of docs/attention.md.
+
+    python benchmarks/families.py --root data/flickr8k --epochs 3 --output runs/families
+
+The encoder is frozen and its features are cached, so that a family takes minutes on a CPU; data,
+epochs, seed, optimiser and search are the same for all. A family that has its results.json is not
+trained again; an interrupted one goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from captioner.checkpoint import load_model
+from captioner.config import Config, parser_for
+from captioner.data.readers import read_split
+from captioner.device import choose_device
+from captioner.evaluation.metrics import score_captions
+from captioner.training import train
+from captioner.training.setup import prepare
+from captioner.training.validation import validate
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+BASE = "soft"  # the recipe that the families differ from
+
+
+def family_config(name: str, arguments: argparse.Namespace) -> Config:
+    """The base recipe with the family's overlay and the benchmark's budget."""
+    parser = parser_for(Config, exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    files = [CONFIGS / "flickr8k_soft.yaml"]
+    if name != BASE:
+        files.append(CONFIGS / "families" / f"{name}.yaml")
+    given = parser.parse_args([word for file in files for word in ("--config", str(file))])
+    sections = vars(parser.instantiate(given))
+    config = Config(**{key: sections[key] for key in Config.__dataclass_fields__})
+    return replace(
+        config,
+        data=replace(
+            config.data,
+            root=arguments.root,
+            val_split="dev",
+            cache=arguments.cache,
+            cache_views=1,
+            batch_size=160,
+        ),
+        encoder=replace(config.encoder, trainable_from=None),
+        optim=replace(config.optim, warmup_steps=60, ema_decay=0.99),
+        train=replace(
+            config.train,
+            output=str(Path(arguments.output) / name),
+            epochs=arguments.epochs,
+            device=arguments.device,
+            val_photos=200,
+            patience=0,
+            samples=0,
+            log_every=10,
+        ),
+    )
+
+
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str | None]:
+    """Train a family and score its last model on the whole validation split, beam 5."""
+    config = family_config(name, arguments)
+    run = Path(config.train.output)
+    train(config, resume=(run / "last").exists())
+    device = choose_device(arguments.device)
+    vocabulary = load_model(run / "last")[2]
+    whole = replace(config, train=replace(config.train, val_photos=None))
+    setup = prepare(whole, device, vocabulary)
+    model = load_model(run / "last")[0].to(device).eval()
+    started = time.perf_counter()
+    validation = validate(
+        model,
+        setup.validation,
+        setup.validation_transform,
+        vocabulary,
+        device=device,
+        beam_size=5,
+        max_words=config.decoding.max_words,
+        length_penalty=config.decoding.length_penalty,
+        no_repeat_ngram=config.decoding.no_repeat_ngram,
+        cache=setup.validation_cache,
+    )
+    search_s = time.perf_counter() - started
+    split = read_split(format="flickr8k", root=config.data.root, split="dev")
+    references = {photo.image_id: photo.captions for photo in split.photos}
+    scores = score_captions(validation.captions, references)
+    words = sum(len(h.tokens) + 1 for h in validation.hypotheses.values())
+    log = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    step_s = [entry["step_s"] for entry in log if entry["kind"] == "train"]
+    return {
+        "family": name,
+        **scores.metrics,
+        "attention_entropy": validation.figures["attention_entropy"],
+        "attention_change": validation.figures.get("attention_change"),
+        "parameters": sum(p.numel() for p in model.decoder.parameters())
+        + sum(p.numel() for p in model.encoder.parameters() if p.requires_grad),
+        "seconds_a_step": statistics.median(step_s),
+        "milliseconds_a_word": 1000 * search_s / words,
+    }
+
+
+def table(rows: list[dict[str, float | str | None]]) -> str:
+    names = [name for name in rows[0] if name != "family"]
+    lines = ["| family | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
+    for row in rows:
+        cells = []
+        for name in names:
+            value = row[name]
+            cells.append(
+                "not computed"
+                if value is None
+                else f"{value:,}"
+                if isinstance(value, int)
+                else f"{value:.3f}"
+            )
+        lines.append(f"| {row['family']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    known = [BASE, *sorted(file.stem for file in (CONFIGS / "families").glob("*.yaml"))]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", required=True, help="Flickr8k's folder")
+    parser.add_argument("--output", default="runs/families", help="a run folder for each family")
+    parser.add_argument("--cache", default="cache/families", help="folder for the features")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(known)}")
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.families or known:
+        if name not in known:
+            parser.error(f"there is no family {name}; the families are {', '.join(known)}")
+        results = Path(arguments.output) / name / "results.json"
+        if not results.exists():
+            print(f"--- {name}", file=sys.stderr)
+            results.parent.mkdir(parents=True, exist_ok=True)
+            results.write_text(json.dumps(measure(name, arguments), indent=1), encoding="utf-8")
+        rows.append(json.loads(results.read_text(encoding="utf-8")))
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n\n{table(rows)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
