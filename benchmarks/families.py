@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from captioner.checkpoint import load_model
-from captioner.config import Config, parser_for
+from captioner.config import Config, from_yaml
 from captioner.data.readers import read_split
 from captioner.device import choose_device
 from captioner.evaluation.metrics import score_captions
@@ -34,14 +34,10 @@ BASE = "soft"  # the recipe that the families differ from
 
 def family_config(name: str, arguments: argparse.Namespace) -> Config:
     """The base recipe with the family's overlay and the benchmark's budget."""
-    parser = parser_for(Config, exit_on_error=False)
-    parser.add_argument("--config", action="config")
     files = [CONFIGS / "flickr8k_soft.yaml"]
     if name != BASE:
         files.append(CONFIGS / "families" / f"{name}.yaml")
-    given = parser.parse_args([word for file in files for word in ("--config", str(file))])
-    sections = vars(parser.instantiate(given))
-    config = Config(**{key: sections[key] for key in Config.__dataclass_fields__})
+    config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
     return replace(
         config,
         data=replace(

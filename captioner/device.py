@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any, Literal
+
 import torch
 
 from captioner.errors import ConfigError
@@ -23,3 +26,14 @@ def choose_device(name: str = "auto") -> torch.device:
             f"device: '{name}' cannot be used on this machine; use auto, cpu or cuda"
         ) from None
     return device
+
+
+def autocast(
+    device: torch.device, precision: Literal["auto", "float32", "bfloat16"]
+) -> contextlib.AbstractContextManager[Any]:
+    """Context of a forward pass; `auto` is bfloat16 on a GPU that has it, else float32."""
+    if precision == "bfloat16" or (
+        precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+    ):
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()

@@ -10,13 +10,15 @@ import pytest
 import torch
 import yaml
 
-from captioner.config import Config, ModelConfig, from_yaml, to_yaml
+from captioner.config import Config, ModelConfig, PreprocessConfig, from_yaml, to_yaml
 from captioner.encoders import Encoder
 from captioner.errors import ConfigError
 from captioner.model import build_model
 from captioner.training import setup
 
-RECIPES = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+RECIPES = sorted(CONFIGS.glob("*.yaml"))
+FAMILIES = sorted((CONFIGS / "families").glob("*.yaml"))
 
 
 def refusal(text: str, config_class: type = Config) -> str:
@@ -258,3 +260,34 @@ def test_yaml_cannot_run_code(tmp_path: Path) -> None:
     refusal(f'encoder: {{backbone: !!python/object/apply:os.mkdir ["{made}"]}}')
     refusal(f"encoder: {{class_path: os.mkdir, init_args: {{path: {made}}}}}")
     assert not made.exists()
+
+
+@pytest.mark.parametrize("overlay", FAMILIES, ids=lambda path: path.stem)
+def test_every_family_differs_from_the_base_in_a_few_settings_and_can_be_built(
+    overlay: Path,
+) -> None:
+    text = (CONFIGS / "flickr8k_soft.yaml").read_text(encoding="utf-8")
+    base, config = from_yaml(Config, text), from_yaml(Config, text, overlay.read_text("utf-8"))
+    differing = [
+        f"{section}.{key}"
+        for section in Config.__dataclass_fields__
+        for key, value in vars(getattr(config, section)).items()
+        if value != getattr(getattr(base, section), key)
+    ]
+    assert 1 <= len(differing) <= 5, differing
+    named = yaml.safe_load(overlay.read_text(encoding="utf-8"))
+    assert {f"{s}.{k}" for s, keys in named.items() for k in keys} == set(differing)
+    small = replace(
+        config,
+        preprocess=PreprocessConfig(height_px=64, width_px=64),
+        encoder=replace(
+            config.encoder, backbone="timm/test_resnet", weights="none", trainable_from=None
+        ),
+    )
+    setup.check(small)
+    network = build_model(small, 30)
+    lengths = torch.tensor([4, 2])
+    tokens = torch.randint(4, 30, (2, 4))
+    forced = network(torch.rand(2, 3, 64, 64), torch.tensor([0, 1]), tokens, lengths)
+    assert forced.logits.shape == (6, 30)
+    assert torch.isfinite(forced.logits).all()

@@ -18,11 +18,13 @@ from captioner.config import (
     EncoderConfig,
     ModelConfig,
     PreprocessConfig,
+    from_yaml,
 )
 from captioner.decoders import packed
 from captioner.encoders import Preprocessing
 from captioner.errors import ConfigError
 from captioner.model import CaptionModel, build_model, photo_transform, resolved
+from captioner.training.hard import HardAttentionLoss, NoBaseline
 from captioner.training.losses import caption_losses
 
 V = 12
@@ -225,6 +227,146 @@ def test_dropouts_that_are_no_shares_are_refused_by_their_key(key: str, value: f
 def test_a_standard_deviation_of_zero_is_refused(std: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match=r"^preprocess\.std: "):
         small_model(preprocess__std=std)
+
+
+# --- families -------------------------------------------------------------------------------------
+
+FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "accepted"),
+    [
+        ({"attention__heads": 0}, "attention.heads", "whole number from 1 up"),
+        ({"decoder__heads": 0}, "decoder.heads", "whole number from 1 up"),
+        ({"decoder__layers": 0}, "decoder.layers", "whole number from 1 up"),
+        ({"decoder__feedforward_dim": -1}, "decoder.feedforward_dim", "whole number from 1 up"),
+        ({"decoder__max_positions": 0}, "decoder.max_positions", "whole number from 1 up"),
+        ({"attention__words": 0}, "attention.words", "whole number from 1 up"),
+        ({"encoder__self_attention_layers": -1}, "encoder.self_attention_layers", "0 or more"),
+        ({"encoder__self_attention_heads": 0}, "encoder.self_attention_heads", "from 1 up"),
+        ({"attention__heads": 3}, "attention.heads", "a divisor of 8"),  # of D
+        ({"attention__heads": 4}, "attention.heads", "a divisor of 6"),  # of attention.dim
+        (
+            {"attention__heads": 2, "attention__score": "general"},
+            "attention.heads",
+            "a divisor of 7",  # of hidden_dim
+        ),
+        ({"decoder__kind": "transformer", "decoder__heads": 2}, "decoder.heads", "a divisor of 7"),
+        (
+            {"encoder__self_attention_layers": 1, "encoder__self_attention_heads": 3},
+            "encoder.self_attention_heads",
+            "a divisor of 8",
+        ),
+        (
+            {"encoder__self_attention_layers": 1, "encoder__self_attention_heads": 1,
+             "encoder__project_dim": 6},
+            "encoder.project_dim",
+            "a multiple of 4",
+        ),
+        ({"attention__radius": 0.2}, "attention.radius", "0.5 cells or more"),
+        ({"attention__radius": float("nan")}, "attention.radius", "0.5 cells or more"),
+        ({"attention__temperature": 0.0}, "attention.temperature", "a number above 0"),
+        ({"attention__semi_sampling": 1.5}, "attention.semi_sampling", "use 0 to 1"),
+        (
+            {"decoder__kind": "transformer", "decoder__positions": "learned",
+             "decoder__max_positions": 20},
+            "decoder.max_positions",
+            "use 30 or more",
+        ),
+        (
+            {"decoder__tie_embeddings": True, "decoder__output": "plain"},
+            "decoder.tie_embeddings",
+            "decoder.output: deep",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_family_can_be_built_of_is_one_sentence_with_the_key_and_what_is_accepted(
+    changes: dict[str, Any], key: str, accepted: str
+) -> None:
+    small_model(**FAMILY)
+    with pytest.raises(ConfigError) as caught:
+        small_model(**{**FAMILY, **changes})
+    message = str(caught.value)
+    assert message.startswith(f"{key}: ")
+    assert accepted in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "accepted"),
+    [
+        ("attention: {window: [local_p, local_m]}", "attention.window", "local_p"),
+        ("attention: {score: bilinear}", "attention.score", "scaled_dot"),
+        ("attention: {select: top}", "attention.select", "hard"),
+        ("attention: {heads: two}", "attention.heads", "whole number"),
+        ("decoder: {kind: gru}", "decoder.kind", "transformer"),
+        ("decoder: {head: 2}", "decoder.head", "heads"),
+        ("hard: {baseline: critic}", "hard.baseline", "leave_one_out"),
+        ("hard: {credit: past}", "hard.credit", "future"),
+    ],
+)
+def test_a_recipe_with_a_family_that_is_not_there_is_one_sentence(
+    text: str, key: str, accepted: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(Config, text)
+    message = str(caught.value)
+    assert key in message
+    assert accepted in message
+    assert "\n" not in message
+
+
+def test_location_knows_the_grid_of_its_settings_and_refuses_another() -> None:
+    model = small_model(attention__score="location", attention__window="local_p")
+    tokens, _, lengths = batch([[4, 5]])
+    model(photos()[:1], torch.tensor([0]), tokens, lengths)
+    with pytest.raises(ConfigError, match=r"^attention\.score: location .* 6 cells .* of 4; "):
+        model(photos()[:1, :, :, :64], torch.tensor([0]), tokens, lengths)
+
+
+def test_counting_the_cells_of_a_grid_leaves_the_backbone_as_it_was() -> None:
+    """Whose running statistics come with the pretrained weights."""
+    plain, counted = small_model(), small_model(attention__score="location")
+    expected = plain.encoder.backbone.state_dict()
+    for name, value in counted.encoder.backbone.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", ["lstm", "luong", "mean", "transformer"])
+def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> None:
+    """Hard attention, several heads, a window and self-attention all at once."""
+    model = small_model(
+        encoder__self_attention_layers=1,
+        encoder__self_attention_heads=2,
+        attention__select="hard",
+        attention__window="local_p",
+        attention__heads=2,
+        decoder__kind=kind,
+        decoder__heads=1,
+    )
+    tokens, targets, lengths = batch(CAPTIONS)
+    with torch.no_grad():
+        forced = model(photos(), torch.tensor(PHOTO_OF), tokens, lengths)
+        rows = packed(torch.arange(4).unsqueeze(1).expand(4, int(lengths.max())), lengths)
+        for row, (words, photo) in enumerate(zip(CAPTIONS, PHOTO_OF, strict=True)):
+            own_tokens, _, own_length = batch([words])
+            one = photos()[photo : photo + 1]
+            alone = model(one, torch.tensor([0]), own_tokens, own_length)
+            torch.testing.assert_close(
+                forced.logits[rows == row], alone.logits, rtol=1e-4, atol=1e-5
+            )
+    forced = model.train()(photos(), torch.tensor(PHOTO_OF), tokens, lengths)
+    hard = HardAttentionLoss(NoBaseline())
+    losses = caption_losses(forced, targets, lengths, doubly_stochastic=1.0, hard=hard)
+    losses["total"].backward()
+    silent = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
+    ]
+    assert silent == []
 
 
 # --- preprocessing --------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def model(
         decoding=DecodingConfig(beam_size=3, max_words=12),
     )
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(13)
         network = build_model(config, len(vocabulary))
         with torch.no_grad():
             decoder = network.decoder

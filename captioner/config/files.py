@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import asdict
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -16,24 +18,81 @@ _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster wher
 
 def parser_for(config_class: type, **options: Any) -> ArgumentParser:
     """Command line parser with an option `--section.key` for every setting of the class."""
-    parser = ArgumentParser(**options)
+    parser = _Parser(**options)
+    parser.config_class = config_class
     parser.add_class_arguments(config_class, None)
     return parser
 
 
-def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
-    """Settings from YAML; what is not named keeps its default.
+class _Parser(ArgumentParser):
+    """Refuses in one sentence, in a user's words, and without a page of all options before it."""
+
+    config_class: type
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if self.exit_on_error:
+            print(f"error: {_plain_refusal(self.config_class, message)}", file=sys.stderr)
+            sys.exit(2)
+        super().error(message, ex)
+
+
+def _plain_refusal(config_class: type, message: str) -> str:
+    """jsonargparse's sentences about a value of the wrong type, as one that names what is accepted.
+
+    Other messages stay as they are, on one line.
+    """
+    message = one_line(message)
+    found = re.search(r'key "(\w+)\.(\w+)".*G(?:ot|iven) value: (.*)', message)
+    sections = vars(config_class())
+    if found is None or found[1] not in sections:
+        return message
+    section, key, value = found.groups()
+    hint = get_type_hints(type(sections[section])).get(key)
+    return f"{section}.{key}: {value} is not accepted; use {_in_words(hint)}"
+
+
+def _in_words(hint: Any) -> str:
+    """What a type accepts.
+
+    >>> _in_words(Literal["soft", "hard"] | None)
+    'soft, hard or null'
+    """
+    kinds: dict[Any, str] = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+    }
+    if hint in kinds:
+        return kinds[hint]
+    if get_origin(hint) is tuple:
+        return f"a list of {len(get_args(hint))} numbers"
+    if get_origin(hint) is Literal:
+        choices = [str(choice) for choice in get_args(hint)]
+    else:
+        choices = [_in_words(choice) for choice in get_args(hint)]
+    if len(choices) < 2:
+        return choices[0]
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:
+    """Settings from YAML texts, each laid over those before; what none names keeps its default.
 
     Raises:
         ConfigError: an unknown key or a value of the wrong type, by name.
     """
     try:
-        given = yaml.safe_load(text)
-        text = yaml.safe_dump(_checked(config_class, {} if given is None else given))
+        whole: dict[str, dict[str, Any]] = {}
+        for given in map(yaml.safe_load, texts):
+            for section, settings in _checked(config_class, {} if given is None else given).items():
+                whole[section] = {**whole.get(section, {}), **settings}
+        text = yaml.safe_dump(whole)
         parser = parser_for(config_class, exit_on_error=False)
         config = config_class(**vars(parser.instantiate(parser.parse_string(text))))
     except (ArgumentError, TypeError, yaml.YAMLError) as error:
-        raise ConfigError(one_line(str(error))) from None
+        raise ConfigError(_plain_refusal(config_class, str(error))) from None
     refuse_null(config)
     return config
 

@@ -75,12 +75,15 @@ class Encoder(nn.Module):
 
     def cells(self, height_px: int, width_px: int) -> int:
         """L for photos of this size."""
-        parameter = next(self.backbone.parameters())
+        like = next(self.backbone.parameters())
+        empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
+        modes = [(module, module.training) for module in self.backbone.modules()]
+        self.backbone.eval()  # or BatchNorm would take the empty photo into its statistics
         with torch.no_grad():
-            empty = torch.zeros(
-                1, 3, height_px, width_px, device=parameter.device, dtype=parameter.dtype
-            )
-            return self.backbone(empty).shape[2:].numel()
+            count = self.backbone(empty).shape[2:].numel()
+        for module, training in modes:
+            module.training = training
+        return count
 
 
 def _freeze(backbone: Backbone, trainable_from: str | None) -> int:

@@ -51,7 +51,7 @@ class MovingAverage(Baseline):
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
     def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
-        mean = self.average / (1 - 0.9 ** self.batches.clamp(min=1))
+        mean = self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
         return count * mean.to(rewards.dtype)
 
     def update(self, rewards: Tensor, count: Tensor, queries: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.data.dataset import Batch, load_batches
 from captioner.data.transforms import open_photo
+from captioner.device import autocast
 from captioner.errors import CheckpointError
 from captioner.model import CaptionModel
 from captioner.rendering import attention_sheet
@@ -53,12 +53,7 @@ class Trainer:
         self.hard: HardAttentionLoss | None = None
         if self.config.attention.select == "hard":
             self.hard = build_hard_loss(self.config).to(device)
-        self.amp = contextlib.nullcontext()
-        precision = self.config.train.precision
-        if precision == "bfloat16" or (
-            precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
-        ):
-            self.amp = torch.autocast(device.type, dtype=torch.bfloat16)  # type: ignore[assignment]
+        self.amp = autocast(device, self.config.train.precision)
         self.interrupts = Interrupts()
         self.epoch = 0
         self.batch = 0  # the cursor: batches of this epoch already done
@@ -115,13 +110,13 @@ class Trainer:
         waiting = 0.0
         self.optimizer.zero_grad(set_to_none=True)
         added = 0  # batches whose gradients are in this step
+        self.interrupts.hold()  # while a batch is fetched too: a worker would not survive it
         with bar:
             for batch in loader:
                 waiting += time.perf_counter() - waited_from
                 self._name_unreadable(batch.unreadable)
                 forced_figures: dict[str, float] | None = None
                 logs = (self.step + 1) % config.train.log_every == 0
-                self.interrupts.hold()
                 if len(batch):
                     parts, forced_figures = self._forward_backward(batch.to(self.device), logs)
                     added += 1
@@ -155,7 +150,9 @@ class Trainer:
                     self.save()
                     saved_at = self.step
                 self.interrupts.release()
+                self.interrupts.hold()
                 waited_from = time.perf_counter()
+        self.interrupts.release()
 
     def _forward_backward(
         self, batch: Batch, logs: bool

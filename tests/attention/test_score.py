@@ -151,7 +151,7 @@ def test_concat_is_luongs_one_matrix_on_both_vectors() -> None:
     both = torch.cat(
         [queries.unsqueeze(2).expand(B, K, L, H), features.unsqueeze(1).expand(B, K, L, D)], dim=-1
     )
-    expected = torch.tanh(both @ whole.T) @ score.energy.weight[0]  # type: ignore[union-attr]
+    expected = torch.tanh(both @ whole.T) @ score.energy.weight[0]
     torch.testing.assert_close(score(queries, score.keys(features))[:, 0], expected)
 
 

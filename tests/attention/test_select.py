@@ -229,6 +229,6 @@ def test_looking_refuses_what_has_no_hard_attention_and_what_is_no_way_to_look()
         pass
     with (
         pytest.raises(ConfigError, match="'best' is not accepted; use argmax, expectation, sample"),
-        looking(HardSelect(), "best"),  # type: ignore[arg-type]
+        looking(HardSelect(), "best"),
     ):
         pass

@@ -53,7 +53,7 @@ def plain_step(
     word = plain.linear(decoder.word_gates, decoder.embedding.weight[token].tolist())
     rest = plain.linear(decoder.state_gates, read)
     h, c = plain.lstm([a + b for a, b in zip(word, rest, strict=True)], c)
-    keys = [plain.linear(decoder.attention.score.key, cell) for cell in cells]  # type: ignore[arg-type]
+    keys = [plain.linear(decoder.attention.score.key, cell) for cell in cells]
     shares = plain.softmax([plain.dot(h, key) for key in keys])  # the query is h_t, not h_{t-1}
     context = plain.expectation(shares, cells)
     beta = None
@@ -142,7 +142,9 @@ def test_embeddings_can_be_tied_to_the_attentional_vectors_layer() -> None:
     memory = decoder.prepare(grid)
     logits, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
     assert state.fed is not None
-    torch.testing.assert_close(logits, state.fed @ decoder.embedding.weight.T + decoder.vocabulary.bias)
+    torch.testing.assert_close(
+        logits, state.fed @ decoder.embedding.weight.T + decoder.vocabulary.bias
+    )
 
 
 def test_the_window_is_told_the_number_of_the_word() -> None:
@@ -154,7 +156,7 @@ def test_the_window_is_told_the_number_of_the_word() -> None:
         positions.append(position)
         return look(query, grid, position)
 
-    decoder.attention.window.forward = told  # type: ignore[method-assign]
+    decoder.attention.window.forward = told
     memory = decoder.prepare(grid)
     decoder(memory, torch.tensor([[1, 4, 5], [1, 6, 0]]), torch.tensor([3, 2]))
     assert positions == [0, 1, 2]

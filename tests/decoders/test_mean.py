@@ -22,9 +22,7 @@ STEPS = [[[1, 1], [1, 1]], [[4, 5], [6, 4]], [[7, 4], [3, 8]]]
 
 def random_decoder(**settings: Any) -> MeanDecoder:
     torch.manual_seed(0)
-    decoder = MeanDecoder(
-        vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings
-    )
+    decoder = MeanDecoder(vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings)
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.8)
     return decoder.double().eval()
@@ -77,7 +75,9 @@ def test_only_the_mean_of_the_cells_is_seen() -> None:
     found = decoder(decoder.prepare(flat), tokens, lengths)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-12, atol=1e-12)
     brighter = Grid(grid.features + 0.1, ROWS, COLUMNS)
-    assert (decoder(decoder.prepare(brighter), tokens, lengths).logits - expected.logits).abs().max() > 1e-3
+    assert (
+        decoder(decoder.prepare(brighter), tokens, lengths).logits - expected.logits
+    ).abs().max() > 1e-3
 
 
 def test_the_photo_is_never_looked_at_again() -> None:

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.attention import Attention, DotScore, GlobalWindow, HardSelect, HeadValues, SoftSelect
+from captioner.attention import (
+    Attention,
+    DotScore,
+    GlobalWindow,
+    HardSelect,
+    HeadValues,
+    SoftSelect,
+)
 from captioner.decoders import TransformerDecoder, packed
 from captioner.decoders.transformer import sinusoidal_positions
 from captioner.decoding import score, search
@@ -195,7 +202,7 @@ def test_a_glimpse_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads:
     decoder = random_decoder(layers=layers, grid_heads=grid_heads)
     own: list[Any] = []
     for layer in decoder.layers:
-        layer.attention.register_forward_hook(lambda _, __, found: own.append(found))  # type: ignore[union-attr, operator]
+        layer.attention.register_forward_hook(lambda _, __, found: own.append(found))
     memory = decoder.prepare(random_grid())
     tokens = torch.tensor([[1, 1]] * 3)
     _, glimpse, _ = decoder.step(tokens, decoder.start(memory, 2), memory)
@@ -217,7 +224,7 @@ def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers(
     decoder = random_decoder(select=lambda: HardSelect(semi_sampling=0.0)).train()
     own: list[Any] = []
     for layer in decoder.layers:
-        layer.attention.register_forward_hook(lambda _, __, found: own.append(found))  # type: ignore[union-attr, operator]
+        layer.attention.register_forward_hook(lambda _, __, found: own.append(found))
     lengths = torch.tensor([6, 4, 1])
     forced = decoder(decoder.prepare(random_grid()), random_tokens(), lengths)
     running = torch.arange(6) < lengths.unsqueeze(1)

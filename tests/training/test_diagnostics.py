@@ -50,7 +50,10 @@ def forced_of(captions: list[np.ndarray], betas: list[np.ndarray] | None) -> Any
     lengths = torch.tensor([len(maps) for maps in captions])
     logits = torch.zeros(int(lengths.sum()), 5)
     zeros = torch.zeros_like(beta)
-    return Forced(logits, padded, entropy, zeros, None if betas is None else beta), lengths
+    beta_or_none = None if betas is None else beta
+    return Forced(
+        logits, padded, entropy, zeros, beta_or_none, torch.zeros(len(logits), 3)
+    ), lengths
 
 
 @pytest.mark.parametrize("gated", [True, False])

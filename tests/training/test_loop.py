@@ -159,6 +159,7 @@ def test_a_finished_run_resumed_changes_nothing(whole: Path, table: Path, tmp_pa
          "train__checkpoint_every": 4},
         {"encoder__trainable_from": "layer4", "encoder__batch_norm": "train"},
         {"optim__ema_decay": 0.0, "optim__name": "rmsprop", "decoder__tie_embeddings": True},
+        {"attention__select": "hard", "hard__baseline": "learned"},
     ],
     ids=str,
 )  # fmt: skip
