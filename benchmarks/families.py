@@ -69,16 +69,15 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     run = Path(config.train.output)
     train(config, resume=(run / "last").exists())
     device = choose_device(arguments.device)
-    vocabulary = load_model(run / "last")[2]
     whole = replace(config, train=replace(config.train, val_photos=None))
-    setup = prepare(whole, device, vocabulary)
+    setup = prepare(whole, device, run / "last")
     model = load_model(run / "last")[0].to(device).eval()
     started = time.perf_counter()
     validation = validate(
         model,
         setup.validation,
         setup.validation_transform,
-        vocabulary,
+        setup.vocabulary,
         device=device,
         beam_size=5,
         max_words=config.decoding.max_words,

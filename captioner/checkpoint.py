@@ -148,14 +148,13 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
 
 
 def load_matching_weights(model: CaptionModel, folder: Path) -> tuple[int, int]:
-    """Fill what has the same name and shape in a model folder, for training to begin with.
+    """Fill what has the same name and shape in a verified folder, for training to begin with.
 
-    Returns how many of the model's tensors were filled, and how many it has.
+    A half-precision weight that is the rounding of the one already there leaves it as it is: the
+    frozen stages of an exported model stay those that features were cached of.
 
-    Raises:
-        CheckpointError: the folder is no whole model folder.
+    Returns how many of the model's tensors were found, and how many it has.
     """
-    verify(folder)
     own = model.state_dict()
     stored = load_file(folder / WEIGHTS)
     matching = {
@@ -163,7 +162,12 @@ def load_matching_weights(model: CaptionModel, folder: Path) -> tuple[int, int]:
         for name, value in stored.items()
         if name in own and own[name].shape == value.shape
     }
-    model.load_state_dict(matching, strict=False)
+    other = {
+        name: value
+        for name, value in matching.items()
+        if not torch.equal(own[name].to("cpu", value.dtype), value)
+    }
+    model.load_state_dict(other, strict=False)
     pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
     return sum(value.data_ptr() in pointers for value in own.values()), len(own)
 

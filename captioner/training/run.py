@@ -13,14 +13,11 @@ import torch
 
 from captioner.checkpoint import (
     CHECKPOINTS,
-    VOCABULARY,
-    load_matching_weights,
     model_folder,
     newest_checkpoint,
     verify,
 )
 from captioner.config import Config, from_yaml, to_yaml
-from captioner.data.vocabulary import Vocabulary
 from captioner.device import choose_device
 from captioner.errors import CheckpointError, ConfigError
 from captioner.training.loop import Trainer
@@ -56,16 +53,11 @@ def holds_a_run(run: Path) -> bool:
 
 
 def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | None) -> Path:
-    beginning = checkpoint
-    if beginning is None and config.train.start_from is not None:
-        beginning = model_folder(config.train.start_from)
-        verify(beginning)
-    vocabulary = Vocabulary.load(beginning / VOCABULARY) if beginning else None
-    setup = prepare(config, device, vocabulary)
-    if beginning and not checkpoint:
-        found, of = load_matching_weights(setup.model, beginning)
-        print(f"{beginning}: {found} of {of} weights taken", file=sys.stderr)
-    trainer = Trainer(setup, run, device)
+    start_from = checkpoint
+    if start_from is None and config.train.start_from is not None:
+        start_from = model_folder(config.train.start_from)
+        verify(start_from)
+    trainer = Trainer(prepare(config, device, start_from), run, device)
     if checkpoint:
         trainer.restore(checkpoint)
     (run / "config.yaml").write_text(to_yaml(config), encoding="utf-8")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from captioner.checkpoint import VOCABULARY, load_matching_weights
 from captioner.config import Config, DataConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
@@ -43,8 +44,11 @@ class Setup:
         return {str(photos[i].path) for photos, cache in caches if cache for i in cache.unreadable}
 
 
-def prepare(config: Config, device: torch.device, vocabulary: Vocabulary | None = None) -> Setup:
+def prepare(config: Config, device: torch.device, start_from: Path | None = None) -> Setup:
     """Read the data, build the model, and fill the feature cache if one is asked for.
+
+    start_from: whole model folder whose vocabulary and weights the model begins with. They are
+    taken before the cache is filled, which holds what the frozen ones make of the photos.
 
     Raises:
         CaptionerError: in one sentence, whatever cannot be used.
@@ -54,7 +58,9 @@ def prepare(config: Config, device: torch.device, vocabulary: Vocabulary | None 
     validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
     _check_one_is_readable(train, "training")
     _check_one_is_readable(validation, "validation")
-    if vocabulary is None:
+    if start_from is not None:
+        vocabulary = Vocabulary.load(start_from / VOCABULARY)
+    else:
         captions = (caption for photo in train for caption in photo.captions)
         vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
     if len(vocabulary) < 5:
@@ -65,6 +71,10 @@ def prepare(config: Config, device: torch.device, vocabulary: Vocabulary | None 
     torch.manual_seed(config.train.seed)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = build_model(config, len(vocabulary))
+    if start_from is not None:
+        found, of = load_matching_weights(model, start_from)
+        if found < of:
+            print(f"{start_from}: {found} of {of} weights taken", file=sys.stderr)
     model = model.to(device).to(memory_format=torch.channels_last)
     whole = resolved(config, model)
     augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)

@@ -1,0 +1,130 @@
+"""A run that begins with the weights of another model."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from captioner.checkpoint import load_matching_weights, load_model, save_model
+from captioner.data.transforms import open_photo
+from captioner.errors import CheckpointError
+from captioner.model import build_model
+from captioner.training import train
+from captioner.training.setup import prepare
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.fixture(scope="module")
+def before(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model with a vocabulary that the table alone would not give."""
+    run = tmp_path_factory.mktemp("runs") / "before"
+    recipe = tiny.recipe(table, run, train__epochs=1, data__min_count=6, train__seed=7)
+    return train(recipe)
+
+
+def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Path, before) -> None:
+    recipe = tiny.recipe(table, tmp_path / "run", train__epochs=1)
+    fresh, started = prepare(recipe, CPU), prepare(recipe, CPU, before)
+    model, _, vocabulary = load_model(before)
+    assert started.vocabulary.tokens == vocabulary.tokens != fresh.vocabulary.tokens
+    expected = model.state_dict()
+    for name, value in started.model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_what_has_another_shape_stays_as_it_is_and_is_counted(
+    table: Path, tmp_path: Path, before, capsys
+) -> None:
+    recipe = tiny.recipe(
+        table, tmp_path / "run", train__epochs=1, attention__select="hard", attention__dim=12
+    )
+    started = prepare(recipe, CPU, before)
+    names = ["key.weight", "key.bias", "query.weight", "energy.weight"]
+    count = len(started.model.state_dict())
+    assert f"{before}: {count - len(names)} of {count} weights taken" in capsys.readouterr().err
+    expected = load_model(before)[0].state_dict()
+    other = {
+        name
+        for name, value in started.model.state_dict().items()
+        if value.shape != expected[name].shape or not torch.equal(value, expected[name])
+    }
+    assert other == {f"decoder.attention.score.{name}" for name in names}
+
+
+def test_the_cache_holds_what_the_started_weights_make_of_the_photos(
+    table: Path, tmp_path: Path, before
+) -> None:
+    model, config, vocabulary = load_model(before)
+    with torch.no_grad():
+        for parameter in model.encoder.backbone.parameters():
+            parameter.mul_(1.5)
+    save_model(tmp_path / "changed", model, config, vocabulary, card="#")
+    recipe = tiny.recipe(table, tmp_path / "run", data__cache=str(tmp_path / "cache"))
+    started = prepare(recipe, CPU, tmp_path / "changed")
+    assert started.validation_cache is not None
+    photo = started.validation_transform(open_photo(started.validation[0].path))[0]
+    seen = model.encoder.eval().frozen_features(photo.unsqueeze(0))[0]
+    torch.testing.assert_close(
+        started.validation_cache.read(0, 0).float(), seen, rtol=2e-3, atol=2e-3
+    )
+
+
+def test_half_precision_does_not_change_what_it_is_the_rounding_of(tmp_path: Path) -> None:
+    model, config, vocabulary = tiny.model()
+    save_model(tmp_path / "half", model, config, vocabulary, card="#", dtype=torch.float16)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.decoder.vocabulary.bias += 1.0
+    found, of = load_matching_weights(model, tmp_path / "half")
+    assert found == of
+    for name, value in model.state_dict().items():
+        if name == "decoder.vocabulary.bias":
+            assert torch.equal(value, expected[name].half().float())
+        else:
+            assert torch.equal(value, expected[name]), name
+
+
+def test_a_resumed_run_no_longer_needs_the_model_that_it_began_with(
+    table: Path, tmp_path: Path, before
+) -> None:
+    shutil.copytree(before, tmp_path / "start")
+    recipe = tiny.recipe(
+        table, tmp_path / "run", train__start_from=str(tmp_path / "start"), train__epochs=1
+    )
+    train(recipe)
+    once = load_model(tmp_path / "run" / "last")[0].state_dict()
+    shutil.rmtree(tmp_path / "start")
+    train(replace(recipe, train=replace(recipe.train, epochs=2)), resume=True)
+    twice = load_model(tmp_path / "run" / "last")[0].state_dict()
+    assert any(not torch.equal(once[name], twice[name]) for name in once)
+
+
+@pytest.mark.parametrize("name", ["nothing", "", "soft\0"])
+def test_a_start_that_is_not_there_is_one_sentence(table: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        train(tiny.recipe(table, tmp_path / "run", train__start_from=name))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_for_another_model_fill_nothing(tmp_path: Path) -> None:
+    model, config, vocabulary = tiny.model()
+    save_model(tmp_path / "model", model, config, vocabulary, card="#")
+    other = build_model(
+        replace(config, decoder=replace(config.decoder, kind="mean", hidden_dim=20, embed_dim=20)),
+        40,
+    )
+    own = {name: value.clone() for name, value in other.decoder.state_dict().items()}
+    found, of = load_matching_weights(other, tmp_path / "model")
+    assert 0 < found < of
+    assert all(torch.equal(value, own[name]) for name, value in other.decoder.state_dict().items())
