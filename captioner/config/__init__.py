@@ -14,6 +14,7 @@ from captioner.config.settings import (
     ModelConfig,
     OptimConfig,
     PreprocessConfig,
+    SelfCriticalConfig,
     TrainConfig,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "PreprocessConfig",
+    "SelfCriticalConfig",
     "TrainConfig",
     "check",
     "check_search",

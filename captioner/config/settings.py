@@ -217,6 +217,20 @@ class HardConfig:
 
 
 @dataclass(frozen=True)
+class SelfCriticalConfig:
+    """Training on the model's own captions, after cross-entropy (Rennie et al., 2017).
+
+    Args:
+        samples: Captions drawn for each photo; 0 trains by cross-entropy on those of the data.
+        baseline: What a caption's CIDEr-D is compared with: that of the `greedy` caption, as in the
+            paper, or the mean of the photo's other samples (`leave_one_out`).
+    """
+
+    samples: int = 0
+    baseline: Literal["greedy", "leave_one_out"] = "leave_one_out"
+
+
+@dataclass(frozen=True)
 class OptimConfig:
     """The optimiser and its schedule.
 
@@ -320,5 +334,6 @@ class Config(ModelConfig):
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     hard: HardConfig = field(default_factory=HardConfig)
+    self_critical: SelfCriticalConfig = field(default_factory=SelfCriticalConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ class Batch:
     """Captions sorted by falling length, and each photo of theirs once.
 
     inputs: photos [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
+    photos: [B], which photos of the data set they are.
     photo_index: [N], row of `inputs` for each caption.
     tokens: [N, T], the words read, from the start token on; targets: [N, T], the words to write,
         the end token last; both padded with zeros.
@@ -32,6 +33,7 @@ class Batch:
     """
 
     inputs: Tensor
+    photos: Tensor
     photo_index: Tensor
     tokens: Tensor
     targets: Tensor
@@ -43,18 +45,9 @@ class Batch:
         return len(self.lengths)
 
     def to(self, device: torch.device) -> Batch:
-        def move(value: Tensor) -> Tensor:
-            return value.to(device, non_blocking=True)
-
-        return Batch(
-            inputs=move(self.inputs).float().contiguous(memory_format=_layout(self.inputs)),
-            photo_index=move(self.photo_index),
-            tokens=move(self.tokens),
-            targets=move(self.targets),
-            lengths=move(self.lengths),
-            from_frozen=self.from_frozen,
-            unreadable=self.unreadable,
-        )
+        moved = self._each(lambda value: value.to(device, non_blocking=True))
+        inputs = moved.inputs.float().contiguous(memory_format=_layout(self.inputs))
+        return replace(moved, inputs=inputs)
 
     def repeated(self, times: int) -> Batch:
         """Every caption so many times, one after another; the photos once."""
@@ -67,15 +60,13 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        return Batch(
-            inputs=self.inputs.pin_memory(),
-            photo_index=self.photo_index.pin_memory(),
-            tokens=self.tokens.pin_memory(),
-            targets=self.targets.pin_memory(),
-            lengths=self.lengths.pin_memory(),
-            from_frozen=self.from_frozen,
-            unreadable=self.unreadable,
-        )
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed: dict[str, Any] = {
+            name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **changed)
 
 
 def _layout(inputs: Tensor) -> torch.memory_format:
@@ -140,6 +131,7 @@ class CaptionDataset(Dataset[Batch]):
         row_of = {photo: row for row, photo in enumerate(inputs)}
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
+            photos=torch.tensor(list(inputs), dtype=torch.long),
             photo_index=torch.tensor(
                 [row_of[photo] for photo in self.photo_of[chosen].tolist()], dtype=torch.long
             ),

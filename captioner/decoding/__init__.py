@@ -1,6 +1,7 @@
-"""Search for a caption, and forced scoring of a given one."""
+"""Search for a caption, captions drawn at random, and forced scoring of a given one."""
 
+from captioner.decoding.sample import sample
 from captioner.decoding.score import score
 from captioner.decoding.search import Hypothesis, search
 
-__all__ = ["Hypothesis", "score", "search"]
+__all__ = ["Hypothesis", "sample", "score", "search"]

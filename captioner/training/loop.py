@@ -22,10 +22,9 @@ from captioner.errors import CheckpointError
 from captioner.model import CaptionModel
 from captioner.rendering import attention_sheet
 from captioner.training.diagnostics import forced_attention, warnings
-from captioner.training.hard import HardAttentionLoss, build_hard_loss
 from captioner.training.interrupts import Interrupts
-from captioner.training.losses import caption_losses
 from captioner.training.model_card import model_card
+from captioner.training.objective import build_objective
 from captioner.training.optimizer import (
     AveragedModel,
     build_optimizer,
@@ -50,9 +49,7 @@ class Trainer:
         self.averaged: AveragedModel | None = None
         if self.config.optim.ema_decay:
             self.averaged = AveragedModel(self.model, self.config.optim.ema_decay)
-        self.hard: HardAttentionLoss | None = None
-        if self.config.attention.select == "hard":
-            self.hard = build_hard_loss(self.config).to(device)
+        self.objective = build_objective(self.config, setup.dataset, setup.vocabulary).to(device)
         self.amp = autocast(device, self.config.train.precision)
         self.interrupts = Interrupts()
         self.epoch = 0
@@ -158,28 +155,11 @@ class Trainer:
         self, batch: Batch, logs: bool
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Add this batch's gradient."""
-        config = self.config
-        if self.hard is not None:
-            batch = batch.repeated(config.hard.samples)
         with self.amp:
-            forced = self.model(
-                batch.inputs,
-                batch.photo_index,
-                batch.tokens,
-                batch.lengths,
-                from_frozen=batch.from_frozen,
-            )
-        parts = caption_losses(
-            forced,
-            batch.targets,
-            batch.lengths,
-            doubly_stochastic=config.loss.doubly_stochastic,
-            label_smoothing=config.loss.label_smoothing,
-            hard=self.hard,
-        )
-        (parts["total"] / config.optim.accumulate).backward()
+            parts, forced, lengths = self.objective(self.model, batch)
+        (parts["total"] / self.config.optim.accumulate).backward()
         parts["total"] = parts["total"].detach()
-        return parts, forced_attention(forced, batch.lengths) if logs else {}
+        return parts, forced_attention(forced, lengths) if logs else {}
 
     def _update(self, batches: int, added: int) -> Tensor:
         """A step by the gradient of `added` batches; returns its norm before clipping."""
@@ -297,10 +277,9 @@ class Trainer:
             "drops": self.drops,
             "figures": self.figures,
             "config": asdict(self.config),
+            "objective": self.objective.state_dict(),
             "rng": torch.get_rng_state(),
         }
-        if self.hard is not None:
-            state["hard"] = self.hard.state_dict()
         if self.device.type == "cuda":
             state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
         if self.averaged:  # the model file holds the averaged weights
@@ -333,8 +312,7 @@ class Trainer:
             if self.averaged:
                 self.model.load_state_dict(state["raw"], strict=False)
             load_state(self.optimizer, state["optimizer"])
-            if self.hard is not None:
-                self.hard.load_state_dict(state["hard"])
+            self.objective.load_state_dict(state["objective"])
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
                 f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"

@@ -138,6 +138,7 @@ def check(config: Config) -> None:
         "train.checkpoint_every": (train.checkpoint_every, 0),
         "train.log_every": (train.log_every, 1),
         "train.samples": (train.samples, 0),
+        "self_critical.samples": (config.self_critical.samples, 0),
         "hard.samples": (config.hard.samples, 1),
         "hard.reward_scale": (config.hard.reward_scale, 0),
         "hard.entropy": (config.hard.entropy, 0),
@@ -162,6 +163,16 @@ def check(config: Config) -> None:
         raise ConfigError(
             "hard.samples: the baseline leave_one_out needs 2 or more; use another hard.baseline "
             "for 1"
+        )
+    own = config.self_critical
+    if own.samples == 1 and own.baseline == "leave_one_out":
+        raise ConfigError(
+            "self_critical.samples: the baseline leave_one_out needs 2 or more; use another "
+            "self_critical.baseline for 1"
+        )
+    if own.samples and config.attention.select == "hard":
+        raise ConfigError(
+            "self_critical.samples: hard attention is trained by cross-entropy only so far; use 0"
         )
     if config.attention.select == "hard" and config.decoder.kind == "mean":
         raise ConfigError("attention.select: the decoder mean does not look; use soft")
@@ -260,7 +271,7 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
     allowed = [
         key
         for key in differing
-        if key.split(".")[0] in ("loss", "hard", "optim", "train", "decoding")
+        if key.split(".")[0] in ("loss", "hard", "self_critical", "optim", "train", "decoding")
         and key not in ("optim.name", "optim.ema_decay", "train.seed", "hard.baseline")
     ]
     return [key for key in differing if key not in allowed], allowed

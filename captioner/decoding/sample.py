@@ -1,0 +1,46 @@
+"""Captions drawn from the model, as self-critical training needs them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captioner.decoders.base import Decoder
+from captioner.decoding.search import END, PAD, START, UNKNOWN
+from captioner.grid import Grid
+
+
+@torch.no_grad()
+def sample(
+    decoder: Decoder, grid: Grid, *, samples: int, max_words: int, greedy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Draw `samples` captions of each photo, word by word from the model's distribution.
+
+    As in the search, of the special tokens only the end is written, and never first; `greedy` takes
+    the likeliest word instead of drawing one.
+
+    Returns tokens [B, samples, T], the end token last where a caption has ended, zeros behind it;
+    and lengths [B, samples], the end token counted.
+    """
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory, samples)
+    photos = len(grid.features)
+    read = torch.full((photos, samples), START, device=grid.features.device)
+    running = torch.ones_like(read, dtype=torch.bool)
+    written: list[Tensor] = []
+    for position in range(max_words):
+        logits, _, state = decoder.step(read, state, memory)
+        logits = logits.float()
+        logits[..., [PAD, START, UNKNOWN]] = -torch.inf
+        if position == 0:
+            logits[..., END] = -torch.inf
+        if greedy:
+            read = logits.argmax(-1)
+        else:
+            read = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1).view_as(read)
+        written.append(read.masked_fill(~running, PAD))
+        running = running & (read != END)
+        if not bool(running.any()):
+            break
+    tokens = torch.stack(written, dim=-1)
+    return tokens, (tokens != PAD).sum(-1)

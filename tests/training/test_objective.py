@@ -1,0 +1,235 @@
+"""Self-critical training: the captions drawn, their rewards, the gradient, and that it learns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.data.dataset import Batch
+from captioner.data.vocabulary import Vocabulary
+from captioner.decoding import sample, search
+from captioner.errors import ConfigError
+from captioner.evaluation.cider import CiderD
+from captioner.grid import Grid
+from captioner.model import build_decoder
+from captioner.training import setup, train
+from captioner.training.objective import SelfCritical
+
+VOCABULARY = Vocabulary(["a", "dog", "cat"])
+END = Vocabulary.end
+
+
+class Model(torch.nn.Module):
+    """A decoder that is given its grid instead of a photo."""
+
+    def __init__(self, decoder, cells: int) -> None:
+        super().__init__()
+        self.decoder, self.cells = decoder, cells
+
+    def encoder(self, inputs, *, from_frozen: bool):
+        return Grid(inputs, 1, self.cells)
+
+    def forward(self, inputs, photo_index, tokens, lengths, *, from_frozen: bool):
+        grid = self.encoder(inputs, from_frozen=from_frozen)
+        return self.decoder(self.decoder.prepare(grid).select(photo_index), tokens, lengths)
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(3)
+    decoder = build_decoder(
+        DecoderConfig(hidden_dim=5, embed_dim=4, dropout=0.0),
+        AttentionConfig(dim=4),
+        feature_dim=3,
+        vocabulary_size=len(VOCABULARY),
+    ).double()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(2.5)
+    return Model(decoder, 3)
+
+
+def photos(count: int) -> Batch:
+    inputs = torch.randn(
+        count, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    none = torch.zeros(0, dtype=torch.long)
+    return Batch(inputs, torch.arange(count), none, none, none, none)
+
+
+REFERENCES = [
+    [["a", "dog", "<end>"], ["dog", "<end>"]],
+    [["a", "cat", "<end>"]],
+    [["cat", "a", "<end>"]],
+]
+
+
+def test_greedy_sampling_is_greedy_search(model: Model) -> None:
+    grid = model.encoder(photos(3).inputs, from_frozen=True)
+    model.eval()
+    tokens, lengths = sample(model.decoder, grid, samples=2, max_words=6, greedy=True)
+    found = search(model.decoder, grid, beam_size=1, max_words=6)
+    for photo, hypotheses in enumerate(found):
+        words = hypotheses[0].tokens
+        ended = [] if hypotheses[0].end_log_prob is None else [END]
+        for drawn in tokens[photo].tolist():
+            assert drawn[: len(words)] == words
+            assert drawn[len(words) :][:1] in (ended, [])
+        assert lengths[photo].tolist() == 2 * [(tokens[photo, 0] != 0).sum()]
+
+
+def test_captions_are_drawn_with_the_model_s_probabilities(model: Model) -> None:
+    """All captions of up to two words, against how often each is drawn."""
+    model.eval()
+    inputs = photos(1).inputs
+    grid = model.encoder(inputs, from_frozen=True)
+    torch.manual_seed(0)
+    tokens, lengths = sample(model.decoder, grid, samples=20000, max_words=2)
+    assert int(lengths.min()) >= 2, "the end is never first"
+    drawn = [tuple(row) for row in tokens[0].tolist()]
+    words = [4, 5, 6]
+    total = 0.0
+    for first, second in itertools.product(words, [*words, END]):
+        probability = 1.0
+        memory = model.decoder.prepare(grid)
+        state = model.decoder.start(memory)
+        read = torch.tensor([[VOCABULARY.start]])
+        for position, token in enumerate((first, second)):
+            logits, _, state = model.decoder.step(read, state, memory)
+            allowed = words if position == 0 else [*words, END]
+            shares = logits[0, 0, allowed].softmax(0)
+            probability *= shares[allowed.index(token)].item()
+            read = torch.tensor([[token]])
+        total += probability
+        share = drawn.count((first, second)) / len(drawn)
+        error = (probability * (1 - probability) / len(drawn)) ** 0.5
+        assert abs(share - probability) < 5 * error + 1e-9, (first, second)
+    assert total == pytest.approx(1)
+
+
+@pytest.mark.parametrize("baseline", ["greedy", "leave_one_out"])
+def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str) -> None:
+    """Against the exact gradient over all captions of one or two words, end tokens included.
+
+    The end is never first: at the first word the model's shares are those among the words.
+    """
+    reward = CiderD(REFERENCES)
+    own = SelfCritical(reward, VOCABULARY, samples=4, baseline=baseline, max_words=2)
+    parameters = list(model.parameters())
+
+    def flat(loss: torch.Tensor) -> torch.Tensor:
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return torch.cat(
+            [
+                (torch.zeros_like(p) if g is None else g).flatten()
+                for g, p in zip(grads, parameters, strict=True)
+            ]
+        )
+
+    batch = photos(1)
+    grid = model.encoder(batch.inputs, from_frozen=True)
+    words = [4, 5, 6]
+    # log p as the loss takes it is over the whole vocabulary, and captions are drawn among what may
+    # be written: the expected step is the mean over drawn captions of reward times grad log p.
+    exact = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    pairs = list(itertools.product(words, [*words, END]))
+    probabilities, gradients, rewards = [], [], []
+    for pair in pairs:
+        memory = model.decoder.prepare(grid)
+        forced = model.decoder(
+            memory, torch.tensor([[VOCABULARY.start, pair[0]]]), torch.tensor([2])
+        )
+        log_probs = forced.logits.log_softmax(-1)
+        gradients.append(flat(log_probs[0, pair[0]] + log_probs[1, pair[1]]))
+        with torch.no_grad():
+            first = forced.logits[0, words].softmax(0)[words.index(pair[0])]
+            allowed = [*words, END]
+            second = forced.logits[1, allowed].softmax(0)[allowed.index(pair[1])]
+        probabilities.append(float(first * second))
+        rewards.append(float(reward.scores([0], [[VOCABULARY.tokens[t] for t in pair]])[0]))
+    mean = float(np.dot(probabilities, rewards))
+    tokens, _ = sample(model.decoder, grid, samples=1, max_words=2, greedy=True)
+    likeliest = [VOCABULARY.tokens[t] for t in tokens[0, 0].tolist() if t]
+    expected_baseline = mean
+    if baseline == "greedy":
+        expected_baseline = float(reward.scores([0], [likeliest])[0])
+    for probability, gradient, earned in zip(probabilities, gradients, rewards, strict=True):
+        exact -= probability * (earned - expected_baseline) * gradient / 2  # two tokens a caption
+    torch.manual_seed(0)
+    many = replace(batch, inputs=batch.inputs.expand(40, -1, -1), photos=batch.photos.expand(40))
+    steps = torch.stack([flat(own(model, many)[0]["total"]) for _ in range(40)])
+    error = steps.std(0) / len(steps) ** 0.5
+    z = (steps.mean(0) - exact) / error.clamp(min=1e-12)
+    assert float(z.abs().max()) < 5.0
+    wrong = (steps.mean(0) + exact) / error.clamp(min=1e-12)
+    assert float(wrong.abs().max()) > 10.0, "the check would see a wrong sign"
+
+
+def test_rewards_are_of_each_caption_s_own_photo(model: Model) -> None:
+    own = SelfCritical(CiderD(REFERENCES), VOCABULARY, samples=2, baseline="greedy", max_words=3)
+    tokens = torch.tensor([[[4, 5, END], [4, 6, END]], [[4, 5, END], [4, 6, END]]])
+    rewards = own._rewards(torch.tensor([0, 1]), tokens)
+    assert rewards[0, 0] > rewards[0, 1]
+    assert rewards[1, 1] > rewards[1, 0]
+    swapped = own._rewards(torch.tensor([1, 0]), tokens)
+    torch.testing.assert_close(swapped, rewards.flip(0))
+
+
+def test_captions_of_two_photos_learn_to_earn_more(model: Model) -> None:
+    own = SelfCritical(
+        CiderD(REFERENCES), VOCABULARY, samples=8, baseline="leave_one_out", max_words=4
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    torch.manual_seed(0)
+    rewards = []
+    for _ in range(80):
+        parts, _, _ = own(model, photos(2))
+        optimizer.zero_grad()
+        parts["total"].backward()
+        optimizer.step()
+        rewards.append(float(parts["reward"]))
+    assert np.mean(rewards[-10:]) > 2 * np.mean(rewards[:10]), rewards
+
+
+def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(tmp_path: Path) -> None:
+    table = tiny.draw_table(tmp_path / "drawn")
+    first = train(tiny.recipe(table, tmp_path / "first", train__epochs=1))
+    second = tiny.recipe(
+        table,
+        tmp_path / "second",
+        self_critical__samples=3,
+        train__start_from=str(first),
+        train__epochs=1,
+    )
+    train(second)
+    lines = (tmp_path / "second" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    trained = [entry for entry in map(json.loads, lines) if entry["kind"] == "train"]
+    assert all(np.isfinite(entry["reward"]) and entry["reward"] >= 0 for entry in trained)
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"self_critical__samples": 1}, "self_critical.samples"),
+        ({"self_critical__samples": -1}, "self_critical.samples"),
+        ({"self_critical__samples": 2, "attention__select": "hard"}, "self_critical.samples"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_one_sentence(
+    tmp_path: Path, changed: dict[str, object], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}: "):
+        setup.check(tiny.recipe(tmp_path, tmp_path / "run", **changed))
+
+
+def test_one_sample_is_enough_for_the_greedy_baseline(tmp_path: Path) -> None:
+    recipe = tiny.recipe(tmp_path, tmp_path / "run", self_critical__samples=1)
+    setup.check(replace(recipe, self_critical=replace(recipe.self_critical, baseline="greedy")))
