@@ -28,8 +28,9 @@ caption: $(installed)
 	  'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))') || exit; \
 	$(python) caption.py "$$photo" --output out
 
+# Files stay with one process, so that what a file's tests share is made once.
 test: lint types
-	$(python) -m pytest
+	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(installed)
 	$(python) -m ruff check .

@@ -13,8 +13,9 @@ from programs import Programs
 from programs import programs as running_programs
 
 # Set before the first import of torch and matplotlib, and seen by programs that tests start: small
-# tensors are slower on many threads than on two, and no test may ask for a display.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# tensors are slower on many threads than on two, where tests run side by side one is enough, and no
+# test may ask for a display.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
