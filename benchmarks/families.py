@@ -1,6 +1,6 @@
 """Every family of attention trained on Flickr8k with one budget: the table of docs/attention.md.
 
-    python benchmarks/families.py --root data/flickr8k --epochs 3 --output runs/families
+    python -m benchmarks.families --root data/flickr8k --epochs 3 --output runs/families
 
 The encoder is frozen and its features are cached, so that a family takes minutes on a CPU; data,
 epochs, seed, optimiser and search are the same for all. A family that has its results.json is not

@@ -9,6 +9,7 @@ from captioner import __version__
 
 COMMANDS = {
     "caption": "write captions for photos and draw where the model looked",
+    "score": "read a caption that you bring and draw where the model looked",
     "train": "train a model from a recipe",
     "evaluate": "score a model on a data set",
     "export": "copy a trained model into a small folder to share",

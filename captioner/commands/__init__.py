@@ -64,12 +64,17 @@ def whole_number(text: str) -> int:
     return value
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+def add_model_options(
+    parser: argparse.ArgumentParser, *, search: bool = True
+) -> argparse._MutuallyExclusiveGroup:
     """Which model, where it runs, and how wide it searches; returns the choice of the model."""
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")
     chosen.add_argument("--checkpoint", metavar="DIR", help="a model folder, or a run")
-    parser.add_argument("--beam-size", type=whole_number, help="1 is greedy (default: the model's)")
+    if search:
+        parser.add_argument(
+            "--beam-size", type=whole_number, help="1 is greedy (default: the model's)"
+        )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     return chosen
 

@@ -1,0 +1,60 @@
+"""`captioner score`: a caption that you bring, read by the model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from captioner.commands import add_model_options, chosen_model, run_command
+from captioner.commands.output import (
+    CaptionWriter,
+    add_output_options,
+    check_looking,
+    check_output_options,
+    looking_options,
+    of_asked_head,
+)
+from captioner.errors import CaptionerError, PhotoError
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="captioner score",
+        description="Let the model read a caption of yours: where it looks for each word, and how "
+        "likely it finds each. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
+    )
+    parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
+    parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
+    add_model_options(parser, search=False)
+    add_output_options(parser)
+    arguments = parser.parse_args(argv)
+    check_output_options(parser, arguments)
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.transforms import open_photo
+    from captioner.data.vocabulary import tokenize
+    from captioner.pipeline import Captioner
+
+    failures = 0
+
+    def failed(path: Path, reason: object) -> None:
+        nonlocal failures
+        failures += 1
+        print(f"{path}: {reason}", file=sys.stderr)
+
+    try:
+        image = open_photo(arguments.photo)
+    except PhotoError as error:
+        raise CaptionerError(f"{arguments.photo}: {error}") from None
+    captioner = Captioner.from_pretrained(chosen_model(arguments), device=arguments.device)
+    check_looking(arguments, [captioner])
+    caption = captioner.score(image, arguments.text, **looking_options(arguments, captioner))
+    unknown = [word for word in tokenize(arguments.text) if word not in captioner.vocabulary]
+    if unknown:
+        print(f"read as unknown words: {', '.join(unknown)}", file=sys.stderr)
+    writer = CaptionWriter(arguments, [arguments.photo], failed)
+    writer.write(arguments.photo, image, of_asked_head(arguments, caption), scored=True)
+    return 1 if failures else 0
