@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "checkpoint": "grid config data model",
     "pipeline": "grid config device data attention model checkpoint decoding",
     "training": "grid config device data decoders model checkpoint decoding rendering evaluation",
-    "commands": "grid config device data model checkpoint decoding rendering evaluation pipeline "
+    "commands": "grid config device data attention model checkpoint decoding rendering evaluation pipeline "
     "training",
     "__init__": "grid pipeline",
     "__main__": "__init__ commands",

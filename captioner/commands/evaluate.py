@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from captioner.commands import add_model_options, chosen_model, run_command, show, whole_number
+from captioner.commands.output import add_at_test
 from captioner.data.readers import FORMATS, CaptionedPhoto, read_split
 from captioner.errors import DataError, PhotoError
 
 if TYPE_CHECKING:
+    from captioner.attention.select import AtTest
     from captioner.pipeline import Captioner
 
 BATCH = 16
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         "--time-limit", type=float, default=600.0, metavar="S", help="for the scorers, in seconds"
     )
     add_model_options(parser)
+    add_at_test(parser)
     return parser
 
 
@@ -64,7 +67,9 @@ def _run(arguments: argparse.Namespace) -> int:
     photos = split.photos[: arguments.limit]
     model = chosen_model(arguments)
     captioner = Captioner.from_pretrained(model, device=arguments.device)
-    captions, unreadable = _captions(captioner, photos, arguments.beam_size)
+    captions, unreadable = _captions(
+        captioner, photos, arguments.beam_size, at_test=arguments.at_test
+    )
     if not captions:
         raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
     references = {p.image_id: p.captions for p in photos if p.image_id in captions}
@@ -77,6 +82,9 @@ def _run(arguments: argparse.Namespace) -> int:
         "length_penalty": captioner.config.decoding.length_penalty,
         "no_repeat_ngram": captioner.config.decoding.no_repeat_ngram,
         "max_words": captioner.config.decoding.max_words,
+        "at_test": arguments.at_test or captioner.config.attention.at_test
+        if captioner.looks_hard
+        else None,
         "data": f"{arguments.format} {arguments.split}",
     }
     if arguments.output:
@@ -96,7 +104,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _captions(
-    captioner: Captioner, photos: list[CaptionedPhoto], beam_size: int | None
+    captioner: Captioner,
+    photos: list[CaptionedPhoto],
+    beam_size: int | None,
+    *,
+    at_test: AtTest | None,
 ) -> tuple[dict[int | str, str], int]:
     """Captions by image id, and the number of photos that could not be read."""
     from captioner.data.transforms import open_photo
@@ -114,7 +126,7 @@ def _captions(
                     unreadable += 1
                     tqdm.write(f"{photo.path}: {error}", file=sys.stderr)
             if images:
-                found = captioner.caption_batch(images, beam_size=beam_size)
+                found = captioner.caption_batch(images, beam_size=beam_size, at_test=at_test)
                 captions |= {i: caption.text for i, caption in zip(ids, found, strict=True)}
             bar.update(min(BATCH, len(photos) - first))
     return captions, unreadable

@@ -37,17 +37,21 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head", type=whole_number, help="maps of this head (default: the mean of all)"
     )
-    parser.add_argument(
-        "--at-test",
-        choices=("argmax", "expectation", "sample"),
-        help="how hard attention looks (default: the model's own)",
-    )
+    add_at_test(parser)
     parser.add_argument(
         "--paths",
         type=whole_number,
         default=0,
         metavar="M",
         help="with hard attention and --output: draw M sampled ways of looking",
+    )
+
+
+def add_at_test(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--at-test",
+        choices=("argmax", "expectation", "sample"),
+        help="how hard attention looks (default: the model's own)",
     )
 
 

@@ -169,7 +169,7 @@ def test_other_photos_never_use_a_stale_cache(
         {"transform": transform(augmentation=Augmentation(flip=0.5, min_area=0.5, colour=0.2))},
         {"transform": transform(augmentation=None)},
     ],
-    ids=str,
+    ids=lambda changed: "".join(changed),
 )
 def test_other_settings_never_use_a_stale_cache(
     tmp_path: Path, photos: list[Path], encoder: Encoder, changed: dict[str, Any]
