@@ -151,7 +151,7 @@ class DecoderConfig:
             (`vector`, as popular reimplementations), or `none`. LSTM decoders that attend.
         output: `lstm`: `deep` is equation 7, with tanh before the last layer as in the original
             code; `plain` is one layer from the LSTM's state.
-        tie_embeddings: Use the embedding matrix as last layer too (needs `deep` output).
+        tie_embeddings: Use the embedding matrix as last layer too; with `plain` output H must be E.
         dropout: Dropout before the last layer; in a Transformer after each part of a layer too.
         embed_dropout: Dropout on the word embeddings.
         input_feeding: `luong`: the LSTM reads the attentional vector of the word before.

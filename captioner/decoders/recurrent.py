@@ -59,7 +59,10 @@ class RecurrentDecoder(Decoder):
         self.vocabulary = nn.Linear(output_dim, vocabulary_size)
         if tie_embeddings:
             if output_dim != embed_dim:
-                raise ConfigError("decoder.tie_embeddings: needs decoder.output: deep")
+                raise ConfigError(
+                    "decoder.tie_embeddings: needs decoder.output: deep, or hidden_dim and "
+                    "embed_dim alike"
+                )
             self.vocabulary.weight = self.embedding.weight
         self._reset()
 

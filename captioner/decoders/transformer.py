@@ -126,7 +126,8 @@ class TransformerDecoder(Decoder):
     Attention to the grid is the same score -> window -> select as everywhere, one a layer
     (`attentions`), each with values projected to the decoder's size H. The map of a word is the
     mean over the heads of the last layer; `Glimpse.heads` has those of all layers. Embeddings are
-    scaled by the root of H (section 3.4). Pre-norm adds a last norm.
+    scaled by the root of H (section 3.4). Pre-norm adds a last norm. With hard attention each layer
+    samples its own cells, and draws for itself which photos take the expectation.
     """
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -87,6 +86,11 @@ def _locked(run: Path) -> Iterator[None]:
             f"train.output: {run} cannot be a run folder ({error.strerror}); name another folder"
         ) from None
     with file:
+        if sys.platform == "win32":  # which has no such locks
+            yield
+            return
+        import fcntl
+
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
