@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from captioner.checkpoint import load_model
 from captioner.config import Config, from_yaml
 from captioner.data.readers import read_split
 from captioner.device import choose_device
@@ -71,7 +70,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     device = choose_device(arguments.device)
     whole = replace(config, train=replace(config.train, val_photos=None))
     setup = prepare(whole, device, run / "last")
-    model = load_model(run / "last")[0].to(device).eval()
+    model = setup.model
     started = time.perf_counter()
     validation = validate(
         model,

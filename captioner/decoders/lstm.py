@@ -8,17 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from captioner.attention import Attention, Memory
-from captioner.decoders.recurrent import (
-    GateKind,
-    LSTMState,
-    RecurrentDecoder,
-    build_gate,
-    gated,
-)
-from captioner.grid import Glimpse, Grid
+from captioner.decoders.recurrent import AttendingDecoder, GateKind, LSTMState
+from captioner.grid import Glimpse
 
 
-class LSTMDecoder(RecurrentDecoder):
+class LSTMDecoder(AttendingDecoder):
     """Show, Attend and Tell, section 3.1.2.
 
     At each step: z_hat = beta * attention(h_{t-1}) (equations 4 to 6, gate of section 4.2.1),
@@ -42,6 +36,9 @@ class LSTMDecoder(RecurrentDecoder):
     ) -> None:
         deep = output == "deep"
         super().__init__(
+            attention,
+            feature_dim=feature_dim,
+            gate=gate,
             vocabulary_size=vocabulary_size,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
@@ -51,27 +48,15 @@ class LSTMDecoder(RecurrentDecoder):
             dropout=dropout,
             embed_dropout=embed_dropout,
         )
-        self.attention = attention
-        self.initial_h = nn.Linear(feature_dim, hidden_dim)
-        self.initial_c = nn.Linear(feature_dim, hidden_dim)
-        self.beta = build_gate(gate, hidden_dim=hidden_dim, feature_dim=feature_dim)
         self.deep = deep
         if deep:
             self.from_h = nn.Linear(hidden_dim, embed_dim)
             self.from_context = nn.Linear(feature_dim, embed_dim, bias=False)
 
-    def prepare(self, grid: Grid) -> Memory:
-        return self.attention.prepare(grid)
-
-    def start(self, memory: Memory, beams: int = 1) -> LSTMState:
-        mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
-        h, c = torch.tanh(self.initial_h(mean)), torch.tanh(self.initial_c(mean))
-        return LSTMState(h.expand(-1, beams, -1), c.expand(-1, beams, -1))
-
     def recur(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[Glimpse, LSTMState]:
-        glimpse = gated(self.attention(state.h, memory, state.position), self.beta, state.h)
+        glimpse = self.look(state.h, memory, state.position)
         return glimpse, self._advance(word_gates, state, glimpse.context)
 
     def readout(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:

@@ -6,17 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from captioner.attention import Attention, Memory
-from captioner.decoders.recurrent import (
-    GateKind,
-    LSTMState,
-    RecurrentDecoder,
-    build_gate,
-    gated,
-)
-from captioner.grid import Glimpse, Grid
+from captioner.decoders.recurrent import AttendingDecoder, GateKind, LSTMState
+from captioner.grid import Glimpse
 
 
-class LuongDecoder(RecurrentDecoder):
+class LuongDecoder(AttendingDecoder):
     """Luong et al., 2015, sections 3.1 and 3.3.
 
     h_t from the LSTM on [E y_{t-1}, h_{t-1}], with input feeding also on the attentional vector of
@@ -41,6 +35,9 @@ class LuongDecoder(RecurrentDecoder):
         embed_dropout: float = 0.0,
     ) -> None:
         super().__init__(
+            attention,
+            feature_dim=feature_dim,
+            gate=gate,
             vocabulary_size=vocabulary_size,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
@@ -50,21 +47,14 @@ class LuongDecoder(RecurrentDecoder):
             dropout=dropout,
             embed_dropout=embed_dropout,
         )
-        self.attention = attention
-        self.initial_h = nn.Linear(feature_dim, hidden_dim)
-        self.initial_c = nn.Linear(feature_dim, hidden_dim)
-        self.beta = build_gate(gate, hidden_dim=hidden_dim, feature_dim=feature_dim)
         self.attentional = nn.Linear(feature_dim + hidden_dim, embed_dim, bias=False)
         self.input_feeding = input_feeding
 
-    def prepare(self, grid: Grid) -> Memory:
-        return self.attention.prepare(grid)
-
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
-        mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
-        h, c = torch.tanh(self.initial_h(mean)), torch.tanh(self.initial_c(mean))
-        fed = h.new_zeros(len(h), beams, self.attentional.out_features)
-        return LSTMState(h.expand(-1, beams, -1), c.expand(-1, beams, -1), fed=fed)
+        state = super().start(memory, beams)
+        return state._replace(
+            fed=state.h.new_zeros(*state.h.shape[:2], self.word_gates.in_features)
+        )
 
     def recur(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
@@ -72,7 +62,7 @@ class LuongDecoder(RecurrentDecoder):
         assert state.fed is not None
         read = state.fed if self.input_feeding else state.fed[..., :0]
         after = self._advance(word_gates, state, read)
-        glimpse = gated(self.attention(after.h, memory, state.position), self.beta, after.h)
+        glimpse = self.look(after.h, memory, state.position)
         attentional = torch.tanh(self.attentional(torch.cat([glimpse.context, after.h], dim=-1)))
         return glimpse, after._replace(fed=attentional)
 

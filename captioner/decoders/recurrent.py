@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from captioner.attention import Memory
+from captioner.attention import Attention, Memory
 from captioner.decoders.base import Decoder, Forced, packed, rows_per_step
 from captioner.errors import ConfigError
-from captioner.grid import Glimpse
+from captioner.grid import Glimpse, Grid
 
 GateKind = Literal["none", "scalar", "vector"]
 
@@ -161,19 +161,40 @@ class RecurrentDecoder(Decoder):
         return LSTMState(torch.sigmoid(o) * torch.tanh(c), c, state.position + 1)
 
 
-def gated(glimpse: Glimpse, gate: nn.Module | None, h: Tensor) -> Glimpse:
-    """beta = sigmoid(f_beta(h)) times the context (section 4.2.1)."""
-    if gate is None:
-        return glimpse
-    beta = torch.sigmoid(gate(h))  # [B, K, 1 or D]
-    return replace(glimpse, context=beta * glimpse.context, beta=beta.mean(-1))
+class AttendingDecoder(RecurrentDecoder):
+    """An LSTM that looks: attention, its gate, and a first state from the mean annotation vector.
 
+    h_0 and c_0 are tanh layers of the mean, as in the original code of Show, Attend and Tell.
+    """
 
-def build_gate(kind: GateKind, *, hidden_dim: int, feature_dim: int) -> nn.Linear | None:
-    """f_beta: one number a word (`scalar`, the paper) or one a feature (`vector`)."""
-    if kind == "none":
-        return None
-    return nn.Linear(hidden_dim, 1 if kind == "scalar" else feature_dim)
+    def __init__(
+        self, attention: Attention, *, feature_dim: int, gate: GateKind, **words: Any
+    ) -> None:
+        """words: arguments of RecurrentDecoder."""
+        super().__init__(**words)
+        hidden_dim = words["hidden_dim"]
+        self.attention = attention
+        self.initial_h = nn.Linear(feature_dim, hidden_dim)
+        self.initial_c = nn.Linear(feature_dim, hidden_dim)
+        self.beta: nn.Linear | None = None
+        if gate != "none":
+            self.beta = nn.Linear(hidden_dim, 1 if gate == "scalar" else feature_dim)
+
+    def prepare(self, grid: Grid) -> Memory:
+        return self.attention.prepare(grid)
+
+    def start(self, memory: Memory, beams: int = 1) -> LSTMState:
+        mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
+        h, c = torch.tanh(self.initial_h(mean)), torch.tanh(self.initial_c(mean))
+        return LSTMState(h.expand(-1, beams, -1), c.expand(-1, beams, -1))
+
+    def look(self, h: Tensor, memory: Memory, position: int) -> Glimpse:
+        """Attention from h, its context times beta = sigmoid(f_beta(h)) (section 4.2.1)."""
+        glimpse = self.attention(h, memory, position)
+        if self.beta is None:
+            return glimpse
+        beta = torch.sigmoid(self.beta(h))  # [B, K, 1 or D]
+        return replace(glimpse, context=beta * glimpse.context, beta=beta.mean(-1))
 
 
 def _output(state: LSTMState) -> Tensor:

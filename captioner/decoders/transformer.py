@@ -188,7 +188,7 @@ class TransformerDecoder(Decoder):
         self, tokens: Tensor, state: Cache, memory: LayeredMemory
     ) -> tuple[Tensor, Glimpse, Cache]:
         position = state.position
-        words = self._embed(tokens, torch.tensor([position], device=tokens.device))  # [B, K, H]
+        words = self._embed(tokens, torch.tensor([position], device=tokens.device), position)
         keys, values, glimpses = [], [], []
         for number, layer in enumerate(self._layers()):
             attention = layer.self_attention
@@ -214,7 +214,7 @@ class TransformerDecoder(Decoder):
     def forward(self, memory: LayeredMemory, tokens: Tensor, lengths: Tensor) -> Forced:
         longest = int(lengths.max())
         position = torch.arange(longest, device=tokens.device)
-        words = self._embed(tokens[:, :longest], position)  # [N, T, H]
+        words = self._embed(tokens[:, :longest], position, longest - 1)  # [N, T, H]
         glimpses, queries = [], []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):
             # A caption is padded at its end only, which no earlier word looks at.
@@ -238,13 +238,13 @@ class TransformerDecoder(Decoder):
     def _layers(self) -> list[TransformerLayer]:
         return list(self.layers)  # type: ignore[arg-type]  # a ModuleList does not know of what
 
-    def _embed(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Tokens [B, n] at positions [n] or [1]."""
+    def _embed(self, tokens: Tensor, position: Tensor, last: int) -> Tensor:
+        """Tokens [B, n] at positions [n] or [1], of which `last` is the largest."""
         dim = self.embedding.embedding_dim
         words = self.embedding(tokens) * math.sqrt(dim)
         if self.positions is None:
             places = sinusoidal_positions(position, dim).to(words.dtype)
-        elif int(position.max()) >= self.positions.num_embeddings:
+        elif last >= self.positions.num_embeddings:
             raise ConfigError(
                 f"decoder.max_positions: this model has {self.positions.num_embeddings} learned "
                 "positions, so its captions cannot be longer; lower max_words"

@@ -159,7 +159,7 @@ class HardAttentionLoss(nn.Module):
         reinforce = -(advantage.detach() * forced.log_prob).sum() / words
         entropy = forced.entropy.sum() / words
         sampled = forced.log_prob.detach() != 0
-        noise = advantage[sampled].square().mean().sqrt() if sampled.any() else advantage.sum() * 0
+        noise = ((advantage * sampled).square().sum() / sampled.sum().clamp(min=1)).sqrt()
         return self.reward_scale * reinforce - self.entropy * entropy, {
             "reinforce": reinforce.detach(),
             "advantage": noise,

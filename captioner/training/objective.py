@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -80,9 +81,12 @@ class SelfCritical(Objective):
         self.max_words = max_words
 
     def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
+        if not batch.from_frozen:  # the frozen stages see the photos once, not twice
+            frozen = model.encoder.frozen_features(batch.inputs)
+            batch = replace(batch, inputs=frozen, from_frozen=True)
         model.eval()
         with torch.no_grad():
-            grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
+            grid = model.encoder(batch.inputs, from_frozen=True)
         tokens, lengths = sample(
             model.decoder, grid, samples=self.samples, max_words=self.max_words
         )

@@ -62,7 +62,7 @@ def photos(count: int) -> Batch:
         count, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     none = torch.zeros(0, dtype=torch.long)
-    return Batch(inputs, torch.arange(count), none, none, none, none)
+    return Batch(inputs, torch.arange(count), none, none, none, none, from_frozen=True)
 
 
 REFERENCES = [
