@@ -7,7 +7,8 @@ size, E embedding size, V vocabulary, T words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -153,3 +154,32 @@ class Caption:
         if cells is not None and cells.ndim == 2:
             cells = cells[:, head - 1]
         return replace(self, maps=maps[:, head - 1], cells=cells)
+
+    def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
+        """Plain values for JSON, rounded to six places; the one form of all programs and pages.
+
+        caption, words, log_probs, end_log_prob, beta; cells and paths where attention is hard.
+        maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
+            are several, and "geometry", by which a page lays them on the photo.
+        """
+        content: dict[str, Any] = {
+            "caption": self.text,
+            "words": self.words,
+            "log_probs": _rounded(self.log_probs),
+            "end_log_prob": None if self.end_log_prob is None else round(self.end_log_prob, 6),
+            "beta": None if self.beta is None else _rounded(self.beta),
+        }
+        for name in ("cells", "paths"):
+            if getattr(self, name) is not None:
+                content[name] = getattr(self, name).tolist()
+        if maps:
+            content["maps"] = _rounded(self.maps)
+            if self.heads is not None:
+                content["heads"] = _rounded(self.heads)
+            content["geometry"] = asdict(self.geometry)
+        return content
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    rounded: list[Any] = values.astype(np.float64).round(6).tolist()
+    return rounded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 
 import numpy as np
 import pytest
@@ -80,3 +81,33 @@ def test_a_caption_refuses_a_field_of_another_length(name: str) -> None:
     whole = vars(caption(3))[name]
     with pytest.raises(ValueError, match="2 words with"):
         caption(2, **{name: whole})
+
+
+def test_a_caption_as_plain_values_goes_through_json_and_back() -> None:
+    maps = np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3) / 66
+    caption = Caption(
+        words=["two", "dogs"],
+        maps=maps,
+        beta=np.array([0.25, 1 / 3], np.float32),
+        log_probs=np.array([-0.5, -2.0], np.float32),
+        geometry=Geometry(30, 20, 0, 0, 30, 20),
+        end_log_prob=-0.125,
+        cells=np.array([5, 0]),
+    )
+    plain = caption.to_dict()
+    assert (
+        json.loads(json.dumps(plain))
+        == plain
+        == {
+            "caption": "two dogs",
+            "words": ["two", "dogs"],
+            "log_probs": [-0.5, -2.0],
+            "end_log_prob": -0.125,
+            "beta": [0.25, 0.333333],
+            "cells": [5, 0],
+        }
+    )
+    whole = json.loads(json.dumps(caption.to_dict(maps=True)))
+    np.testing.assert_allclose(whole["maps"], maps, atol=5e-7)
+    assert Geometry(**whole["geometry"]) == caption.geometry
+    assert "heads" not in whole

@@ -14,8 +14,6 @@ from captioner.commands import show, whole_number
 from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from captioner.grid import Caption
     from captioner.pipeline import Captioner
 
@@ -112,9 +110,7 @@ class CaptionWriter:
         except CaptionerError as error:
             problem = error
         if self.arguments.json:
-            line = _json_line(path, caption)
-            if scored:
-                line["end_log_prob"] = caption.end_log_prob
+            line: dict[str, Any] = {"image": str(path), **caption.to_dict()}
             if pictures:
                 line["pictures"] = [str(picture) for picture in pictures]
             text = json.dumps(line, ensure_ascii=False)
@@ -140,7 +136,7 @@ class CaptionWriter:
                 sheet, problem = None, error
         if self.arguments.json:
             for name, caption in captions:
-                line = {"model": name, **_json_line(path, caption)}
+                line = {"model": name, "image": str(path), **caption.to_dict()}
                 if sheet:
                     line["pictures"] = [str(sheet)]
                 show(json.dumps(line, ensure_ascii=False))
@@ -175,22 +171,3 @@ class CaptionWriter:
             for picture, file in zip(pictures, word_names(name, caption.words), strict=True):
                 save_png(picture, folder / file)
                 yield folder / file
-
-
-def _json_line(path: Path, caption: Caption) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "image": str(path),
-        "caption": caption.text,
-        "words": caption.words,
-        "log_probs": _rounded(caption.log_probs),
-        "beta": None if caption.beta is None else _rounded(caption.beta),
-    }
-    if caption.cells is not None:
-        line["cells"] = caption.cells.tolist()
-    if caption.paths is not None:
-        line["paths"] = caption.paths.tolist()
-    return line
-
-
-def _rounded(values: np.ndarray) -> list[float]:
-    return [round(float(value), 6) for value in values]

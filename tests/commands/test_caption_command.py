@@ -86,7 +86,7 @@ def test_json_has_the_promised_fields(caption: Caption, photos: list[Path]) -> N
     lines = as_json(outcome)
     assert [line["image"] for line in lines] == [str(path) for path in photos]
     for line in lines:
-        assert line.keys() == {"image", "caption", "words", "log_probs", "beta"}
+        assert line.keys() == {"image", "caption", "words", "log_probs", "end_log_prob", "beta"}
         assert line["caption"] == " ".join(line["words"])
         assert len(line["words"]) == len(line["log_probs"]) == len(line["beta"]) > 0
         assert all(value <= 0 for value in line["log_probs"])
