@@ -113,8 +113,8 @@ class Captioner:
         check_search(decoding)
         if not photos:
             return []
-        grid, geometries = self._encode(photos)
-        with self._looking(at_test):
+        grid, geometries = self.encode(photos)
+        with self.looking(at_test):
             found = search(self.model.decoder, grid, **vars(decoding))
         captions = [
             self._caption(hypotheses[0], geometry, grid)
@@ -143,8 +143,8 @@ class Captioner:
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
-        grid, geometries = self._encode([photo])
-        with self._looking(at_test):
+        grid, geometries = self.encode([photo])
+        with self.looking(at_test):
             hypothesis = score(self.model.decoder, grid, tokens)[0]
         caption = self._caption(hypothesis, geometries[0], grid, words)
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
@@ -154,17 +154,23 @@ class Captioner:
         """Whether its attention is hard: `at_test` and `paths` are for such models only."""
         return self.config.attention.select == "hard"
 
-    def _looking(self, at_test: AtTest | None) -> AbstractContextManager[None]:
+    def looking(self, at_test: AtTest | None) -> AbstractContextManager[None]:
+        """A context in which hard attention looks so; None is the model's own way."""
         return nullcontext() if at_test is None else looking(self.model.decoder, at_test)
 
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
         """Cells [count, T] (of several heads: [count * heads, T]) of sampled ways of looking."""
-        with self._looking("sample"):
+        with self.looking("sample"):
             readings = score(self.model.decoder, grid, tokens, times=count)
         cells = [np.atleast_2d(h.cells.T) for h in readings if h.cells is not None]
         return np.concatenate(cells)
 
-    def _encode(self, photos: Sequence[Photo]) -> tuple[Grid, list[Geometry]]:
+    def encode(self, photos: Sequence[Photo]) -> tuple[Grid, list[Geometry]]:
+        """The grids of B photos, and how each leads back to its photo's pixels.
+
+        Raises:
+            PhotoError: a photo cannot be read.
+        """
         inputs, geometries = [], []
         for photo in photos:
             image = photo if isinstance(photo, Image.Image) else open_photo(photo)

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "decoding": "grid decoders.base",
     "rendering": "grid data.transforms",
     "evaluation": "grid",
+    "evaluation.faithfulness": "grid decoders.base decoding",
     "checkpoint": "grid config data model",
     "pipeline": "grid config device data attention model checkpoint decoding",
     "training": "grid config device data decoders model checkpoint decoding rendering evaluation",

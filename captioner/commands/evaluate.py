@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from captioner.commands import add_model_options, chosen_model, run_command, show, whole_number
 from captioner.commands.output import add_at_test
-from captioner.data.readers import FORMATS, CaptionedPhoto, read_split
+from captioner.data.readers import FORMATS, CaptionedPhoto, Split, read_split
 from captioner.errors import DataError, PhotoError
 
 if TYPE_CHECKING:
     from captioner.attention.select import AtTest
+    from captioner.evaluation.grounding import GroundedWord
+    from captioner.evaluation.objects import Objects
+    from captioner.grid import Caption
     from captioner.pipeline import Captioner
 
 BATCH = 16
+REMOVALS = ("delete", "blur")  # as in evaluation.faithfulness, which brings torch
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,6 +46,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, help="write results.json here")
     parser.add_argument("--limit", type=whole_number, help="only the first so many photos")
     parser.add_argument(
+        "--train-split", metavar="SPLIT", help="count the captions that are not in this split"
+    )
+    parser.add_argument(
+        "--objects",
+        type=Path,
+        metavar="FILE",
+        help="COCO's instances_*.json of the photos: does attention lie on the objects named?",
+    )
+    parser.add_argument(
+        "--faithfulness",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="on the first N photos, take away the cells looked at: do the words become unlikely?",
+    )
+    parser.add_argument(
+        "--removal", choices=REMOVALS, default="delete", help="how (default: delete, in the grid)"
+    )
+    parser.add_argument(
         "--time-limit", type=float, default=600.0, metavar="S", help="for the scorers, in seconds"
     )
     add_model_options(parser)
@@ -49,58 +73,126 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
     from captioner.evaluation.metrics import score_captions
-    from captioner.evaluation.results import check_writable, corpus_statistics, write_results
+    from captioner.evaluation.objects import Objects
+    from captioner.evaluation.results import check_writable, write_results
+    from captioner.evaluation.statistics import (
+        OBJECTS,
+        corpus_statistics,
+        scores_by_group,
+        scores_by_length,
+    )
     from captioner.pipeline import Captioner
 
     if arguments.output:
         check_writable(arguments.output)  # not after hours of captioning
-    split = read_split(
-        format=arguments.format,
-        root=arguments.root,
-        split=arguments.split,
-        file=arguments.file,
-        coco_splits=arguments.coco_splits,
-    )
+    split = _split(arguments, arguments.split)
+    training = arguments.train_split and [
+        text for photo in _split(arguments, arguments.train_split).photos for text in photo.captions
+    ]
+    objects = Objects.read(arguments.objects) if arguments.objects else None
     for path in split.missing:
         print(f"{path}: no such file", file=sys.stderr)
     photos = split.photos[: arguments.limit]
     model = chosen_model(arguments)
     captioner = Captioner.from_pretrained(model, device=arguments.device)
-    captions, unreadable = _captions(
-        captioner, photos, arguments.beam_size, at_test=arguments.at_test
-    )
-    if not captions:
+    found, unreadable = _captions(captioner, photos, arguments.beam_size, at_test=arguments.at_test)
+    if not found:
         raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
-    references = {p.image_id: p.captions for p in photos if p.image_id in captions}
+    photos = [photo for photo in photos if photo.image_id in found]
+    captions = {image_id: caption.text for image_id, caption in found.items()}
+    references = {photo.image_id: photo.captions for photo in photos}
     scores = score_captions(captions, references, time_limit_s=arguments.time_limit)
-    beam_size = arguments.beam_size or captioner.config.decoding.beam_size
-    signature = {
-        **scores.signature,
-        "model": str(model),
-        "beam_size": beam_size,
-        "length_penalty": captioner.config.decoding.length_penalty,
-        "no_repeat_ngram": captioner.config.decoding.no_repeat_ngram,
-        "max_words": captioner.config.decoding.max_words,
-        "at_test": arguments.at_test or captioner.config.attention.at_test
-        if captioner.looks_hard
-        else None,
-        "data": f"{arguments.format} {arguments.split}",
+    images = ImageScores.of(scores.per_image, scores.counts)
+    groups = {
+        "words in the references": scores_by_length(images, references),
+        "words in the caption": scores_by_length(images, {i: [t] for i, t in captions.items()}),
     }
+    further: dict[str, Any] = {}
+    if objects:
+        counts = {image_id: objects.count(image_id) for image_id in captions}
+        groups["objects in the photo"] = scores_by_group(images, counts, OBJECTS)
+        further["grounding"] = _grounding(captioner, photos, found, objects, arguments.at_test)
+    if arguments.faithfulness:
+        further["faithfulness"] = _faithfulness(
+            captioner, photos[: arguments.faithfulness], found, arguments
+        )
+    statistics = corpus_statistics(list(captions.values()), training)
+    intervals = bootstrap_intervals(images)
     if arguments.output:
         write_results(
             arguments.output,
             metrics=scores.metrics,
             captions=captions,
-            signature=signature,
-            statistics=corpus_statistics(list(captions.values())),
+            signature=scores.signature | _signature(arguments, captioner),
+            scores=scores,
+            intervals=intervals,
+            statistics=statistics,
+            groups=groups,
+            **further,
         )
     for name, value in scores.metrics.items():
-        shown = "not computed" if value is None else f"{value:.4f}"
-        show(f"{name:8} {shown}")
+        if value is None:
+            show(f"{name:8} not computed")
+        else:
+            show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *intervals[name]))
+    show("")
+    for name, number in statistics.items():
+        show(f"{name:20} {'not computed' if number is None else f'{number:.4g}'}")
+    if further:
+        show("\n" + "\n".join(_told(further)))
     if arguments.output:
         show(str(arguments.output))
     return 1 if unreadable or split.missing else 0
+
+
+def _told(further: dict[str, Any]) -> list[str]:
+    """Grounding and faithfulness in lines for the terminal; results.json has more."""
+    lines = []
+    for source, found in further.get("grounding", {}).items():
+        lines.append(f"attention on the objects named, {source}: {found['num_words']} words")
+        for name, key in (("correctness", "correctness"), ("pointing game", "hit")):
+            if found["num_words"]:
+                own, uniform, centre = (found[key + kind] for kind in ("", "_uniform", "_centre"))
+                lines.append(f"  {name:14} {own:.3f}  (uniform {uniform:.3f}, centre {centre:.3f})")
+    if faithfulness := further.get("faithfulness"):
+        shares = "".join(f"{share:8.0%}" for share in faithfulness["shares"])
+        lines += [
+            f"fall of a word's log-probability, cells taken away: {shares}",
+            *(
+                f"  in order of {order:37} " + "".join(f"{fall:8.3f}" for fall in faithfulness[key])
+                for order, key in (
+                    ("attention", "attention"),
+                    ("chance", "random"),
+                    ("attention, least first", "reverse"),
+                )
+            ),
+        ]
+    return lines
+
+
+def _split(arguments: argparse.Namespace, name: str) -> Split:
+    return read_split(
+        format=arguments.format,
+        root=arguments.root,
+        split=name,
+        file=arguments.file,
+        coco_splits=arguments.coco_splits,
+    )
+
+
+def _signature(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, object]:
+    decoding, attention = captioner.config.decoding, captioner.config.attention
+    return {
+        "model": str(chosen_model(arguments)),
+        "beam_size": arguments.beam_size or decoding.beam_size,
+        "length_penalty": decoding.length_penalty,
+        "no_repeat_ngram": decoding.no_repeat_ngram,
+        "max_words": decoding.max_words,
+        "at_test": (arguments.at_test or attention.at_test) if captioner.looks_hard else None,
+        "data": f"{arguments.format} {arguments.split}",
+    }
 
 
 def _captions(
@@ -109,11 +201,11 @@ def _captions(
     beam_size: int | None,
     *,
     at_test: AtTest | None,
-) -> tuple[dict[int | str, str], int]:
+) -> tuple[dict[int | str, Caption], int]:
     """Captions by image id, and the number of photos that could not be read."""
     from captioner.data.transforms import open_photo
 
-    captions: dict[int | str, str] = {}
+    captions: dict[int | str, Caption] = {}
     unreadable = 0
     with tqdm(total=len(photos), unit="photo", disable=None) as bar:
         for first in range(0, len(photos), BATCH):
@@ -127,6 +219,65 @@ def _captions(
                     tqdm.write(f"{photo.path}: {error}", file=sys.stderr)
             if images:
                 found = captioner.caption_batch(images, beam_size=beam_size, at_test=at_test)
-                captions |= {i: caption.text for i, caption in zip(ids, found, strict=True)}
+                # Of many heads, only their mean is measured.
+                captions |= {i: replace(c, heads=None) for i, c in zip(ids, found, strict=True)}
             bar.update(min(BATCH, len(photos) - first))
     return captions, unreadable
+
+
+def _grounding(
+    captioner: Captioner,
+    photos: list[CaptionedPhoto],
+    captions: dict[int | str, Caption],
+    objects: Objects,
+    at_test: AtTest | None,
+) -> dict[str, object]:
+    """Of the model's captions, and of the first reference of each photo, which it only reads."""
+    from captioner.evaluation.grounding import ground, summary
+
+    written: list[GroundedWord] = []
+    read: list[GroundedWord] = []
+    for photo in tqdm(photos, desc="grounding", unit="photo", disable=None):
+        caption = captioner.score(photo.path, photo.captions[0], at_test=at_test)
+        written += ground(captions[photo.image_id], photo.image_id, objects)
+        read += ground(caption, photo.image_id, objects)
+    return {"captions": summary(written), "references": summary(read)}
+
+
+def _faithfulness(
+    captioner: Captioner,
+    photos: list[CaptionedPhoto],
+    captions: dict[int | str, Caption],
+    arguments: argparse.Namespace,
+) -> dict[str, object]:
+    import numpy as np
+
+    from captioner.data.transforms import open_photo
+    from captioner.evaluation.faithfulness import deletion_in_grid, deletion_in_photo, summary
+
+    generator = np.random.default_rng(0)
+    falls = []
+    for photo in tqdm(photos, desc="faithfulness", unit="photo", disable=None):
+        image, caption = open_photo(photo.path), captions[photo.image_id]
+        if not caption.words:
+            continue
+        grid, geometries = captioner.encode([image])
+        tokens = captioner.vocabulary.encode(caption.words)
+        maps = caption.maps.reshape(len(tokens), -1)
+        decoder = captioner.model.decoder
+        with captioner.looking(arguments.at_test):
+            if arguments.removal == "delete":
+                fall = deletion_in_grid(decoder, grid, tokens, maps, generator)
+            else:
+                fall = deletion_in_photo(
+                    decoder,
+                    grid,
+                    tokens,
+                    maps,
+                    generator,
+                    photo=image,
+                    geometry=geometries[0],
+                    encode=lambda variants: captioner.encode(variants)[0],
+                )
+        falls.append(fall)
+    return {"removal": arguments.removal, **summary(falls)}

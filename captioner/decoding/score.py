@@ -17,30 +17,29 @@ from captioner.grid import Grid
 def score(
     decoder: Decoder, grid: Grid, tokens: Sequence[int], *, times: int = 1
 ) -> list[Hypothesis]:
-    """The hypothesis that a search would have had for these words of one photo.
+    """The hypotheses that a search would have had for these words of each photo.
 
-    tokens: T word indices, without start and end; grid: of one photo. times: readings of the same
-    words, which differ where hard attention samples its cells.
+    tokens: T word indices, without start and end; grid: of B photos. times: readings of the same
+    words a photo, which differ where hard attention samples its cells.
 
-    Raises:
-        ValueError: the grid is not of one photo.
+    Returns:
+        B x times hypotheses, those of one photo side by side.
     """
-    if len(grid.features) != 1:
-        raise ValueError(f"the grid must be of one photo, not of {len(grid.features)}")
+    photos = len(grid.features)
     memory = decoder.prepare(grid)
     state = decoder.start(memory, times)
     log_probs, glimpses = [], []
     for read, target in zip([START, *tokens], [*tokens, END], strict=True):
-        words = torch.full((1, times), read, device=grid.features.device)
+        words = torch.full((photos, times), read, device=grid.features.device)
         logits, glimpse, state = decoder.step(words, state, memory)
-        log_probs.append(torch.log_softmax(logits.float(), dim=-1)[0, :, target])
+        log_probs.append(torch.log_softmax(logits.float(), dim=-1)[..., target].flatten())
         glimpses.append(glimpse)
-    chosen = torch.stack(log_probs, dim=1).cpu().numpy()  # [times, T + 1]
+    chosen = torch.stack(log_probs, dim=1).cpu().numpy()  # [B * times, T + 1]
 
     def looked(name: str) -> np.ndarray | None:
-        """[times, T, ...]: of the words, not of the end."""
+        """[B * times, T, ...]: of the words, not of the end."""
         values: list[Tensor | None] = [getattr(glimpse, name) for glimpse in glimpses[:-1]]
-        found = [value[0] for value in values if value is not None]
+        found = [value.flatten(0, 1) for value in values if value is not None]
         if not found:
             return None
         stacked = torch.stack(found, dim=1)
@@ -48,7 +47,7 @@ def score(
 
     maps, beta, cells, heads = map(looked, ("map", "beta", "cells", "heads"))
     if maps is None:  # no words: the end at once
-        maps = np.zeros((times, 0, grid.features.shape[1]), dtype=np.float32)
+        maps = np.zeros((photos * times, 0, grid.features.shape[1]), dtype=np.float32)
     return [
         Hypothesis(
             tokens=list(tokens),
@@ -60,5 +59,5 @@ def score(
             score=float(chosen[reading].sum()),
             heads=None if heads is None else heads[reading],
         )
-        for reading in range(times)
+        for reading in range(photos * times)
     ]

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from captioner.errors import DataError
 from captioner.evaluation.scorers import (
     MetricTable,
+    Scored,
     ngram_scores,
     pycocoevalcap_version,
     spice_is_installed,
@@ -45,12 +46,15 @@ class Scores:
         pycocoevalcap's scale, where 10 is the most); SPICE too where its jars are installed. None
         is "not computed"; the signature says why.
     per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU and
-        METEOR are not the means of these.
+        METEOR are not the means of these,
+    counts: but functions of the sums of these (intervals.py): of Bleu_4 and METEOR, image id ->
+        its statistics.
     signature: scorers and their versions, tokenizer, Java, number of images.
     """
 
     metrics: dict[str, float | None]
     per_image: dict[str, dict[Any, float]]
+    counts: dict[str, dict[Any, list[float]]]
     signature: dict[str, str]
 
 
@@ -65,7 +69,7 @@ def quick_scores(
         DataError: as for score_captions.
     """
     _, texts, truths = _align(candidates, references)
-    return {metric: corpus for metric, (corpus, _) in _python_scores(texts, truths).items()}
+    return {name: scored.corpus for name, scored in _python_scores(texts, truths).items()}
 
 
 def score_captions(
@@ -98,7 +102,7 @@ def score_captions(
         stages, early_end = _run_worker(texts, truths, java_path, time_limit_s)
         for stage in stages:
             java_version = stage.get("java", java_version)
-            table |= stage.get("scores", {})
+            table |= {name: Scored(*row) for name, row in stage.get("scores", {}).items()}
             failed |= stage.get("failed", {})
 
     tokenizer = PTB_TOKENIZER
@@ -123,13 +127,18 @@ def score_captions(
         signature["SPICE"] = f"SPICE 1.0 via {package}"
     metrics: dict[str, float | None] = {}
     for name in names:
-        metrics[name] = table[name][0] if name in table else None
+        metrics[name] = table[name].corpus if name in table else None
         if name not in table:
             signature[name] = f"{NOT_COMPUTED}: {failed.get(name, early_end)}"
     per_image = {
-        name: dict(zip(ids, table[name][1], strict=True)) for name in names if name in table
+        name: dict(zip(ids, table[name].images, strict=True)) for name in names if name in table
     }
-    return Scores(metrics=metrics, per_image=per_image, signature=signature)
+    counts = {
+        name: dict(zip(ids, scored.counts, strict=True))
+        for name, scored in table.items()
+        if scored.counts is not None
+    }
+    return Scores(metrics=metrics, per_image=per_image, counts=counts, signature=signature)
 
 
 def _align(

@@ -1,16 +1,17 @@
-"""The results file of an evaluation, and statistics of a set of captions."""
+"""The results file of an evaluation: written whole, and read again to compare two."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from captioner.errors import DataError
-from captioner.evaluation.scorers import tokenize
+from captioner.evaluation.intervals import ImageScores
+from captioner.evaluation.metrics import Scores
 
 
 def write_results(
@@ -19,12 +20,14 @@ def write_results(
     metrics: Mapping[str, float | None],
     captions: Mapping[int, str] | Mapping[str, str] | Mapping[int | str, str],
     signature: Mapping[str, object],
-    statistics: Mapping[str, float] | None = None,
+    scores: Scores | None = None,
+    **further: object,
 ) -> None:
-    """Write results.json: metrics, num_images, captions in COCO results form, signature.
+    """Write results.json: metrics, num_images, captions in COCO results form, signature, further.
 
     The file appears whole or not at all, and its folder is made where it is missing. "captions" is
-    what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...].
+    what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...]. "images", from
+    `scores`, holds what `read_results` needs of each image; other fields are written as given.
 
     Raises:
         DataError: the file cannot be written there.
@@ -37,8 +40,16 @@ def write_results(
         ],
         "signature": dict(signature),
     }
-    if statistics is not None:
-        content["statistics"] = dict(statistics)
+    if scores is not None:
+        content["images"] = [
+            {
+                "image_id": image_id,
+                "scores": {name: each[image_id] for name, each in scores.per_image.items()},
+                "counts": {name: each[image_id] for name, each in scores.counts.items()},
+            }
+            for image_id in captions
+        ]
+    content |= further
     # NaN is no JSON: it would make a file that other languages cannot read.
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     with _partial(path) as file:
@@ -46,6 +57,32 @@ def write_results(
         file.flush()
         os.fsync(file.fileno())
         os.replace(file.name, path)
+
+
+def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
+    """The signature of results and what comparisons need of each image.
+
+    Raises:
+        DataError: it is no file that `write_results` wrote with scores.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        images = content["images"]
+        tables: dict[str, dict[str, dict[Any, Any]]] = {"scores": {}, "counts": {}}
+        for image in images:
+            for kind, table in tables.items():
+                for name, value in image[kind].items():
+                    table.setdefault(name, {})[image["image_id"]] = value
+        return content["signature"], ImageScores.of(tables["scores"], tables["counts"])
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path} ({error.strerror}); name a file of captioner evaluate --output"
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        raise DataError(
+            f"{path} has no scores of each image; give a results file that captioner evaluate "
+            "--output wrote"
+        ) from error
 
 
 def check_writable(path: Path) -> None:
@@ -75,20 +112,3 @@ def _partial(path: Path) -> Iterator[IO[str]]:
         raise DataError(
             f"cannot write {path} ({error.strerror}); name a file in a folder that can be written"
         ) from error
-
-
-def corpus_statistics(captions: Sequence[str]) -> dict[str, float]:
-    """How varied a set of captions is, counted in lower-cased words without punctuation.
-
-    num_captions, distinct_ratio (different captions / captions), vocabulary_used (different
-    words), mean_length_words. All zero for no captions.
-    """
-    tokenised = [tokenize(caption) for caption in captions]
-    words = [word for caption in tokenised for word in caption.split()]
-    count = max(1, len(tokenised))
-    return {
-        "num_captions": len(tokenised),
-        "distinct_ratio": len(set(tokenised)) / count,
-        "vocabulary_used": len(set(words)),
-        "mean_length_words": len(words) / count,
-    }

@@ -12,12 +12,24 @@ import importlib.util
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from captioner.errors import DataError
 
-# Name of a metric -> its score over all images, and one for each image in their order.
-MetricTable: TypeAlias = dict[str, tuple[float, list[float]]]
+
+class Scored(NamedTuple):
+    """A metric over all images, for each image in their order, and what the whole follows from.
+
+    counts: for Bleu_4 and METEOR, whose score over many images is not the mean of theirs, the
+        statistics of each image, of which the whole is a function of the sums (intervals.py).
+    """
+
+    corpus: float
+    images: list[float]
+    counts: list[list[float]] | None = None
+
+
+MetricTable: TypeAlias = dict[str, Scored]
 
 
 def clean(text: str) -> str:
@@ -55,7 +67,7 @@ def ngram_scores(candidates: Sequence[str], references: Sequence[Sequence[str]])
     Raises:
         DataError: no reference has a word, so that there is nothing to compare with.
     """
-    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.bleu.bleu_scorer import BleuScorer
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
 
@@ -66,14 +78,24 @@ def ngram_scores(candidates: Sequence[str], references: Sequence[Sequence[str]])
         )
     results = {index: [text] for index, text in enumerate(candidates)}
     truths = {index: list(texts) for index, texts in enumerate(references)}
-    table: MetricTable = {}
-    corpus, images = Bleu(4).compute_score(truths, results, verbose=0)
-    for order in range(4):
-        table[f"Bleu_{order + 1}"] = (float(corpus[order]), [float(s) for s in images[order]])
+    bleu = BleuScorer(n=4)
+    for index in truths:
+        bleu += (results[index][0], truths[index])
+    corpus, images = bleu.compute_score(option="closest", verbose=0)
+    counts = [_bleu_counts(found) for found in bleu.ctest]
+    table = {
+        f"Bleu_{n + 1}": Scored(corpus[n], images[n], counts if n == 3 else None) for n in range(4)
+    }
     for name, scorer in (("ROUGE_L", Rouge()), ("CIDEr", Cider())):
         corpus, images = scorer.compute_score(truths, results)
-        table[name] = (float(corpus), [float(score) for score in images])
+        table[name] = Scored(float(corpus), [float(score) for score in images])
     return table
+
+
+def _bleu_counts(found: dict[str, Any]) -> list[float]:
+    """Words, words of the closest reference, n-grams of n 1 to 4, those found in a reference."""
+    closest = min((abs(length - found["testlen"]), length) for length in found["reflen"])[1]
+    return [found["testlen"], closest, *found["guess"], *found["correct"]]
 
 
 def pycocoevalcap_folder() -> Path:

@@ -31,6 +31,7 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, STANFORD_CORENLP_
 
 from captioner.evaluation.scorers import (
     MetricTable,
+    Scored,
     clean,
     ngram_scores,
     pycocoevalcap_folder,
@@ -86,6 +87,7 @@ class _Meteor(Meteor):
 
     def __init__(self, java: str) -> None:
         command = [java, "-Dfile.encoding=UTF-8", "-jar", "-Xmx2G", METEOR_JAR]
+        self.counts: list[list[float]] = []
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as METEOR is)
         self.lock = threading.RLock()
         self.meteor_p = subprocess.Popen(
@@ -95,6 +97,16 @@ class _Meteor(Meteor):
             stdout=subprocess.PIPE,
             stderr=self.errors,
         )
+
+    def _stat(self, hypothesis_str: str, reference_list: Sequence[str]) -> str:
+        """As its own, which answers with one line a caption; its numbers are kept."""
+        line: str = super()._stat(hypothesis_str, reference_list)
+        counts = [float(number) for number in line.split()]
+        words, matched, chunks = counts[0:2], counts[21:23], counts[20]
+        if matched == words and chunks == 1:
+            counts[20] = 0.0  # METEOR neither penalises nor adds up the chunk of a perfect match
+        self.counts.append(counts)
+        return line
 
     def error_text(self) -> str:
         self.errors.seek(0)
@@ -114,7 +126,7 @@ def meteor_scores(
         corpus, images = meteor.compute_score(*_by_index(candidates, references))
     except (ValueError, OSError) as error:  # no number where METEOR died or complained
         raise JavaFailure(f"METEOR failed: {_last_line(meteor.error_text()) or error}") from error
-    return {"METEOR": (corpus, images)}
+    return {"METEOR": Scored(corpus, images, meteor.counts)}
 
 
 def spice_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
@@ -129,7 +141,7 @@ def spice_scores(candidates: Sequence[str], references: Sequence[Sequence[str]])
         corpus, images = Spice().compute_score(*_by_index(candidates, references))
     except (subprocess.CalledProcessError, ValueError, OSError) as error:
         raise JavaFailure(f"SPICE failed: {error}") from error
-    return {"SPICE": (float(corpus), [float(image["All"]["f"]) for image in images])}
+    return {"SPICE": Scored(float(corpus), [float(image["All"]["f"]) for image in images])}
 
 
 def _by_index(

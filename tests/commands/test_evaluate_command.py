@@ -155,3 +155,61 @@ def test_an_option_that_is_wrong_is_exit_code_2(
     assert outcome.code == 2
     assert options[0] in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_everything_beside_the_scores_is_in_the_results(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    outcome = evaluate(
+        programs,
+        tiny_model,
+        table,
+        *("--split", "test", "--output", output, "--train-split", "train", "--faithfulness", 2),
+    )
+    assert outcome.code == 0, outcome.stderr
+    found = results(output)
+    assert 0 <= found["statistics"]["novel_ratio"] <= 1
+    for name, (low, high) in found["intervals"].items():
+        assert low <= found["metrics"][name] <= high or found["metrics"][name] == pytest.approx(low)
+    assert found["intervals"].keys() == {n for n, v in found["metrics"].items() if v is not None}
+    for groups in found["groups"].values():
+        assert sum(group["num_images"] for group in groups) == 6
+    faithfulness = found["faithfulness"]
+    assert faithfulness["num_words"] == sum(
+        len(entry["caption"].split()) for entry in found["captions"][:2]
+    )
+    assert len(faithfulness["attention"]) == len(faithfulness["shares"])
+    assert "in order of attention" in outcome.stdout
+    assert "bad_ending_rate" in outcome.stdout
+
+
+def test_attention_on_coco_s_objects_is_measured(
+    programs: Programs, tiny_model: Path, shared_data: Path, tmp_path: Path
+) -> None:
+    root, output = shared_data / "coco-tiny", tmp_path / "results.json"
+    outcome = programs.run(
+        "captioner",
+        "evaluate",
+        *("--format", "coco", "--root", root, "--split", "val2017", "--limit", 6),
+        *("--checkpoint", tiny_model, "--device", "cpu", "--output", output),
+        *("--objects", root / "annotations" / "instances_val2017.json"),
+        PATH="/nowhere",
+    )
+    assert outcome.code == 0, outcome.stderr
+    grounding = results(output)["grounding"]
+    assert grounding["references"]["num_words"] > 0
+    for name in ("correctness", "hit"):
+        for kind in ("", "_uniform", "_centre"):
+            assert 0 < grounding["references"][name + kind] < 1
+    assert [group["num_images"] for group in results(output)["groups"]["objects in the photo"]]
+    assert "attention on the objects named, references" in outcome.stdout
+
+
+def test_a_file_that_holds_no_objects_is_refused_before_the_work(
+    programs: Programs, tiny_model: Path, table: Path
+) -> None:
+    outcome = evaluate(programs, tiny_model, table, "--objects", table / "captions.csv")
+    assert outcome.code == 2
+    assert "is no file of COCO instances" in outcome.stderr
+    assert "Traceback" not in outcome.stderr

@@ -81,8 +81,13 @@ def test_scoring_leaves_no_graph_and_draws_no_dropout_in_eval_mode() -> None:
     assert all(parameter.grad is None for parameter in decoder.parameters())
 
 
-def test_a_grid_of_several_photos_is_refused() -> None:
-    one = random_photo()
-    several = Grid(one.features.repeat(2, 1, 1), one.height, one.width)
-    with pytest.raises(ValueError, match="one photo, not of 2"):
-        score(random_decoder(), several, [4])
+def test_several_photos_are_read_as_each_alone() -> None:
+    decoder, photos = random_decoder(), [random_photo(1), random_photo(2)]
+    together = Grid(torch.cat([photo.features for photo in photos]), 2, 3)
+    found = score(decoder, together, [4, 5], times=2)
+    assert len(found) == 4
+    for index, hypothesis in enumerate(found):
+        alone = score(decoder, photos[index // 2], [4, 5])[0]
+        assert hypothesis.score == pytest.approx(alone.score, abs=1e-5)
+        assert hypothesis.end_log_prob == pytest.approx(alone.end_log_prob, abs=1e-5)
+        np.testing.assert_allclose(hypothesis.maps, alone.maps, atol=1e-6)

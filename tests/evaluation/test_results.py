@@ -8,10 +8,12 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from captioner.errors import DataError
-from captioner.evaluation.results import check_writable, corpus_statistics, write_results
+from captioner.evaluation.metrics import score_captions
+from captioner.evaluation.results import check_writable, read_results, write_results
 
 METRICS = {"Bleu_1": 0.5, "METEOR": None}
 CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
@@ -33,13 +35,29 @@ def test_results_hold_what_the_design_promises(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
 
 
-def test_statistics_are_kept_where_they_are_given(tmp_path: Path) -> None:
+def test_further_fields_are_written_as_given(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    statistics = corpus_statistics(list(CAPTIONS.values()))
+    statistics = {"num_captions": 2, "novel_ratio": None}
     write_results(
         path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE, statistics=statistics
     )
     assert json.loads(path.read_text())["statistics"] == statistics
+
+
+def test_scores_of_each_image_come_back_and_give_the_whole(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    captions = {7: "a dog runs in the park", "x": "two men sit on a bench", 3: ""}
+    references = {7: ["a dog runs in a park"], "x": ["men sit on a bench"], 3: ["a red ball"]}
+    scores = score_captions(captions, references, java="no-such-java")
+    write_results(
+        path, metrics=scores.metrics, captions=captions, signature=scores.signature, scores=scores
+    )
+    signature, images = read_results(path)
+    assert signature == scores.signature
+    assert images.image_ids == [7, "x", 3]
+    whole = {name: float(value) for name, value in images.corpus(np.ones(3)).items()}
+    computed = {name: value for name, value in scores.metrics.items() if value is not None}
+    assert whole == pytest.approx(computed)
 
 
 def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None:
@@ -98,17 +116,3 @@ def test_no_nan_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_results(path, metrics={"CIDEr": float("nan")}, captions={}, signature={})
     assert not path.exists()
-
-
-def test_statistics_count_words_and_distinct_captions() -> None:
-    captions = ["A dog runs.", "a dog runs", "Two dogs\nrun in the snow !", ""]
-    assert corpus_statistics(captions) == {
-        "num_captions": 4,
-        "distinct_ratio": 3 / 4,
-        "vocabulary_used": 9,  # a dog runs two dogs run in the snow
-        "mean_length_words": (3 + 3 + 6 + 0) / 4,
-    }
-
-
-def test_statistics_of_no_captions_are_zero() -> None:
-    assert set(corpus_statistics([]).values()) == {0}

@@ -1,0 +1,186 @@
+"""How sure a score is: corpus figures of any selection of images, and the bootstrap over them.
+
+Of every image, results keep the statistics from which the corpus figure of any multiset of images
+follows: BLEU and METEOR are functions of summed counts, the other metrics are means. So a thousand
+resamples are one matrix product, and no scorer runs twice. CIDEr's document frequencies stay those
+of the whole set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from captioner.errors import DataError
+
+# METEOR 1.5 for English (Denkowski and Lavie 2014, table 3, task "rank"), as pycocoevalcap runs it:
+# weights of exact, stem, synonym and paraphrase matches; alpha, beta, gamma, delta.
+_MODULES = np.array([1.0, 0.6, 0.8, 0.6])
+_ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+def bleu(counts: np.ndarray) -> np.ndarray:
+    """BLEU-1 to BLEU-4 [..., 4] of summed counts [..., 10], as coco-caption computes them.
+
+    counts: words, words of the closest references, n-grams of n 1 to 4, those of them matched.
+    """
+    words, reference, guesses, matches = np.split(counts, [1, 2, 6], axis=-1)
+    # The two small numbers are coco-caption's: they decide what captions without n-grams score.
+    precision = (matches + 1e-15) / (guesses + 1e-9)
+    means = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, 5))
+    ratio = (words + 1e-15) / (reference + 1e-9)
+    result: np.ndarray = means * np.exp(np.minimum(0, 1 - 1 / ratio))
+    return result
+
+
+def meteor(counts: np.ndarray) -> np.ndarray:
+    """METEOR 1.5 [...] of summed statistics [..., 23] (Denkowski and Lavie 2014, section 2).
+
+    counts: words of caption and reference, function words of both; for each of four modules the
+    content words matched in both and the function words matched in both; chunks (0 for a perfect
+    match), all words matched in both.
+    """
+    words, functions = counts[..., 0:2], counts[..., 2:4]
+    matched = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)  # module, kind, side
+    chunks, aligned = counts[..., 20], counts[..., 21:23]
+    weights = np.array([_DELTA, 1 - _DELTA])
+    found = np.einsum("...mks,m,k->...s", matched, _MODULES, weights)
+    present = _DELTA * (words - functions) + (1 - _DELTA) * functions
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision, recall = np.moveaxis(np.nan_to_num(found / present), -1, 0)
+        mean = 1 / ((1 - _ALPHA) / precision + _ALPHA / recall)
+        fragments = np.nan_to_num(chunks / aligned.mean(-1))
+    result: np.ndarray = mean * (1 - _GAMMA * fragments**_BETA)
+    return result
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """What the corpus figures of any selection of N images follow from.
+
+    image_ids: N of them. means: metric -> float64 [N], for metrics that are means over images.
+    counts: "Bleu_4" [N, 10] and "METEOR" [N, 23], those that were computed.
+    """
+
+    image_ids: list[Hashable]
+    means: dict[str, np.ndarray]
+    counts: dict[str, np.ndarray]
+
+    @classmethod
+    def of(
+        cls,
+        per_image: Mapping[str, Mapping[Hashable, float]],
+        counts: Mapping[str, Mapping[Hashable, Sequence[float]]],
+    ) -> ImageScores:
+        """From the fields of metrics.Scores."""
+        ids = list(next(iter(per_image.values())))
+        return cls(
+            ids,
+            {
+                name: np.array([scores[i] for i in ids])
+                for name, scores in per_image.items()
+                if not name.startswith("Bleu") and name not in counts
+            },
+            {name: np.array([rows[i] for i in ids], float) for name, rows in counts.items()},
+        )
+
+    def corpus(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Corpus figures [...] of selections; weights [..., N] say how often each image is in."""
+        figures: dict[str, np.ndarray] = {}
+        if "Bleu_4" in self.counts:
+            scores = bleu(weights @ self.counts["Bleu_4"])
+            figures |= {f"Bleu_{n + 1}": scores[..., n] for n in range(4)}
+        if "METEOR" in self.counts:
+            figures["METEOR"] = meteor(weights @ self.counts["METEOR"])
+        sizes = weights.sum(-1)
+        return figures | {name: weights @ each / sizes for name, each in self.means.items()}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of two systems on the same images: b - a, its interval, and a two-sided p.
+
+    p is the share of resamples on the far side of no difference, doubled (Koehn 2004, section 4;
+    Efron and Tibshirani 1993, chapter 16); it is never below 1 / resamples.
+    """
+
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def bootstrap_intervals(
+    scores: ImageScores, *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """The 95 % percentile bootstrap interval of each corpus figure, over images."""
+    drawn = _drawn(scores, resamples, seed)
+    return {name: _interval(values) for name, values in drawn.items()}
+
+
+def paired_bootstrap(
+    a: ImageScores, b: ImageScores, *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Difference]:
+    """Compare two systems on the same resamples of the same images, in the metrics of both.
+
+    Raises:
+        DataError: they are not of the same images.
+    """
+    positions = {image_id: index for index, image_id in enumerate(b.image_ids)}
+    alone = set(a.image_ids) ^ set(b.image_ids)
+    if alone:
+        raise DataError(
+            f"the two results are not of the same images: {len(alone)} are in one alone, such as "
+            f"{sorted(map(str, alone))[0]}; evaluate both models on the same photos"
+        )
+    order = [positions[image_id] for image_id in a.image_ids]
+    b = ImageScores(
+        a.image_ids,
+        {name: each[order] for name, each in b.means.items()},
+        {name: each[order] for name, each in b.counts.items()},
+    )
+    everything = np.ones(len(order))
+    first, second = a.corpus(everything), b.corpus(everything)
+    first_drawn, second_drawn = _drawn(a, resamples, seed), _drawn(b, resamples, seed)
+    found = {}
+    for name in first:
+        if name not in second:
+            continue
+        drawn = second_drawn[name] - first_drawn[name]
+        tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
+        low, high = _interval(drawn)
+        found[name] = Difference(
+            a=float(first[name]),
+            b=float(second[name]),
+            difference=float(second[name] - first[name]),
+            low=low,
+            high=high,
+            p=float(min(1.0, max(2 * tail, 1 / resamples))),
+        )
+    return found
+
+
+def _drawn(scores: ImageScores, resamples: int, seed: int) -> dict[str, np.ndarray]:
+    """Corpus figures [resamples] of as many images, drawn with replacement.
+
+    The same for the same number of images and seed; in parts, as COCO has 40,000 images.
+    """
+    generator, images = np.random.default_rng(seed), len(scores.image_ids)
+    parts = []
+    for first in range(0, resamples, 100):
+        times = min(100, resamples - first)
+        weights = generator.multinomial(images, np.full(images, 1 / images), times)
+        parts.append(scores.corpus(weights.astype(float)))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -1,0 +1,102 @@
+"""`captioner compare`: two evaluations side by side."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from programs import Programs
+
+from captioner.evaluation.metrics import score_captions
+from captioner.evaluation.results import write_results
+
+WORDS = "man dog red ball park tree runs sits on the a big old blue near".split()
+
+
+def write(path: Path, captions: dict[int, str], references: dict[int, list[str]]) -> Path:
+    scores = score_captions(captions, references, java="no-such-java")
+    write_results(
+        path,
+        metrics=scores.metrics,
+        captions=captions,
+        signature=scores.signature,
+        scores=scores,
+    )
+    return path
+
+
+@pytest.fixture
+def references() -> dict[int, list[str]]:
+    generator = random.Random(0)
+    return {n: [" ".join(generator.choices(WORDS, k=9)) for _ in range(3)] for n in range(40)}
+
+
+def test_a_better_model_is_told_from_a_worse_one(
+    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+) -> None:
+    good = {n: texts[0] for n, texts in references.items()}
+    poor = {n: " ".join([*text.split()[:5], "tree", "a"]) for n, text in good.items()}
+    a = write(tmp_path / "a.json", poor, references)
+    b = write(tmp_path / "b.json", good, references)
+    outcome = programs.run("captioner", "compare", a, b)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    rows = {line.split()[0]: line.split() for line in outcome.stdout.splitlines() if line.split()}
+    metrics = json.loads(b.read_text())["metrics"]
+    assert {"Bleu_1", "Bleu_4", "ROUGE_L", "CIDEr"} <= rows.keys()
+    assert "METEOR" not in rows, "not computed, not compared"
+    for name in ("Bleu_4", "CIDEr"):
+        _, first, second, gap, *_, p = rows[name]
+        assert float(second) == pytest.approx(metrics[name], abs=1e-4)
+        assert float(gap) == pytest.approx(float(second) - float(first), abs=2e-4)
+        assert gap.startswith("+")
+        assert float(p) < 0.01
+
+
+def test_a_model_does_not_differ_from_itself(
+    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+) -> None:
+    path = write(tmp_path / "a.json", {n: t[0] for n, t in references.items()}, references)
+    outcome = programs.run("captioner", "compare", path, path)
+    assert outcome.code == 0
+    line = next(line for line in outcome.stdout.splitlines() if line.startswith("CIDEr"))
+    assert "+0.0000" in line
+    assert line.split()[-1] == "1.0000"
+
+
+def test_what_cannot_be_compared_is_told_in_one_sentence(
+    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+) -> None:
+    whole = write(tmp_path / "a.json", {n: t[0] for n, t in references.items()}, references)
+    part = {n: texts for n, texts in references.items() if n < 30}
+    less = write(tmp_path / "b.json", {n: t[0] for n, t in part.items()}, part)
+    old = tmp_path / "old.json"
+    write_results(old, metrics={}, captions={}, signature={})
+    text = tmp_path / "text.json"
+    text.write_text("no JSON")
+    for other, said in (
+        (less, "10 are in one alone, such as 30"),
+        (old, "has no scores of each image; give a results file that captioner evaluate"),
+        (text, "has no scores of each image"),
+        (tmp_path / "none.json", "cannot read"),
+        (tmp_path, "cannot read"),
+    ):
+        outcome = programs.run("captioner", "compare", whole, other)
+        assert outcome.code == 2, other
+        assert said in outcome.stderr, outcome.stderr
+        assert outcome.stderr.count("error:") == 1
+        assert "Traceback" not in outcome.stderr
+
+
+def test_other_tokenizers_are_pointed_out(
+    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+) -> None:
+    path = write(tmp_path / "a.json", {n: t[0] for n, t in references.items()}, references)
+    content = json.loads(path.read_text())
+    content["signature"]["tokenizer"] = "another"
+    other = tmp_path / "b.json"
+    other.write_text(json.dumps(content))
+    outcome = programs.run("captioner", "compare", path, other)
+    assert outcome.code == 0
+    assert "tokenizer differs: python (nltk) in" in outcome.stderr

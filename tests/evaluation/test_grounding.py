@@ -1,0 +1,155 @@
+"""Attention correctness and pointing game: pixel by pixel, and on drawn objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from captioner.errors import DataError
+from captioner.evaluation.grounding import cell_hits, coverage, ground, point_hits, summary
+from captioner.evaluation.objects import CATEGORY_OF_WORD, CATEGORY_WORDS, Objects
+from captioner.grid import Caption, Geometry
+
+WIDTH, HEIGHT = 80, 60
+
+
+def instances(tmp_path: Path, boxes: dict[str, list[float]]) -> Path:
+    """A COCO file of one photo with rectangles, whose outlines are the left half of their boxes."""
+    categories = [{"id": n, "name": name} for n, name in enumerate(CATEGORY_WORDS, start=1)]
+    ids = {category["name"]: category["id"] for category in categories}
+    annotations: list[dict[str, Any]] = []
+    for number, (name, (x, y, w, h)) in enumerate(boxes.items(), start=1):
+        outline = [x, y, x + w / 2, y, x + w / 2, y + h, x, y + h]
+        annotations.append(
+            {"id": number, "image_id": 7, "category_id": ids[name], "bbox": [x, y, w, h]}
+            | {"segmentation": [outline], "area": w * h / 2, "iscrowd": 0}
+        )
+    path = tmp_path / "instances.json"
+    content = {"images": [{"id": 7, "width": WIDTH, "height": HEIGHT}], "categories": categories}
+    path.write_text(json.dumps({**content, "annotations": annotations}))
+    return path
+
+
+def caption(words: list[str], maps: np.ndarray, geometry: Geometry) -> Caption:
+    numbers = np.zeros(len(words), np.float32)
+    return Caption(words=words, maps=maps, beta=None, log_probs=numbers, geometry=geometry)
+
+
+GEOMETRIES = [
+    Geometry(WIDTH, HEIGHT, 0, 0, WIDTH, HEIGHT),
+    Geometry(WIDTH, HEIGHT, 0, 0, WIDTH, HEIGHT, flipped=True),
+    Geometry(WIDTH, HEIGHT, 0, -10, WIDTH, WIDTH),  # letterbox
+    Geometry(WIDTH, HEIGHT, 10, 0, HEIGHT, HEIGHT),  # centre crop
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_coverage_is_that_of_a_loop_over_fine_points(geometry: Geometry) -> None:
+    generator = np.random.default_rng(0)
+    mask = generator.random((HEIGHT, WIDTH)) < 0.4
+    rows, columns = 3, 5
+    covered, seen = coverage(mask, geometry, rows, columns)
+    for row in range(rows):
+        for column in range(columns):
+            x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
+            xs = np.linspace(x0, x1, 400, endpoint=False) + (x1 - x0) / 800
+            ys = np.linspace(y0, y1, 400, endpoint=False) + (y1 - y0) / 800
+            inside_x, inside_y = (xs >= 0) & (xs < WIDTH), (ys >= 0) & (ys < HEIGHT)
+            on_photo = np.outer(inside_y, inside_x)
+            values = mask[np.clip(ys, 0, HEIGHT - 1).astype(int)][
+                :, np.clip(xs, 0, WIDTH - 1).astype(int)
+            ]
+            assert on_photo.mean() == pytest.approx(seen[row, column], abs=0.01)
+            if on_photo.any():
+                expected = (values & on_photo).sum() / on_photo.sum()
+                assert covered[row, column] == pytest.approx(expected, abs=0.02)
+            else:
+                assert covered[row, column] == 0
+
+
+def test_a_word_is_grounded_by_what_lies_on_its_object(tmp_path: Path) -> None:
+    # The dog's outline is x 40 to 60, y 0 to 30: cells 2 of 4 in the upper of two rows.
+    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    maps = np.zeros((4, 2, 4), np.float32)
+    maps[1, 0, 2], maps[1, 1, 0] = 0.75, 0.25  # "dog": three quarters on it
+    maps[2], maps[3], maps[0] = 1 / 8, 1 / 8, 1 / 8
+    words = ["a", "dog", "cat", "puppy"]
+    found = list(ground(caption(words, maps, GEOMETRIES[0]), 7, objects))
+    assert [(word.word, word.category) for word in found] == [("dog", "dog"), ("puppy", "dog")]
+    assert found[0].correctness == pytest.approx(0.75)
+    assert found[0].correctness_uniform == found[1].correctness == pytest.approx(1 / 8)
+    assert found[0].correctness_centre > 1 / 8
+    assert found[0].hit == 1
+    # Three cells: its own, the one to the left, whose centre (30, 15) is 10 px away; the one to
+    # the right, at (70, 15), too; below, at (50, 45), 15 px and half a pixel.
+    assert found[0].hit_uniform == pytest.approx(3 / 8)
+    assert found[0].hit_centre == 1  # (40, 30) touches its corner
+    assert list(ground(caption(words, maps, GEOMETRIES[0]), 8, objects)) == []
+
+
+def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:
+    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    maps = np.random.default_rng(1).random((1, 2, 4)).astype(np.float32)
+    plain = next(ground(caption(["dog"], maps, GEOMETRIES[0]), 7, objects))
+    mirrored = next(ground(caption(["dog"], maps[:, :, ::-1], GEOMETRIES[1]), 7, objects))
+    assert plain == mirrored
+
+
+def test_boxes_and_outlines_differ(tmp_path: Path) -> None:
+    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    outline, box = objects.mask(7, "dog"), objects.mask(7, "dog", boxes=True)
+    assert outline is not None
+    assert box is not None
+    assert (outline.sum(), box.sum()) == (20 * 30, 40 * 30)
+    assert objects.mask(7, "cat") is None
+    assert objects.count(7) == 1
+    assert objects.count("no such photo") == 0
+
+
+def test_a_point_hits_within_fifteen_pixels() -> None:
+    mask = np.zeros((100, 100), bool)
+    mask[50, 50] = True
+    for x, y in ((50.5, 50.5), (65.5, 50.5), (35.5, 50.5), (50.5, 35.5), (61, 61)):
+        assert point_hits(mask, x, y), (x, y)
+    for x, y in ((66, 50.5), (50.5, 34.9), (62, 62), (-200, -200), (500, 500)):
+        assert not point_hits(mask, x, y), (x, y)
+    hits = cell_hits(mask, Geometry(100, 100, 0, 0, 100, 100), 10, 10)
+    assert np.argwhere(hits).tolist() == [[4, 4], [4, 5], [5, 4], [5, 5]]
+
+
+def test_no_word_names_two_categories() -> None:
+    words = [word for words in CATEGORY_WORDS.values() for word in words.split()]
+    assert len(words) == len(set(words)) == len(CATEGORY_OF_WORD)
+    assert len(CATEGORY_WORDS) == 80
+
+
+def test_the_categories_are_coco_s_own(shared_data: Path) -> None:
+    file = shared_data / "coco-tiny" / "annotations" / "instances_val2017.json"
+    names = {category["name"] for category in json.loads(file.read_text())["categories"]}
+    assert names == set(CATEGORY_WORDS)
+
+
+def test_summaries_are_means_over_words(tmp_path: Path) -> None:
+    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30], "person": [0, 0, 20, 60]}))
+    maps = np.random.default_rng(2).dirichlet(np.ones(8), 3).astype(np.float32).reshape(3, 2, 4)
+    words = list(ground(caption(["man", "dog", "puppy"], maps, GEOMETRIES[0]), 7, objects))
+    found = summary(words)
+    assert found["num_words"] == 3
+    assert found["correctness"] == pytest.approx(np.mean([word.correctness for word in words]))
+    assert list(found["by_category"]) == ["dog", "person"]
+    assert found["by_category"]["person"]["hit"] == words[0].hit
+    assert summary([]) == {"num_words": 0}
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[]", '{"images": []}', '{"categories": 3}'])
+def test_a_file_without_instances_is_refused_in_one_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "captions.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"is no file of COCO instances; name one such as"):
+        Objects.read(path)
+    with pytest.raises(DataError, match="there is no file"):
+        Objects.read(tmp_path / "none.json")
