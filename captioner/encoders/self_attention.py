@@ -11,34 +11,48 @@ from torch import Tensor, nn
 class GridSelfAttention(nn.Module):
     """Pre-norm Transformer encoder layers over the cells of a grid (Vaswani et al., 2017).
 
-    Cells carry sinusoidal positions of their row and column (Carion et al., 2020, section A.4), so
-    that a grid of another size can be read.
+    Queries and keys carry sinusoidal positions of their row and column, values do not (Carion et
+    al., 2020, section A.4), so a grid of another size can be read. Each layer begins as the
+    identity, its last weights being zero (Goyal et al., 2017, section 5.1, for residual blocks):
+    layers can be added to a trained model.
     """
 
     def __init__(
         self, *, dim: int, layers: int, heads: int, feedforward_dim: int, dropout: float
     ) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(
-            dim,
-            heads,
-            dim_feedforward=feedforward_dim,
-            dropout=dropout,
-            batch_first=True,
-            norm_first=True,
+        self.layers = nn.ModuleList(
+            _Layer(dim, heads, feedforward_dim, dropout) for _ in range(layers)
         )
-        self.layers = nn.TransformerEncoder(
-            layer, layers, norm=nn.LayerNorm(dim), enable_nested_tensor=False
-        )
-        for parameter in self.layers.parameters():  # layers are copies of one: draw each anew
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
 
     def forward(self, features: Tensor, height: int, width: int) -> Tensor:
         """Annotation vectors [B, L, D] of a grid of height x width cells to [B, L, D]."""
         places = grid_positions(height, width, features.shape[-1], device=features.device)
-        refined: Tensor = self.layers(features + places.to(features.dtype))
-        return refined
+        places = places.to(features.dtype)
+        for layer in self.layers:
+            features = layer(features, places)
+        return features
+
+
+class _Layer(nn.Module):
+    def __init__(self, dim: int, heads: int, feedforward_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = nn.MultiheadAttention(dim, heads, dropout=dropout, batch_first=True)
+        self.linear1 = nn.Linear(dim, feedforward_dim)
+        self.linear2 = nn.Linear(feedforward_dim, dim)
+        self.dropout = nn.Dropout(dropout)
+        for last in (self.attention.out_proj, self.linear2):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, features: Tensor, places: Tensor) -> Tensor:
+        normed = self.norm1(features)
+        placed = normed + places
+        looked, _ = self.attention(placed, placed, normed, need_weights=False)
+        features = features + self.dropout(looked)
+        inner = self.dropout(torch.relu(self.linear1(self.norm2(features))))
+        return features + self.dropout(self.linear2(inner))
 
 
 def grid_positions(height: int, width: int, dim: int, *, device: torch.device) -> Tensor:

@@ -20,7 +20,10 @@ CPU = torch.device("cpu")
 def random_layers(layers: int = 2, **settings: Any) -> GridSelfAttention:
     torch.manual_seed(0)
     settings = {"heads": 2, "feedforward_dim": 12, "dropout": 0.0, **settings}
-    return GridSelfAttention(dim=D, layers=layers, **settings).double().eval()
+    grid = GridSelfAttention(dim=D, layers=layers, **settings).double().eval()
+    for parameter in grid.parameters():  # also those that begin as zero
+        nn.init.normal_(parameter, std=0.5)
+    return grid
 
 
 def random_cells(cells: int = L) -> Tensor:
@@ -54,20 +57,53 @@ def test_no_two_cells_have_the_same_position() -> None:
 
 
 @torch.no_grad()
-def test_it_is_torchs_own_layers_after_the_positions_are_added() -> None:
-    ours = random_layers()
+def test_without_positions_it_is_torchs_own_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "captioner.encoders.self_attention.grid_positions", lambda *_, **__: torch.zeros(L, D)
+    )
+    ours, words = random_layers(), random_cells()
+    found = ours(words, ROWS, COLUMNS)
+    for layer in ours.layers:
+        theirs = nn.TransformerEncoderLayer(
+            D, 2, 12, 0.0, batch_first=True, norm_first=True
+        ).double()
+        names = {name.replace("self_attn", "attention"): name for name in theirs.state_dict()}
+        theirs.load_state_dict({names[name]: value for name, value in layer.state_dict().items()})
+        words = theirs.train()(words)
+    torch.testing.assert_close(found, words)
+
+
+@torch.no_grad()
+def test_positions_are_added_to_queries_and_keys_alone() -> None:
+    layer: Any = random_layers(1).layers[0]
+    nn.init.zeros_(layer.linear2.weight)
+    nn.init.zeros_(layer.linear2.bias)
+    cells, places = random_cells()[:1], grid_positions(ROWS, COLUMNS, D, device=CPU).double()
+    normed = layer.norm1(cells)[0]
+    weights, biases = layer.attention.in_proj_weight.chunk(3), layer.attention.in_proj_bias.chunk(3)
+    queries, keys, values = (
+        x @ w.T + b
+        for x, w, b in zip((normed + places, normed + places, normed), weights, biases, strict=True)
+    )
+    looked = torch.zeros(L, D, dtype=torch.double)
+    for head in range(2):
+        part = slice(head * D // 2, (head + 1) * D // 2)
+        for cell in range(L):
+            scores = torch.stack([queries[cell, part] @ keys[other, part] for other in range(L)])
+            shares = torch.softmax(scores / math.sqrt(D // 2), dim=0)
+            looked[cell, part] = shares @ values[:, part]
+    expected = cells[0] + looked @ layer.attention.out_proj.weight.T + layer.attention.out_proj.bias
+    torch.testing.assert_close(layer(cells, places)[0], expected)
+
+
+def test_new_layers_leave_the_grid_as_it_is_and_learn() -> None:
+    layers = GridSelfAttention(dim=D, layers=2, heads=2, feedforward_dim=12, dropout=0.1).double()
     cells = random_cells()
-    words = cells + grid_positions(ROWS, COLUMNS, D, device=CPU)
-    for layer in ours.layers.layers:
-        attention: Any = layer
-        normed = attention.norm1(words)
-        words = words + attention.self_attn(normed, normed, normed, need_weights=False)[0]
-        normed = attention.norm2(words)
-        words = words + attention.linear2(torch.relu(attention.linear1(normed)))
-    assert ours.layers.norm is not None
-    expected = ours.layers.norm(words)
-    torch.testing.assert_close(ours(cells, ROWS, COLUMNS), expected)
-    torch.testing.assert_close(ours.train()(cells, ROWS, COLUMNS), expected)
+    found = layers(cells, ROWS, COLUMNS)
+    assert torch.equal(found, cells)
+    (found * torch.randn(D)).sum().backward()
+    for layer in layers.layers:
+        assert layer.attention.out_proj.weight.grad.abs().sum() > 0
 
 
 @torch.no_grad()
@@ -98,9 +134,11 @@ def test_a_grid_of_another_size_is_read_too() -> None:
 
 
 def test_layers_begin_with_different_weights() -> None:
-    first, second = random_layers().layers.layers
+    first, second = GridSelfAttention(
+        dim=D, layers=2, heads=2, feedforward_dim=12, dropout=0.0
+    ).layers
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
-        if one.dim() > 1:
+        if one.dim() > 1 and "out_proj" not in name and "linear2" not in name:
             assert not torch.equal(one, other), name
 
 
