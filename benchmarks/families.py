@@ -4,7 +4,8 @@
 
 The encoder is frozen and its features are cached, so that a family takes minutes on a CPU; data,
 epochs, seed, optimiser and search are the same for all. A family that has its results.json is not
-trained again; an interrupted one goes on.
+trained again; an interrupted one goes on. Times are taken at the end, of all families in turns in
+one run, because machines are noisy.
 """
 
 from __future__ import annotations
@@ -14,16 +15,22 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from captioner.config import Config, from_yaml
+from captioner.data.dataset import Batch
 from captioner.data.readers import read_split
 from captioner.device import choose_device
 from captioner.evaluation.metrics import score_captions
+from captioner.model import CaptionModel, build_model
 from captioner.training import train
+from captioner.training.hard import build_hard_loss
+from captioner.training.objective import CrossEntropy
+from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import prepare
 from captioner.training.validation import validate
 
@@ -71,7 +78,6 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     whole = replace(config, train=replace(config.train, val_photos=None))
     setup = prepare(whole, device, run / "last")
     model = setup.model
-    started = time.perf_counter()
     validation = validate(
         model,
         setup.validation,
@@ -84,13 +90,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
         no_repeat_ngram=config.decoding.no_repeat_ngram,
         cache=setup.validation_cache,
     )
-    search_s = time.perf_counter() - started
     split = read_split(format="flickr8k", root=config.data.root, split="dev")
     references = {photo.image_id: photo.captions for photo in split.photos}
     scores = score_captions(validation.captions, references)
-    words = sum(len(h.tokens) + 1 for h in validation.hypotheses.values())
-    log = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    step_s = [entry["step_s"] for entry in log if entry["kind"] == "train"]
     return {
         "family": name,
         **scores.metrics,
@@ -98,9 +100,91 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
         "attention_change": validation.figures.get("attention_change"),
         "parameters": sum(p.numel() for p in model.decoder.parameters())
         + sum(p.numel() for p in model.encoder.parameters() if p.requires_grad),
-        "seconds_a_step": statistics.median(step_s),
-        "milliseconds_a_word": 1000 * search_s / words,
     }
+
+
+PHOTOS, CAPTIONS, WORDS, VOCABULARY, BEAM = 32, 160, 12, 2500, 5  # as the training above has them
+
+
+def measure_speed(
+    names: Sequence[str], arguments: argparse.Namespace, *, rounds: int = 7
+) -> dict[str, dict[str, float]]:
+    """Median seconds of a training step and milliseconds of a word in a search, a family.
+
+    Random photos and captions of the sizes that training has; the families take turns.
+    """
+    device = choose_device(arguments.device)
+    steps: dict[str, Callable[[], None]] = {}
+    looks: dict[str, Callable[[], None]] = {}
+    for name in names:
+        config = family_config(name, arguments)
+        model = build_model(config, VOCABULARY, pretrained=False).to(device)
+        steps[name], looks[name] = _training_step(model, config, device), _word(model, device)
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for round_ in range(rounds + 1):
+        for kind, calls in (("seconds_a_step", steps), ("milliseconds_a_word", looks)):
+            for name, call in calls.items():
+                started = time.perf_counter()
+                call()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                if round_:  # the first warms up
+                    times = seconds.setdefault(name, {}).setdefault(kind, [])
+                    times.append(time.perf_counter() - started)
+    return {
+        name: {
+            "seconds_a_step": statistics.median(found["seconds_a_step"]),
+            "milliseconds_a_word": 1000 * statistics.median(found["milliseconds_a_word"]) / PHOTOS,
+        }
+        for name, found in seconds.items()
+    }
+
+
+def _training_step(model: CaptionModel, config: Config, device: torch.device) -> Callable[[], None]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(4, VOCABULARY, (CAPTIONS, WORDS + 1), generator=generator).to(device)
+    batch = Batch(
+        inputs=_frozen(model, device),
+        photos=torch.arange(PHOTOS, device=device),
+        photo_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
+        tokens=tokens[:, :-1],
+        targets=tokens[:, 1:],
+        lengths=torch.full((CAPTIONS,), WORDS, device=device),
+        from_frozen=True,
+    )
+    hard = build_hard_loss(config) if config.attention.select == "hard" else None
+    objective = CrossEntropy(config.loss, hard, samples=config.hard.samples).to(device)
+    optimizer = build_optimizer(model, config.optim)
+
+    def step() -> None:
+        model.train()
+        parts, _, _ = objective(model, batch)
+        optimizer.zero_grad()
+        parts["total"].backward()
+        optimizer.step()
+
+    return step
+
+
+def _word(model: CaptionModel, device: torch.device) -> Callable[[], None]:
+    """One word of a beam search for all photos."""
+    grid_inputs = _frozen(model, device)
+    words = torch.full((PHOTOS, BEAM), 5, device=device)
+
+    @torch.inference_mode()
+    def look() -> None:
+        model.decoder.step(words, state, memory)
+
+    with torch.inference_mode():
+        model.eval()
+        memory = model.decoder.prepare(model.encoder(grid_inputs, from_frozen=True))
+        state = model.decoder.start(memory, BEAM)
+    return look
+
+
+def _frozen(model: CaptionModel, device: torch.device) -> torch.Tensor:
+    photos = torch.randn(PHOTOS, 3, 256, 256, generator=torch.Generator().manual_seed(0))
+    return model.encoder.eval().frozen_features(photos.to(device))
 
 
 def table(rows: list[dict[str, float | str | None]]) -> str:
@@ -141,6 +225,8 @@ def main() -> int:
             results.parent.mkdir(parents=True, exist_ok=True)
             results.write_text(json.dumps(measure(name, arguments), indent=1), encoding="utf-8")
         rows.append(json.loads(results.read_text(encoding="utf-8")))
+    speed = measure_speed([row["family"] for row in rows], arguments)
+    rows = [row | speed[row["family"]] for row in rows]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n\n{table(rows)}")
     return 0
 

