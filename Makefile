@@ -2,6 +2,7 @@
 #
 #   make caption [PHOTO=my.jpg]   caption a photo with the bundled model, draw its attention to out/
 #   make test                     lint, types and tests
+#   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
 #   make lint | types | format    one of them; format rewrites the files
 #   make lock                     renew requirements.lock to the newest versions
 #   make clean                    remove what was made; the environment too
@@ -12,6 +13,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PHOTO ?=
+PEER ?=
 
 python := $(VENV)/bin/python
 installed := $(VENV)/installed
@@ -20,7 +22,7 @@ installing := $(VENV)/installing
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test lint types format lock clean
+.PHONY: caption test benchmark lint types format lock clean
 
 caption: $(installed)
 	@photo=$$PHOTO; \
@@ -31,6 +33,9 @@ caption: $(installed)
 # Files stay with one process, so that what a file's tests share is made once.
 test: lint types
 	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+benchmark: $(installed)
+	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")
 
 lint: $(installed)
 	$(python) -m ruff check .

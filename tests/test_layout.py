@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "evaluation": "grid",
     "evaluation.faithfulness": "grid decoders.base decoding",
     "checkpoint": "grid config data model",
-    "pipeline": "grid config device data attention model checkpoint decoding",
+    "pipeline": "grid config device data encoders attention model checkpoint decoding",
     "training": "grid config device data decoders model checkpoint decoding rendering evaluation",
     "commands": "grid config device data attention model checkpoint decoding rendering evaluation pipeline "
     "training",

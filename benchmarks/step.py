@@ -1,0 +1,149 @@
+"""One training step of the decoder, forward and backward, against the peer and the matrix rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from benchmarks import peer
+from benchmarks.timing import Table, in_turns, matrix_rate, peak_memory_mib
+from captioner.attention import AdditiveScore, Attention, GlobalWindow, HardSelect, SoftSelect
+from captioner.decoders import LSTMDecoder
+from captioner.grid import Grid
+from captioner.training.hard import HardAttentionLoss, MovingAverage
+from captioner.training.losses import caption_losses
+
+L, D, SIZE, VOCABULARY, LONGEST = 196, 2048, 512, 9490, 20  # SIZE: of attention, state, embedding
+
+
+def build_decoder(*, hard: bool = False) -> LSTMDecoder:
+    select = HardSelect(semi_sampling=0.0) if hard else SoftSelect()
+    score = AdditiveScore(query_dim=SIZE, feature_dim=D, attention_dim=SIZE)
+    return LSTMDecoder(
+        Attention(score, GlobalWindow(), select),
+        vocabulary_size=VOCABULARY,
+        feature_dim=D,
+        hidden_dim=SIZE,
+        embed_dim=SIZE,
+        gate="vector",
+        output="plain",
+    )
+
+
+def operations(lengths: Tensor) -> float:
+    """Floating point operations of all matrix products, forward and backward.
+
+    A product's backward is two more of its size, but for inputs that need no gradient: the grid.
+    """
+    captions, words = len(lengths), int(lengths.sum())
+    keys = 2 * 2.0 * captions * L * D * SIZE
+    start = 2 * 2.0 * captions * D * SIZE * 2
+    a_word = (
+        3
+        * 2.0
+        * (
+            SIZE * SIZE  # query
+            + L * SIZE  # scores
+            + SIZE * D  # gate
+            + (SIZE + D + SIZE) * 4 * SIZE  # LSTM
+            + SIZE * VOCABULARY
+        )
+    )
+    context = 2 * 2.0 * L * D
+    return keys + start + words * (a_word + context)
+
+
+def run(
+    *, checkout: Path | None, device: torch.device, batch: int, dtype: torch.dtype, rounds: int
+) -> Table:
+    """Steps of the soft and the hard decoder, and of the peer's, on the same grids and words."""
+    generator = torch.Generator().manual_seed(0)
+    grids = torch.randn(batch, L, D, generator=generator).to(device)
+    tokens = torch.randint(4, VOCABULARY, (batch, LONGEST + 1), generator=generator).to(device)
+    lengths = torch.randint(8, LONGEST + 1, (batch,), generator=generator).sort(descending=True)[0]
+    lengths[0] = LONGEST
+    lengths = lengths.to(device)
+
+    calls: dict[str, Callable[[], None]] = {}
+    for name in ("soft", "hard"):
+        torch.manual_seed(0)
+        decoder = build_decoder(hard=name == "hard").to(device)
+        hard = None
+        if name == "hard":
+            hard = HardAttentionLoss(
+                MovingAverage(), credit="caption", reward_scale=1.0, entropy=0.01
+            ).to(device)
+        calls[name] = _ours(decoder, hard, grids, tokens, lengths, dtype)
+    if checkout is not None:
+        torch.manual_seed(0)
+        calls["peer"] = _peers(checkout, grids, tokens, lengths, device, dtype)
+    found = in_turns(calls, device=device, rounds=rounds)
+    rate = matrix_rate(int(lengths.sum()), SIZE, VOCABULARY, device=device, dtype=dtype)
+    rows = []
+    for name, timing in found.items():
+        share = operations(lengths) / timing.median_s / rate
+        rows.append(
+            {
+                "decoder": name,
+                "s a step": timing.median_s,
+                "least": timing.least_s,
+                "most": timing.most_s,
+                "peer / this": found["peer"].median_s / timing.median_s if checkout else None,
+                "this / soft": timing.median_s / found["soft"].median_s,
+                "share of the matrix rate": None if name == "peer" else share,
+            }
+        )
+    title = (
+        f"Training step of the decoder, {str(dtype).removeprefix('torch.')}, B {batch}, L {L}, "
+        f"D {D}, A = H = E = {SIZE}, V {VOCABULARY}, {int(lengths.sum())} words; matrix rate "
+        f"{rate / 1e9:.0f} GFLOP/s, peak memory {peak_memory_mib(device):.0f} MiB"
+    )
+    return Table(title, rows)
+
+
+def _ours(
+    decoder: LSTMDecoder,
+    hard: HardAttentionLoss | None,
+    grids: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    dtype: torch.dtype,
+) -> Callable[[], None]:
+    grid = Grid(grids, 14, 14)
+
+    def step() -> None:
+        decoder.zero_grad()
+        with torch.autocast(grids.device.type, dtype, enabled=dtype != torch.float32):
+            forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
+        parts = caption_losses(forced, tokens[:, 1:], lengths, doubly_stochastic=1.0, hard=hard)
+        parts["total"].backward()
+
+    return step
+
+
+def _peers(
+    checkout: Path,
+    grids: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Callable[[], None]:
+    decoder = peer.decoder_class(checkout, device)(SIZE, SIZE, SIZE, VOCABULARY, D).to(device)
+    loss_of = nn.CrossEntropyLoss()
+    square = grids.view(len(grids), 14, 14, D)
+
+    def step() -> None:
+        decoder.zero_grad()
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            scores, ordered, counts, maps, _ = decoder(square, tokens, (lengths + 1).unsqueeze(1))
+        packed = pack_padded_sequence(scores, counts, batch_first=True)[0]
+        targets = pack_padded_sequence(ordered[:, 1:], counts, batch_first=True)[0]
+        loss = loss_of(packed, targets) + ((1.0 - maps.sum(dim=1)) ** 2).mean()
+        loss.backward()
+
+    return step

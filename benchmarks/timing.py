@@ -1,0 +1,125 @@
+"""Times taken in turns, and the limits of the machine that they are set against."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a call: the median of several, the least, the most."""
+
+    median_s: float
+    least_s: float
+    most_s: float
+    rounds: int
+
+
+@dataclass
+class Table:
+    """Rows of one benchmark: what, its time, and ratios to name."""
+
+    title: str
+    rows: list[dict[str, Any]]
+
+    def text(self) -> str:
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        lines = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
+        for row in self.rows:
+            lines.append("| " + " | ".join(_shown(row.get(name)) for name in names) + " |")
+        return "\n".join([f"## {self.title}", "", *lines])
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not measured"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return str(value)
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    device: torch.device | None = None,
+    rounds: int = ROUNDS,
+) -> dict[str, Timing]:
+    """Time each call once a round, after one to warm up: what slows one round slows all of it."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(rounds + 1):
+        for name, call in calls.items():
+            _wait(device)
+            started = time.perf_counter()
+            call()
+            _wait(device)
+            if round_:
+                seconds[name].append(time.perf_counter() - started)
+    return {
+        name: Timing(statistics.median(each), min(each), max(each), rounds)
+        for name, each in seconds.items()
+    }
+
+
+def _wait(device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def matrix_rate(
+    rows: int, inner: int, columns: int, *, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Floating point operations a second of one matrix product of these sizes."""
+    a = torch.randn(rows, inner, device=device, dtype=dtype)
+    b = torch.randn(inner, columns, device=device, dtype=dtype)
+    timing = in_turns({"product": lambda: a @ b}, device=device, rounds=15)["product"]
+    return 2 * rows * inner * columns / timing.median_s
+
+
+def memory_rate(*, device: torch.device, mebibytes: int = 256) -> float:
+    """Bytes a second of a copy, read and written."""
+    source = torch.zeros(mebibytes << 18, device=device)
+    target = torch.empty_like(source)
+    timing = in_turns({"copy": lambda: target.copy_(source)}, device=device)["copy"]
+    return 2 * source.numel() * 4 / timing.median_s
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Most memory that the process has had: on the GPU if it is one, else in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures belong to."""
+    name = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+        name = models[0] if models else name
+    return {
+        "processor": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def as_json(value: object) -> object:
+    """For json.dumps: timings as their fields."""
+    if isinstance(value, Timing):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
