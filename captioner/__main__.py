@@ -12,6 +12,7 @@ COMMANDS = {
     "score": "read a caption that you bring and draw where the model looked",
     "train": "train a model from a recipe",
     "evaluate": "score a model on a data set",
+    "plot": "draw a run's curves and how its attention grew",
     "export": "copy a trained model into a small folder to share",
 }
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from captioner.rendering.animation import save_caption_gif, save_gif, save_growth_gif
+from captioner.rendering.arrays import caption_arrays, caption_from_arrays, jpeg, shrunk
 from captioner.rendering.comparison import comparison_sheet, vector_comparison
 from captioner.rendering.files import (
-    caption_arrays,
     comparison_name,
     is_picture_of,
     matrix_name,
@@ -44,12 +44,14 @@ __all__ = [
     "attention_heat",
     "attention_sheet",
     "caption_arrays",
+    "caption_from_arrays",
     "caption_page",
     "colour_scale",
     "comparison_name",
     "comparison_sheet",
     "gallery_page",
     "is_picture_of",
+    "jpeg",
     "matrix_name",
     "outline_cell",
     "output_names",
@@ -61,6 +63,7 @@ __all__ = [
     "save_npz",
     "save_png",
     "sheet_name",
+    "shrunk",
     "vector_comparison",
     "vector_matrix",
     "vector_sheet",

@@ -8,17 +8,13 @@ import secrets
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from captioner.errors import CaptionerError
-
-if TYPE_CHECKING:
-    from captioner.grid import Caption
 
 _LONGEST_WORD = 32  # characters of a word that go into a file name
 _PICTURE = re.compile(
@@ -42,19 +38,6 @@ def save_bytes(content: bytes, path: str | Path) -> None:
         CaptionerError: the file cannot be written; the message names it.
     """
     _save(path, lambda file: file.write(content))
-
-
-def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
-    """All that a caption holds, as named arrays that need no pickle.
-
-    words, maps [T, rows, columns], log_probs; beta, end_log_prob, cells, heads and paths where
-    there are any; and the fields of its geometry, by their names.
-    """
-    arrays = {"words": np.array(caption.words, dtype=np.str_)}
-    for name in ("maps", "log_probs", "beta", "end_log_prob", "cells", "heads", "paths"):
-        if getattr(caption, name) is not None:
-            arrays[name] = np.asarray(getattr(caption, name))
-    return arrays | {name: np.asarray(value) for name, value in asdict(caption.geometry).items()}
 
 
 def save_npz(arrays: Mapping[str, Any], path: str | Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from urllib.parse import quote
 
 from PIL import Image
 
+from captioner.rendering.arrays import jpeg
 from captioner.rendering.look import Look
 from captioner.rendering.overlay import resized
 from captioner.rendering.typography import one_line
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 LONGEST_SIDE_PX = 1600  # of the photo in a page; the viewer paints no finer either
 _THUMBNAIL_PX = 480
-_QUALITY = 88
 
 _PAGE_CSS = """
 body { background: #fff; color: #16191d; margin: 0 auto; max-width: 84rem; padding: 1rem;
@@ -197,9 +196,7 @@ def _json(content: Mapping[str, Any]) -> str:
 
 
 def _data_url(photo: Image.Image) -> str:
-    file = io.BytesIO()
-    photo.save(file, format="JPEG", quality=_QUALITY, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg(photo)).decode()}"
 
 
 def _resource(name: str) -> str:
