@@ -120,10 +120,15 @@ def _draw_panel(
         if validated:
             axes.plot(steps, values, color=colour, ls=dashes, marker="o", ms=3, label=label)
             continue
+        if label == "learning_rate":  # which is known, not measured
+            axes.plot(steps, values, color=colour, lw=1.5)
+            continue
         axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
         axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
+    if len(lines) > 3:  # room for their names
+        axes.margins(y=0.25)
     if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
     axes.set_xlabel("step")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.02)
