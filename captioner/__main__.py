@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a model from a recipe",
     "evaluate": "score a model on a data set",
     "compare": "tell whether two evaluations differ by more than chance",
+    "plot": "draw a run's curves and how its attention grew",
     "export": "copy a trained model into a small folder to share",
 }
 

@@ -279,7 +279,7 @@ class TrainConfig:
         val_photos: Validate on the first so many photos; none takes all.
         checkpoint_every: Steps between checkpoints inside an epoch; 0 saves at its end only.
         log_every: Steps between log entries.
-        samples: Validation photos whose maps are shown in TensorBoard.
+        samples: Validation photos whose maps are shown in TensorBoard, and kept in RUN/samples.
     """
 
     output: str = "runs/captioner"

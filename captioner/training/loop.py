@@ -226,7 +226,7 @@ class Trainer:
     def _show_samples(self, validation: Validation) -> None:
         setup = self.setup
         sheets = []
-        for photo in setup.validation[: self.config.train.samples]:
+        for index, photo in enumerate(setup.validation[: self.config.train.samples], start=1):
             if photo.image_id in validation.hypotheses:
                 image = open_photo(photo.path)
                 geometry = setup.validation_transform(image)[1]
@@ -239,6 +239,7 @@ class Trainer:
                     width=width,
                 )
                 sheets.append(attention_sheet(image, caption))
+                self.log.sample(index, self.epoch + 1, image, caption)
         self.log.pictures(self.step, sheets)
 
     def _judge(self, validation: Validation, better: bool) -> None:

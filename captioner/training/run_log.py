@@ -1,4 +1,4 @@
-"""What a run writes for people: metrics.jsonl, TensorBoard events, sample pictures."""
+"""What a run writes for people: metrics.jsonl, TensorBoard events, samples of its attention."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
+
+from captioner.grid import Caption
+from captioner.rendering import caption_arrays, jpeg, save_bytes, save_npz, shrunk
+
+SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
 
 
 class RunLog:
@@ -48,6 +53,16 @@ class RunLog:
         for index, sheet in enumerate(sheets):
             self.writer.add_image(f"samples/{index}", np.asarray(sheet), step, dataformats="HWC")
         self.writer.flush()
+
+    def sample(self, index: int, epoch: int, photo: Image.Image, caption: Caption) -> None:
+        """Keep what was written about a sample photo after an epoch, from 1: `captioner plot`
+        draws how attention grew. A few kilobytes each, and the photo, made small, once."""
+        folder = self.path.parent / "samples" / str(index)
+        small, caption = shrunk(photo, caption, longest_side_px=SAMPLE_PX)
+        if not (folder / "photo.jpg").exists():
+            save_bytes(jpeg(small), folder / "photo.jpg")
+        # A run that is resumed writes its epochs anew.
+        save_npz(caption_arrays(caption), folder / f"epoch-{epoch:04d}.npz")
 
     def close(self) -> None:
         self.writer.close()

@@ -17,6 +17,7 @@ from captioner.rendering.labels import (
     draw_word_label,
     ticks,
 )
+from captioner.rendering.look import Look
 from captioner.rendering.overlay import colour_table
 
 
@@ -84,7 +85,9 @@ def test_a_label_stays_in_its_place(word, size):
 @pytest.mark.parametrize("width", [150, 400])
 def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(vmax, width):
     image = Image.new("RGB", (500, 120), "white")
-    draw_legend(image, left=20, top=10, width=width, size=19, vmax=vmax, colour_map="viridis")
+    draw_legend(
+        image, left=20, top=10, width=width, size=19, vmax=vmax, look=Look(colour_map="viridis")
+    )
     x0, y0, x1, y1 = drawn_box(image)
     assert (x0, x1) == (20, 20 + width)
     assert y0 >= 10
