@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from captioner.pipeline import Captioner
 
 BATCH = 16
+REPORTED = 6  # photos of a kind in a report
 REMOVALS = ("delete", "blur")  # as in evaluation.faithfulness, which brings torch
 
 
@@ -44,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
     parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
     parser.add_argument("--output", type=Path, help="write results.json here")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
+    )
     parser.add_argument("--limit", type=whole_number, help="only the first so many photos")
     parser.add_argument(
         "--train-split", metavar="SPLIT", help="count the captions that are not in this split"
@@ -76,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
     from captioner.evaluation.metrics import score_captions
     from captioner.evaluation.objects import Objects
-    from captioner.evaluation.results import check_writable, write_results
+    from captioner.evaluation.results import check_writable, results_of, write_json
     from captioner.evaluation.statistics import (
         OBJECTS,
         corpus_statistics,
@@ -85,8 +89,8 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     from captioner.pipeline import Captioner
 
-    if arguments.output:
-        check_writable(arguments.output)  # not after hours of captioning
+    for file in filter(None, (arguments.output, arguments.report)):
+        check_writable(file)  # not after hours of captioning
     split = _split(arguments, arguments.split)
     training = arguments.train_split and [
         text for photo in _split(arguments, arguments.train_split).photos for text in photo.captions
@@ -120,18 +124,20 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     statistics = corpus_statistics(list(captions.values()), training)
     intervals = bootstrap_intervals(images)
+    results = results_of(
+        metrics=scores.metrics,
+        captions=captions,
+        signature=scores.signature | _signature(arguments, captioner),
+        scores=scores,
+        intervals=intervals,
+        statistics=statistics,
+        groups=groups,
+        **further,
+    )
     if arguments.output:
-        write_results(
-            arguments.output,
-            metrics=scores.metrics,
-            captions=captions,
-            signature=scores.signature | _signature(arguments, captioner),
-            scores=scores,
-            intervals=intervals,
-            statistics=statistics,
-            groups=groups,
-            **further,
-        )
+        write_json(arguments.output, results)
+    if arguments.report:
+        _report(arguments.report, results, photos, found)
     for name, value in scores.metrics.items():
         if value is None:
             show(f"{name:8} not computed")
@@ -142,8 +148,8 @@ def _run(arguments: argparse.Namespace) -> int:
         show(f"{name:20} {'not computed' if number is None else f'{number:.4g}'}")
     if further:
         show("\n" + "\n".join(_told(further)))
-    if arguments.output:
-        show(str(arguments.output))
+    for file in filter(None, (arguments.output, arguments.report)):
+        show(str(file))
     return 1 if unreadable or split.missing else 0
 
 
@@ -170,6 +176,50 @@ def _told(further: dict[str, Any]) -> list[str]:
             ),
         ]
     return lines
+
+
+def _report(
+    path: Path,
+    results: dict[str, Any],
+    photos: list[CaptionedPhoto],
+    captions: dict[int | str, Caption],
+) -> None:
+    """The best, the worst and some photos by CIDEr, with all figures."""
+    import random
+
+    from captioner.data.transforms import open_photo
+    from captioner.evaluation.results import write_text
+    from captioner.rendering import ReportedPhoto, report_page
+
+    scores = {image["image_id"]: image["scores"] for image in results["images"]}
+    ranked = sorted(photos, key=lambda photo: -scores[photo.image_id]["CIDEr"])
+    middle = ranked[REPORTED:-REPORTED]
+    chosen = {
+        "Best photos by CIDEr": ranked[:REPORTED],
+        "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
+        "Photos at random": random.Random(0).sample(middle, min(REPORTED, len(middle))),
+    }
+
+    def reported(photo: CaptionedPhoto) -> ReportedPhoto:
+        return ReportedPhoto(
+            name=photo.path.name,
+            photo=open_photo(photo.path),
+            caption=captions[photo.image_id],
+            references=photo.captions,
+            scores={
+                name: scores[photo.image_id][name]
+                for name in ("CIDEr", "METEOR", "Bleu_4", "SPICE")
+                if name in scores[photo.image_id]
+            },
+        )
+
+    signature = results["signature"]
+    page = report_page(
+        results,
+        {heading: list(map(reported, part)) for heading, part in chosen.items() if part},
+        title=f"captioner: {signature['model']} on {signature['data']}",
+    )
+    write_text(path, page)
 
 
 def _split(arguments: argparse.Namespace, name: str) -> Split:

@@ -14,25 +14,21 @@ from captioner.evaluation.intervals import ImageScores
 from captioner.evaluation.metrics import Scores
 
 
-def write_results(
-    path: Path,
+def results_of(
     *,
     metrics: Mapping[str, float | None],
     captions: Mapping[int, str] | Mapping[str, str] | Mapping[int | str, str],
     signature: Mapping[str, object],
     scores: Scores | None = None,
     **further: object,
-) -> None:
-    """Write results.json: metrics, num_images, captions in COCO results form, signature, further.
+) -> dict[str, Any]:
+    """The content of results.json: metrics, num_images, captions, signature, further.
 
-    The file appears whole or not at all, and its folder is made where it is missing. "captions" is
-    what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...]. "images", from
-    `scores`, holds what `read_results` needs of each image; other fields are written as given.
-
-    Raises:
-        DataError: the file cannot be written there.
+    "captions" is what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...].
+    "images", from `scores`, holds what `read_results` needs of each image; other fields are taken
+    as given.
     """
-    content: dict[str, object] = {
+    content: dict[str, Any] = {
         "metrics": dict(metrics),
         "num_images": len(captions),
         "captions": [
@@ -49,9 +45,25 @@ def write_results(
             }
             for image_id in captions
         ]
-    content |= further
-    # NaN is no JSON: it would make a file that other languages cannot read.
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    return content | further
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON, which has no NaN: it would make a file that other languages cannot read.
+
+    Raises:
+        DataError: the file cannot be written there.
+        ValueError: a number is NaN or infinite.
+    """
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, which appears whole or not at all; its folder is made where it is missing.
+
+    Raises:
+        DataError: the file cannot be written there.
+    """
     with _partial(path) as file:
         file.write(text)
         file.flush()
@@ -63,7 +75,7 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
     """The signature of results and what comparisons need of each image.
 
     Raises:
-        DataError: it is no file that `write_results` wrote with scores.
+        DataError: it is no file of results with scores.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -86,7 +98,7 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
 
 
 def check_writable(path: Path) -> None:
-    """Find out, before the work, whether `write_results` can write there; makes the folder.
+    """Find out, before the work, whether a file can be written there; makes the folder.
 
     Raises:
         DataError: it cannot.

@@ -29,6 +29,7 @@ from captioner.rendering.overlay import (
     overlay,
 )
 from captioner.rendering.page import Entry, caption_page, gallery_page
+from captioner.rendering.report import ReportedPhoto, report_page
 from captioner.rendering.sheet import attention_sheet, vector_sheet
 from captioner.rendering.words import word_images
 
@@ -39,6 +40,7 @@ __all__ = [
     "ColourMap",
     "Entry",
     "Look",
+    "ReportedPhoto",
     "Style",
     "alignment_matrix",
     "attention_heat",
@@ -56,6 +58,7 @@ __all__ = [
     "outline_cell",
     "output_names",
     "overlay",
+    "report_page",
     "save_bytes",
     "save_caption_gif",
     "save_gif",

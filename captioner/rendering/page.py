@@ -60,10 +60,11 @@ noscript, .plain { display: block; }
 _START = """
 (function () {
   "use strict";
-  const element = document.getElementById("captioner");
-  const photo = element.querySelector("img").src;
-  const content = JSON.parse(document.getElementById("captions").textContent);
-  window.viewer = new window.CaptionViewer(element, { photo, ...content });
+  window.viewers = Array.from(document.querySelectorAll(".captioner"), function (element) {
+    const photo = element.querySelector("img").src;
+    const content = JSON.parse(element.nextElementSibling.textContent);
+    return new window.CaptionViewer(element, { photo, ...content });
+  });
 })();
 """
 
@@ -123,18 +124,24 @@ def caption_page(
     back = f'<nav><a href="{html.escape(gallery)}">All photos</a></nav>\n' if gallery else ""
     body = (
         f"{back}<h1>{html.escape(one_line(name))}</h1>\n"
-        f'<main id="captioner"><div class="plain"><img src="{_data_url(shown)}" '
-        f'alt="{html.escape(alt)}"><p>{html.escape(alt)}</p></div></main>\n'
-        f'<script type="application/json" id="captions">{_json(content)}</script>\n'
+        f"<main>{explorable(shown, content)}</main>\n"
         f"<footer>{about}. {html.escape(models)}. The colours say how much the model looked at a "
         "place before it wrote the word, in multiples of looking everywhere alike. The gate β says "
         "how much the word draws on the picture. Made with captioner.</footer>"
     )
-    return _document(
-        title=alt or name,
-        body=body,
-        css=_resource("viewer.css") + _PAGE_CSS,
-        script=_resource("viewer.js") + _START,
+    return document(title=alt or name, body=body, with_viewer=True)
+
+
+def explorable(photo: Image.Image, content: Mapping[str, Any]) -> str:
+    """A photo for the viewer, in a document that is made with it.
+
+    photo: at the size in which it is embedded. content: what the viewer takes beside the photo.
+    """
+    alt = html.escape(content["alt"])
+    return (
+        f'<div class="captioner"><div class="plain"><img src="{_data_url(photo)}" alt="{alt}">'
+        f"<p>{alt}</p></div></div>\n"
+        f'<script type="application/json">{_json(content)}</script>\n'
     )
 
 
@@ -164,10 +171,13 @@ def gallery_page(entries: Sequence[Entry]) -> str:
     )
     count = f"{len(entries)} photo{'' if len(entries) == 1 else 's'} with captions"
     body = f'<h1>{count}</h1>\n<main><ul class="gallery">\n{items}\n</ul></main>'
-    return _document(title=count, body=body, css=_PAGE_CSS)
+    return document(title=count, body=body)
 
 
-def _document(*, title: str, body: str, css: str, script: str = "") -> str:
+def document(*, title: str, body: str, css: str = "", with_viewer: bool = False) -> str:
+    """A whole HTML file that asks for nothing else; with_viewer: for what `explorable` gives."""
+    css = (_resource("viewer.css") if with_viewer else "") + _PAGE_CSS + css
+    script = _resource("viewer.js") + _START if with_viewer else ""
     rules = ["default-src 'none'", "img-src data:", f"style-src {_hash(css)}"]
     if script:
         rules.append(f"script-src {_hash(script)}")

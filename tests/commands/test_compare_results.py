@@ -10,19 +10,21 @@ import pytest
 from programs import Programs
 
 from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.results import write_results
+from captioner.evaluation.results import results_of, write_json
 
 WORDS = "man dog red ball park tree runs sits on the a big old blue near".split()
 
 
 def write(path: Path, captions: dict[int, str], references: dict[int, list[str]]) -> Path:
     scores = score_captions(captions, references, java="no-such-java")
-    write_results(
+    write_json(
         path,
-        metrics=scores.metrics,
-        captions=captions,
-        signature=scores.signature,
-        scores=scores,
+        results_of(
+            metrics=scores.metrics,
+            captions=captions,
+            signature=scores.signature,
+            scores=scores,
+        ),
     )
     return path
 
@@ -72,7 +74,7 @@ def test_what_cannot_be_compared_is_told_in_one_sentence(
     part = {n: texts for n, texts in references.items() if n < 30}
     less = write(tmp_path / "b.json", {n: t[0] for n, t in part.items()}, part)
     old = tmp_path / "old.json"
-    write_results(old, metrics={}, captions={}, signature={})
+    write_json(old, results_of(metrics={}, captions={}, signature={}))
     text = tmp_path / "text.json"
     text.write_text("no JSON")
     for other, said in (

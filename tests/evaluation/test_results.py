@@ -13,7 +13,7 @@ import pytest
 
 from captioner.errors import DataError
 from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.results import check_writable, read_results, write_results
+from captioner.evaluation.results import check_writable, read_results, results_of, write_json
 
 METRICS = {"Bleu_1": 0.5, "METEOR": None}
 CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
@@ -22,7 +22,7 @@ SIGNATURE = {"tokenizer": "python (nltk)", "beam_size": 5}
 
 def test_results_hold_what_the_design_promises(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "results.json"
-    write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+    write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
     assert json.loads(path.read_text()) == {
         "metrics": {"Bleu_1": 0.5, "METEOR": None},
         "num_images": 2,
@@ -38,8 +38,9 @@ def test_results_hold_what_the_design_promises(tmp_path: Path) -> None:
 def test_further_fields_are_written_as_given(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     statistics = {"num_captions": 2, "novel_ratio": None}
-    write_results(
-        path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE, statistics=statistics
+    write_json(
+        path,
+        results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE, statistics=statistics),
     )
     assert json.loads(path.read_text())["statistics"] == statistics
 
@@ -49,8 +50,11 @@ def test_scores_of_each_image_come_back_and_give_the_whole(tmp_path: Path) -> No
     captions = {7: "a dog runs in the park", "x": "two men sit on a bench", 3: ""}
     references = {7: ["a dog runs in a park"], "x": ["men sit on a bench"], 3: ["a red ball"]}
     scores = score_captions(captions, references, java="no-such-java")
-    write_results(
-        path, metrics=scores.metrics, captions=captions, signature=scores.signature, scores=scores
+    write_json(
+        path,
+        results_of(
+            metrics=scores.metrics, captions=captions, signature=scores.signature, scores=scores
+        ),
     )
     signature, images = read_results(path)
     assert signature == scores.signature
@@ -64,7 +68,7 @@ def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None
     from pycocotools.coco import COCO
 
     path = tmp_path / "results.json"
-    write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+    write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
         coco.dataset = {"images": [{"id": 7}, {"id": 3}], "annotations": []}
@@ -77,7 +81,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "results.json"
-    write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+    write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
     before = path.read_bytes()
 
     def full(descriptor: int) -> None:
@@ -85,7 +89,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DataError, match=r"cannot write .*results.json \(No space left on device\)"):
-        write_results(path, metrics={}, captions={}, signature={})
+        write_json(path, results_of(metrics={}, captions={}, signature={}))
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
 
@@ -94,7 +98,7 @@ def test_a_place_that_cannot_hold_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "results.json", tmp_path, Path(), Path("..")):
         with pytest.raises(DataError, match="cannot write") as caught:
-            write_results(path, metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE)
+            write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
         assert str(path) in str(caught.value)
         with pytest.raises(DataError, match="cannot write") as before:
             check_writable(path)
@@ -114,5 +118,5 @@ def test_asking_for_a_place_writes_nothing(tmp_path: Path) -> None:
 def test_no_nan_is_written(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     with pytest.raises(ValueError, match="JSON"):
-        write_results(path, metrics={"CIDEr": float("nan")}, captions={}, signature={})
+        write_json(path, results_of(metrics={"CIDEr": float("nan")}, captions={}, signature={}))
     assert not path.exists()

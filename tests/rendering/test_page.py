@@ -49,15 +49,15 @@ def test_a_page_from_a_file_works_without_a_network(opened, make_caption, theme)
     text = caption_page(picture(), captions, name="dogs & cats.jpg", look=Look(style="mask"))
     watched = opened(text, color_scheme=theme)
     page = watched.page
-    page.evaluate("viewer.ready.then(() => null)")
+    page.evaluate("viewers[0].ready.then(() => null)")
     assert page.title() == "two dogs"
     assert page.get_by_role("heading").inner_text() == "dogs & cats.jpg"
     assert page.get_by_role("img", name="two dogs", exact=True).count() == 1
     page.locator(".cv-word").nth(1).hover()
-    until(page, "viewer.canvas.dataset.word === '1' && !viewer.canvas.hidden")
+    until(page, "viewers[0].canvas.dataset.word === '1' && !viewers[0].canvas.hidden")
     page.get_by_label("hard").check()
     assert page.locator(".cv-text").all_inner_texts() == ["a", "cat"]
-    assert page.evaluate("viewer.look.style") == "mask"
+    assert page.evaluate("viewers[0].look.style") == "mask"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     lightness = int(re.findall(r"\d+", background)[0])
     assert lightness > 200 if theme == "light" else lightness < 60
