@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LONGEST_SIDE_PX = 640  # of the photo in an animation
 WIDEST_GROWTH_PX = 1400
+_GROWTH_ACROSS = 6  # panels in a line, as large as that leaves them
 WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
 _PALE = "#a9b1bc"
 
@@ -135,9 +136,8 @@ def save_growth_gif(
         raise CaptionerError(f"{path}: there are no captions to draw")
     look = look or Look()
     vmax = max(colour_scale(caption, smooth=look.smooth) for _, caption in captions)
-    across = max(len(caption.words) for _, caption in captions)
     sheets = [
-        comparison_sheet(photo, [named], **vars(look), vmax=vmax, across=across)
+        comparison_sheet(photo, [named], **vars(look), vmax=vmax, across=_GROWTH_ACROSS)
         for named in captions
     ]
     width = min(WIDEST_GROWTH_PX, sheets[0].width)

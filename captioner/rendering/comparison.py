@@ -56,7 +56,7 @@ def comparison_sheet(
         photo: the upright photo that was captioned; it is not changed.
         captions: a name and a caption for each model, all of this photo.
         vmax: top of the colour scale; None takes the largest of the captions' own.
-        across: at least so many panels in a line.
+        across: panels in a line; 0 takes what suits the longest caption.
 
     The others are those of `attention_sheet`.
 
@@ -93,8 +93,8 @@ def _comparison(
     if vmax is None:
         vmax = max(colour_scale(caption, smooth=look.smooth) for caption in shown)
     size = panel_size(photo.size, area=_PANEL_AREA, longest_side=_LONGEST_PANEL_SIDE)
-    longest = max(across, *(len(caption.words) for caption in shown))
-    across = min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
+    longest = max(len(caption.words) for caption in shown)
+    across = across or min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
     fine = finer(size, photo.size, vector=vector)
     small = resized(photo, shown[0].geometry, fine)
     slot_width = max(size[0], _NARROWEST_SLOT) + _GAP

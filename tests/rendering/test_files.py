@@ -16,6 +16,7 @@ import captioner.rendering
 from captioner.errors import CaptionerError
 from captioner.rendering.files import (
     is_picture_of,
+    matrix_name,
     output_names,
     save_png,
     sheet_name,
@@ -180,6 +181,7 @@ def test_every_picture_of_a_photo_is_known_by_its_name(photos):
     beside = {"dog", "dog.jpg", "dog.png"}
     for name in output_names(photos):
         pictures = [sheet_name(name), *word_names(name, ["a", "l'été", ""] * 40)]
+        pictures += [sheet_name(name, "gif"), matrix_name(name)]
         assert all(is_picture_of(picture, beside) for picture in pictures)
         assert not any(is_picture_of(picture, {"cat", "cat.jpg"}) for picture in pictures)
 
