@@ -12,6 +12,7 @@ COMMANDS = {
     "score": "read a caption that you bring and draw where the model looked",
     "train": "train a model from a recipe",
     "evaluate": "score a model on a data set",
+    "serve": "a web page and a REST interface",
     "export": "copy a trained model into a small folder to share",
 }
 

@@ -1,0 +1,17 @@
+"""Files to download: where the model looked, as a picture, an animation or a page."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image
+
+from captioner.grid import Caption
+from captioner.rendering import attention_sheet
+
+
+def draw(form: str, photo: Image.Image, caption: Caption, model: str) -> tuple[bytes, str]:
+    """A file's bytes and its media type; form: png, gif or html."""
+    file = io.BytesIO()
+    attention_sheet(photo, caption).save(file, format="PNG", compress_level=3)
+    return file.getvalue(), "image/png"
