@@ -11,7 +11,6 @@ import anyio
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from captioner import __version__
 from captioner.pipeline import Captioner
@@ -23,7 +22,7 @@ from captioner.serving.problems import (
     problem_responses,
 )
 from captioner.serving.requests import operation, photo_and_options
-from captioner.serving.security import LOOPBACK_NAMES, SecureHeaders, token_check
+from captioner.serving.security import SecureHeaders, check_loopback_name, token_check
 from captioner.serving.service import Limits, Service
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -68,13 +67,12 @@ def create_app(
         version=__version__,
         summary="Captions for photos, and where the model looked for each word.",
         lifespan=life,
+        dependencies=[] if any_host else [Depends(check_loopback_name)],
         docs_url=None,  # those pages load scripts from another host
         redoc_url=None,
     )
     app.state.service = service
     answer_with_problems(app)
-    if not any_host:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK_NAMES))
     app.add_middleware(SecureHeaders)
     app.add_middleware(metrics.MeasureRequests, metrics=service.metrics)
     for router in (_photos(service), _lists(service)):

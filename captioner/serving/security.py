@@ -13,9 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.serving.problems import Problem
 
-# Names under which a browser reaches a loopback server. Any other is a page of another host whose
-# name was pointed here (DNS rebinding), which must not read answers.
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -37,6 +34,23 @@ def is_loopback(host: str) -> bool:
         return False
     addresses = {str(each[4][0]).partition("%")[0] for each in found}
     return bool(addresses) and all(ip_address(address).is_loopback for address in addresses)
+
+
+def check_loopback_name(request: Request) -> None:
+    """A dependency of a loopback server: it answers under loopback's names alone.
+
+    Any other name is another host's whose name was pointed here, so that its pages could read
+    answers that need no login (DNS rebinding).
+    """
+    name = request.url.hostname or ""
+    if name == "localhost" or name.endswith(".localhost"):
+        return
+    try:
+        if ip_address(name).is_loopback:
+            return
+    except ValueError:
+        pass
+    raise Problem(421, "this server answers at localhost and loopback addresses only")
 
 
 def token_check(token: str | None) -> Callable[[Request], None]:

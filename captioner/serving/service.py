@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from captioner.data.vocabulary import tokenize
-from captioner.errors import CaptionerError
 from captioner.grid import Caption, Geometry
 from captioner.pipeline import Captioner
 from captioner.serving.batching import Batcher, Gate
@@ -182,6 +181,3 @@ def _scaled(geometry: Geometry, picture: Image.Image) -> Geometry:
         height_px=geometry.height_px * down,
         flipped=geometry.flipped,
     )
-
-
-__all__ = ["CaptionerError", "Limits", "Service"]
