@@ -41,9 +41,10 @@ MAY_IMPORT = {
     "evaluation": "grid",
     "checkpoint": "grid config data model",
     "pipeline": "grid config device data attention model checkpoint decoding",
+    "serving": "__init__ grid data rendering pipeline",
     "training": "grid config device data decoders model checkpoint decoding rendering evaluation",
     "commands": "grid config device data attention model checkpoint decoding rendering evaluation pipeline "
-    "training",
+    "training serving",
     "__init__": "grid pipeline",
     "__main__": "__init__ commands",
 }
