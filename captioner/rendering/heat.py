@@ -86,6 +86,20 @@ def colour_scale(caption: Caption, *, smooth: bool = True) -> float:
     return max(FLAT_SCALE, float(heat.max()))
 
 
+def ticks(vmax: float, *, at_most: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 (times a power of ten) from 0 to vmax, `at_most` of them or fewer.
+
+    >>> ticks(12.3)
+    [0.0, 5.0, 10.0]
+    >>> ticks(4.0)
+    [0.0, 1.0, 2.0, 3.0, 4.0]
+    """
+    step = 10.0 ** math.floor(math.log10(vmax / at_most))
+    steps = (step * factor for factor in (1, 2, 5, 10, 20, 50))
+    step = next(step for step in steps if math.floor(vmax / step + 1e-9) + 1 <= at_most)
+    return [float(f"{count * step:.6g}") for count in range(math.floor(vmax / step + 1e-9) + 1)]
+
+
 @lru_cache(maxsize=16)  # the words of a caption share these
 def _weights(
     drawn_px: int, photo_px: int, start_px: float, length_px: float, cells: int, smooth: bool

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw
 
+from captioner.rendering.heat import ticks
 from captioner.rendering.overlay import ColourMap, cell_is_visible, colour_table
 from captioner.rendering.typography import INK, MUTED, fit, font, one_line
 
@@ -88,20 +89,6 @@ def draw_legend(
         label, half = f"{tick:g}", font(size).getlength(f"{tick:g}") / 2
         centre = min(max(x, left + half), left + width - half)
         draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=font(size), anchor="ms")
-
-
-def ticks(vmax: float, *, at_most: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 (times a power of ten) from 0 to vmax, `at_most` of them or fewer.
-
-    >>> ticks(12.3)
-    [0.0, 5.0, 10.0]
-    >>> ticks(4.0)
-    [0.0, 1.0, 2.0, 3.0, 4.0]
-    """
-    step = 10.0 ** math.floor(math.log10(vmax / at_most))
-    steps = (step * factor for factor in (1, 2, 5, 10, 20, 50))
-    step = next(step for step in steps if math.floor(vmax / step + 1e-9) + 1 <= at_most)
-    return [float(f"{count * step:.6g}") for count in range(math.floor(vmax / step + 1e-9) + 1)]
 
 
 def draw_footer(

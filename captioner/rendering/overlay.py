@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -9,12 +10,15 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from captioner.errors import ConfigError, PhotoError
+from captioner.rendering.heat import ticks
 
 if TYPE_CHECKING:
     from captioner.grid import Caption, Geometry
 
 ColourMap = Literal["cividis", "viridis"]
 COLOUR_MAPS: tuple[ColourMap, ...] = ("cividis", "viridis")  # both safe for the colour-blind
+Style = Literal["colour", "contour", "mask"]
+STYLES: tuple[Style, ...] = ("colour", "contour", "mask")
 OPACITY = 0.65  # less, and the middle of cividis (a grey) is lost on a grey photo
 
 
@@ -23,34 +27,98 @@ def overlay(
     heat: np.ndarray,
     *,
     vmax: float,
+    style: Style = "colour",
     colour_map: ColourMap = "cividis",
     opacity: float = OPACITY,
+    threshold: float = 0.0,
 ) -> Image.Image:
     """Paint heat over a photo; returns a new RGB image.
 
-    The photo is turned grey first, so that colour means heat and nothing else, and the opacity is
-    the same everywhere, so that equal heat has an equal tint. Resize the photo once and pass it
-    for every word.
+    Resize the photo once and pass it for every word.
 
     Args:
         heat: [height, width] of the photo, in any unit.
         vmax: heat that takes the last colour; 0 takes the first.
-        opacity: share of the colour in the mixture, 0 to 1.
+        style: `colour` turns the photo grey, so that colour means heat and nothing else, and lays
+            colours over it, equally opaque everywhere, so that equal heat has an equal tint.
+            `contour` draws lines of equal heat on the photo, at `contour_levels`. `mask` keeps
+            the photo's colours and dims it where there is little heat.
+        opacity: share of the colour in the mixture, 0 to 1; of a mask, how dark it is without
+            heat. Lines are always opaque.
+        threshold: heat below it is not painted (and is wholly dimmed by a mask); in heat's unit.
 
     Raises:
-        ConfigError: an unknown colour map, or an opacity outside 0 to 1.
+        ConfigError: an unknown style or colour map, an opacity outside 0 to 1, or a threshold
+            that is not a number from 0 up.
         ValueError: heat of another size than the photo, or vmax not above 0.
     """
+    if style not in STYLES:
+        raise ConfigError(f"style is {style!r}; the styles are {', '.join(STYLES)}")
     if not 0 <= opacity <= 1:
         raise ConfigError(f"opacity is {opacity}, and has to be between 0 and 1")
+    if not 0 <= threshold < math.inf:
+        raise ConfigError(f"threshold is {threshold}, and has to be a number from 0 up")
     if heat.shape != (photo.height, photo.width):
         raise ValueError(f"heat {list(heat.shape)} for {photo.height} x {photo.width} pixels")
     if not vmax > 0:
         raise ValueError(f"vmax is {vmax}, and has to be above 0")
-    levels = np.clip(heat * (255.0 / vmax) + 0.5, 0, 255).astype(np.uint8)
+    table = colour_table(colour_map)
+    if style == "contour":
+        return _contours(photo, heat, vmax, table, threshold)
+    levels = _levels(heat, vmax)
+    below = heat < (threshold or -math.inf)  # without one, whatever the heat may be
+    if style == "mask":
+        levels[below] = 0
+        kept = 1 - opacity * (1 - levels.astype(np.float32) / 255)
+        pixels = np.asarray(photo.convert("RGB")) * kept[..., None]
+        return Image.fromarray((pixels + 0.5).astype(np.uint8))
     colours = Image.fromarray(levels)
-    colours.putpalette(colour_table(colour_map).tobytes())
-    return Image.blend(photo.convert("L").convert("RGB"), colours.convert("RGB"), opacity)
+    colours.putpalette(table.tobytes())
+    grey = photo.convert("L").convert("RGB")
+    painted = Image.blend(grey, colours.convert("RGB"), opacity)
+    if below.any():
+        painted.paste(grey, mask=Image.fromarray(below))
+    return painted
+
+
+def contour_levels(vmax: float) -> list[float]:
+    """Heat of the lines of the style `contour`: evenly spaced round numbers up to vmax.
+
+    >>> contour_levels(12.3)
+    [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
+    """
+    return ticks(vmax, at_most=9)[1:]
+
+
+def _levels(heat: np.ndarray, vmax: float) -> np.ndarray:
+    """Which of the 256 colours each heat takes; uint8."""
+    levels: np.ndarray = np.clip(heat * (255.0 / vmax) + 0.5, 0, 255).astype(np.uint8)
+    return levels
+
+
+def _contours(
+    photo: Image.Image, heat: np.ndarray, vmax: float, table: np.ndarray, threshold: float
+) -> Image.Image:
+    """Lines in the colour of their level, light ones on a dark border and dark ones on a light."""
+    levels = contour_levels(vmax)
+    step = levels[0]
+    nearest = np.clip(np.floor(heat / step + 0.5), 1, len(levels)) * step
+    beside = np.pad(heat, 1, mode="edge")
+    slope = np.hypot(
+        (beside[1:-1, 2:] - beside[1:-1, :-2]) / 2, (beside[2:, 1:-1] - beside[:-2, 1:-1]) / 2
+    )
+    # To first order, how many pixels away the line is.
+    away = np.full(heat.shape, np.inf)
+    np.divide(np.abs(heat - nearest), slope, out=away, where=slope > 0)
+    half = max(1.0, max(photo.size) / 400)  # of the line's width
+    drawn = nearest >= threshold
+    ink = np.clip(half + 0.5 - away, 0, 1) * drawn
+    border = 0.7 * np.clip(2 * half + 0.5 - away, 0, 1) * drawn
+    level = _levels(nearest, vmax)
+    pixels = np.asarray(photo.convert("RGB"), dtype=np.float64)
+    pixels = pixels + border[..., None] * (np.where(level < 128, 255.0, 0.0)[..., None] - pixels)
+    pixels = pixels + ink[..., None] * (table[level] - pixels)
+    return Image.fromarray((pixels + 0.5).astype(np.uint8))
 
 
 @lru_cache(maxsize=len(COLOUR_MAPS))

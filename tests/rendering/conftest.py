@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from chromium import chromium
 
 from captioner.grid import Caption, Geometry
 
@@ -27,3 +28,9 @@ def make_caption():
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with chromium() as running:
+        yield running
