@@ -103,6 +103,9 @@ def _run(arguments: argparse.Namespace) -> int:
             f"other machines can reach {arguments.host or 'every address'}, so give a token with "
             f"--token or in {TOKEN_VARIABLE}, or listen at 127.0.0.1"
         )
+    token = arguments.token or ""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
     listening = _socket(arguments.host, arguments.port)
     app = create_app(
         _models(arguments),

@@ -8,10 +8,16 @@ from PIL import Image
 
 from captioner.grid import Caption
 from captioner.rendering import attention_sheet
+from captioner.rendering.page import caption_page
+
+PHOTO_NAME = "your photo"  # its file's name is nobody's business here
 
 
 def draw(form: str, photo: Image.Image, caption: Caption, model: str) -> tuple[bytes, str]:
     """A file's bytes and its media type; form: png, gif or html."""
+    if form == "html":
+        page = caption_page(photo, [(model, caption)], name=PHOTO_NAME)
+        return page.encode(), "text/html"
     file = io.BytesIO()
     attention_sheet(photo, caption).save(file, format="PNG", compress_level=3)
     return file.getvalue(), "image/png"

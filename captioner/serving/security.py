@@ -61,9 +61,8 @@ def token_check(token: str | None) -> Callable[[Request], None]:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # Compared in constant time, so that nobody guesses a token letter by letter.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
-            given.strip().encode(), token.encode()
-        ):
+        same = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
+        if scheme.lower() != "bearer" or not same:
             raise Problem(
                 401,
                 "this server asks for a token: send the header Authorization: Bearer TOKEN",

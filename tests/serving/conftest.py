@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from serving_tools import BASE
 from starlette.testclient import TestClient
 
 from captioner import Captioner
 from captioner.serving.app import create_app
-
-BASE = "http://127.0.0.1:8000"
 
 
 @pytest.fixture(scope="session")

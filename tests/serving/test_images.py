@@ -135,9 +135,7 @@ def test_a_decoder_that_hangs_is_ended_and_replaced(drawn_photos: Path) -> None:
 
 
 def test_a_photo_that_does_not_fit_in_memory_costs_its_own_request(drawn_photos: Path) -> None:
-    reader = PhotoReader(
-        max_pixels=80_000_000, time_limit_s=60, memory_bytes=64 * 2**20, workers=1
-    )
+    reader = PhotoReader(max_pixels=80_000_000, time_limit_s=60, memory_bytes=64 * 2**20, workers=1)
     try:
         status, detail = refused(reader, file_of(Image.new("1", (8000, 8000))))
         assert status == 422, detail
