@@ -145,6 +145,7 @@ def _socket(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen()  # who comes before the models are there waits
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CaptionerError(
