@@ -20,7 +20,6 @@ from captioner.commands.output import (
     check_looking,
     check_output_options,
     looking_options,
-    of_asked_head,
 )
 from captioner.errors import CaptionerError, PhotoError
 
@@ -112,21 +111,21 @@ def _run(arguments: argparse.Namespace) -> int:
                         names = [name for name, _ in models]
                         writer.compare(done, image, list(zip(names, captions, strict=True)))
                     else:
-                        writer.write(done, image, captions[0])
+                        writer.write(done, image, captions[0], model=models[0][0])
                     bar.update()
                 batch = _Batch()
+    writer.finish()
     return 1 if failures else 0
 
 
 def _captions(captioner: Captioner, batch: _Batch, arguments: argparse.Namespace) -> list[Caption]:
-    captions = captioner.caption_batch(
+    return captioner.caption_batch(
         batch.images,
         beam_size=arguments.beam_size,
         max_words=arguments.max_words,
         length_penalty=arguments.length_penalty,
         **looking_options(arguments, captioner),
     )
-    return [of_asked_head(arguments, caption) for caption in captions]
 
 
 def _photos_of(path: Path) -> Iterator[Path]:

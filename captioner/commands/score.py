@@ -13,7 +13,6 @@ from captioner.commands.output import (
     check_looking,
     check_output_options,
     looking_options,
-    of_asked_head,
 )
 from captioner.errors import CaptionerError, PhotoError
 
@@ -49,12 +48,13 @@ def _run(arguments: argparse.Namespace) -> int:
         image = open_photo(arguments.photo)
     except PhotoError as error:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
-    captioner = Captioner.from_pretrained(chosen_model(arguments), device=arguments.device)
+    model = chosen_model(arguments)
+    captioner = Captioner.from_pretrained(model, device=arguments.device)
     check_looking(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **looking_options(arguments, captioner))
     unknown = [word for word in tokenize(arguments.text) if word not in captioner.vocabulary]
     if unknown:
         print(f"read as unknown words: {', '.join(unknown)}", file=sys.stderr)
     writer = CaptionWriter(arguments, [arguments.photo], failed)
-    writer.write(arguments.photo, image, of_asked_head(arguments, caption), scored=True)
+    writer.write(arguments.photo, image, caption, model=str(model), scored=True)
     return 1 if failures else 0

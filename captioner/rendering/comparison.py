@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from captioner.rendering.heat import attention_heat, colour_scale
-from captioner.rendering.labels import WORD_LABEL_HEIGHT, draw_footer, draw_word_label
-from captioner.rendering.overlay import OPACITY, ColourMap, mark_looks, overlay, resized
+from captioner.rendering.heat import colour_scale
+from captioner.rendering.labels import (
+    WORD_LABEL_HEIGHT,
+    draw_footer,
+    draw_word_label,
+    footer_height,
+)
+from captioner.rendering.look import Look, painted_word
+from captioner.rendering.overlay import OPACITY, ColourMap, Style, resized
 from captioner.rendering.sheet import panel_size
 from captioner.rendering.typography import INK, MUTED, fit, font, one_line, wrap
+from captioner.rendering.vector import VectorPage, finer, new_page, pen
 
 if TYPE_CHECKING:
     from captioner.grid import Caption
@@ -34,8 +40,12 @@ def comparison_sheet(
     captions: Sequence[tuple[str, Caption]],
     *,
     smooth: bool = True,
+    style: Style = "colour",
     colour_map: ColourMap = "cividis",
     opacity: float = OPACITY,
+    threshold: float = 0.0,
+    vmax: float | None = None,
+    across: int = 0,
 ) -> Image.Image:
     """Draw the photo, then a row a model: its name, its caption, one overlay a word.
 
@@ -45,88 +55,103 @@ def comparison_sheet(
     Args:
         photo: the upright photo that was captioned; it is not changed.
         captions: a name and a caption for each model, all of this photo.
+        vmax: top of the colour scale; None takes the largest of the captions' own.
+        across: at least so many panels in a line.
+
+    The others are those of `attention_sheet`.
 
     Raises:
         PhotoError: a photo of another size than a caption's.
-        ConfigError: an unknown colour map, or an opacity outside 0 to 1.
+        ConfigError: a look that `overlay` cannot paint.
         ValueError: no captions.
     """
-    if not captions:
-        raise ValueError("there is nothing to compare")
-    shown = [caption for _, caption in captions]
-    vmax = max(colour_scale(caption, smooth=smooth) for caption in shown)
-    look = _Look(smooth, colour_map, opacity, vmax)
-    size = panel_size(photo.size, area=_PANEL_AREA, longest_side=_LONGEST_PANEL_SIDE)
-    longest = max(len(caption.words) for caption in shown)
-    across = min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
-    small = resized(photo, shown[0].geometry, size)
-    rows = [_row(small, name, caption, across, look) for name, caption in captions]
-    width = rows[0].width
-    footer = draw_footer(shown, width, vmax=vmax, colour_map=colour_map, size=_TEXT)
-
-    rows_top = _MARGIN + size[1] + 2 * _GAP
-    footer_top = rows_top + sum(row.height + _GAP for row in rows)
-    height = footer_top + footer.height + _MARGIN
-    sheet = Image.new("RGB", (width + 2 * _MARGIN, height), "white")
-    sheet.paste(small, (_MARGIN, _MARGIN))
-    about = f"photo, {photo.width} × {photo.height} px"
-    corner = (_MARGIN + size[0] + _GAP, _MARGIN + size[1])
-    ImageDraw.Draw(sheet).text(corner, about, fill=MUTED, font=font(_TEXT), anchor="ls")
-    top = rows_top
-    for row in rows:
-        sheet.paste(row, (_MARGIN, top))
-        top += row.height + _GAP
-    sheet.paste(footer, (_MARGIN, footer_top))
+    look = Look(smooth, style, colour_map, opacity, threshold)
+    sheet: Image.Image = _comparison(photo, captions, look, vmax, across, vector=False)
     return sheet
 
 
-@dataclass(frozen=True)
-class _Look:
-    smooth: bool
-    colour_map: ColourMap
-    opacity: float
-    vmax: float
+def vector_comparison(
+    photo: Image.Image, captions: Sequence[tuple[str, Caption]], look: Look | None = None
+) -> VectorPage:
+    """The same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
+    page: VectorPage = _comparison(photo, captions, look or Look(), None, 0, vector=True)
+    return page
 
 
-def _row(photo: Image.Image, name: str, caption: Caption, across: int, look: _Look) -> Image.Image:
-    """One model's name, caption and overlays; photo: at the size of a panel."""
-    slot_width = max(photo.width, _NARROWEST_SLOT) + _GAP
-    slot_height = photo.height + _LABEL_HEIGHT + _GAP
+def _comparison(
+    photo: Image.Image,
+    captions: Sequence[tuple[str, Caption]],
+    look: Look,
+    vmax: float | None,
+    across: int,
+    *,
+    vector: bool,
+) -> Any:
+    if not captions:
+        raise ValueError("there is nothing to compare")
+    shown = [caption for _, caption in captions]
+    if vmax is None:
+        vmax = max(colour_scale(caption, smooth=look.smooth) for caption in shown)
+    size = panel_size(photo.size, area=_PANEL_AREA, longest_side=_LONGEST_PANEL_SIDE)
+    longest = max(across, *(len(caption.words) for caption in shown))
+    across = min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
+    fine = finer(size, photo.size, vector=vector)
+    small = resized(photo, shown[0].geometry, fine)
+    slot_width = max(size[0], _NARROWEST_SLOT) + _GAP
     width = across * slot_width - _GAP
-    title_font = font(_TITLE, bold=True)
-    title = wrap(one_line(caption.text) or "(no words)", title_font, width, max_lines=3)
-    panels_top = _NAME_LINE + _TITLE_LINE * len(title) + _TEXT // 2
-    down = math.ceil(len(caption.words) / across)
-    row = Image.new("RGB", (width, panels_top + down * slot_height), "white")
-    draw = ImageDraw.Draw(row)
-    label, face = fit(one_line(name), width, size_px=_TEXT, smallest_px=_TEXT // 2)
-    draw.text((0, _TEXT), label, fill=MUTED, font=face, anchor="ls")
-    for number, line in enumerate(title):
-        baseline = _NAME_LINE + round(0.8 * _TITLE) + _TITLE_LINE * number
-        draw.text((0, baseline), line, fill=INK, font=title_font, anchor="ls")
-    for index, word in enumerate(caption.words):
-        left = index % across * slot_width
-        top = panels_top + index // across * slot_height
-        heat = attention_heat(
-            caption.maps[index],
-            caption.geometry,
-            width_px=photo.width,
-            height_px=photo.height,
-            smooth=look.smooth,
-        )
-        panel = overlay(
-            photo, heat, vmax=look.vmax, colour_map=look.colour_map, opacity=look.opacity
-        )
-        mark_looks(panel, caption, index)
-        row.paste(panel, (left, top))
-        draw_word_label(
-            row,
-            left=left,
-            top=top + photo.height,
-            width=slot_width - _GAP,
-            size=_TEXT,
-            word=word,
-            log_prob=float(caption.log_probs[index]),
-            beta=None if caption.beta is None else float(caption.beta[index]),
-        )
-    return row
+    titles = [
+        wrap(one_line(caption.text) or "(no words)", font(_TITLE, bold=True), width, max_lines=3)
+        for caption in shown
+    ]
+    slot_height = size[1] + _LABEL_HEIGHT + _GAP
+    tops = [_MARGIN + size[1] + 2 * _GAP]
+    for title, caption in zip(titles, shown, strict=True):
+        lines = math.ceil(len(caption.words) / across)
+        tops.append(tops[-1] + _row_head(title) + lines * slot_height + _GAP)
+
+    height = tops[-1] + footer_height(shown, width, size=_TEXT) + _MARGIN
+    sheet = new_page(width + 2 * _MARGIN, height, vector=vector, title=shown[0].text)
+    sheet.paste(small, (_MARGIN, _MARGIN, _MARGIN + size[0], _MARGIN + size[1]))
+    about = f"photo, {photo.width} × {photo.height} px"
+    corner = (_MARGIN + size[0] + _GAP, _MARGIN + size[1])
+    draw = pen(sheet)
+    draw.text(corner, about, fill=MUTED, font=font(_TEXT), anchor="ls")
+    for (name, caption), title, top in zip(captions, titles, tops, strict=False):
+        label, face = fit(one_line(name), width, size_px=_TEXT, smallest_px=_TEXT // 2)
+        draw.text((_MARGIN, top + _TEXT), label, fill=MUTED, font=face, anchor="ls")
+        for number, line in enumerate(title):
+            baseline = top + _NAME_LINE + round(0.8 * _TITLE) + _TITLE_LINE * number
+            draw.text(
+                (_MARGIN, baseline), line, fill=INK, font=font(_TITLE, bold=True), anchor="ls"
+            )
+        for index, word in enumerate(caption.words):
+            x = _MARGIN + index % across * slot_width
+            y = top + _row_head(title) + index // across * slot_height
+            panel = painted_word(small, caption, index, vmax=vmax, look=look)
+            sheet.paste(panel, (x, y, x + size[0], y + size[1]))
+            draw_word_label(
+                sheet,
+                left=x,
+                top=y + size[1],
+                width=slot_width - _GAP,
+                size=_TEXT,
+                word=word,
+                log_prob=float(caption.log_probs[index]),
+                beta=None if caption.beta is None else float(caption.beta[index]),
+            )
+    draw_footer(
+        sheet,
+        shown,
+        left=_MARGIN,
+        top=tops[-1],
+        width=width,
+        size=_TEXT,
+        vmax=vmax,
+        look=look,
+    )
+    return sheet
+
+
+def _row_head(title: list[str]) -> int:
+    """Height of a model's name and caption."""
+    return _NAME_LINE + _TITLE_LINE * len(title) + _TEXT // 2

@@ -7,25 +7,62 @@ import re
 import secrets
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
 from PIL import Image
 
 from captioner.errors import CaptionerError
 
+if TYPE_CHECKING:
+    from captioner.grid import Caption
+
 _LONGEST_WORD = 32  # characters of a word that go into a file name
-_PICTURE = re.compile(r"(?P<name>.+)\.(?:attention|comparison|\d{2,}-[^.]+)\.png", re.DOTALL)
+_PICTURE = re.compile(
+    r"(?P<name>.+)\.(?:(?:attention|comparison|matrix|\d{2,}-[^.]+)\.png|attention\.gif)",
+    re.DOTALL,
+)
 
 
 def save_png(image: Image.Image, path: str | Path) -> None:
-    """Write an image as PNG: all of it, or nothing, even when the disk fills up or we are stopped.
+    """Write an image as PNG; as `save_bytes`."""
+    # Level 3 takes half the time of Pillow's usual 6, for a file an eighth larger.
+    _save(path, lambda file: image.save(file, format="PNG", compress_level=3))
+
+
+def save_bytes(content: bytes, path: str | Path) -> None:
+    """Write a file: all of it, or nothing, even when the disk fills up or we are stopped.
 
     The folder is made when it is missing; a file of that name is replaced.
 
     Raises:
         CaptionerError: the file cannot be written; the message names it.
     """
+    _save(path, lambda file: file.write(content))
+
+
+def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
+    """All that a caption holds, as named arrays that need no pickle.
+
+    words, maps [T, rows, columns], log_probs; beta, end_log_prob, cells, heads and paths where
+    there are any; and the fields of its geometry, by their names.
+    """
+    arrays = {"words": np.array(caption.words, dtype=np.str_)}
+    for name in ("maps", "log_probs", "beta", "end_log_prob", "cells", "heads", "paths"):
+        if getattr(caption, name) is not None:
+            arrays[name] = np.asarray(getattr(caption, name))
+    return arrays | {name: np.asarray(value) for name, value in asdict(caption.geometry).items()}
+
+
+def save_npz(arrays: Mapping[str, Any], path: str | Path) -> None:
+    """Write named arrays as a compressed .npz; as `save_bytes`."""
+    _save(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def _save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
     path = Path(path)
     # A sibling, because a rename is atomic only within one file system; its name is short,
     # because the name of `path` may already be as long as the file system allows.
@@ -34,8 +71,7 @@ def save_png(image: Image.Image, path: str | Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with unfinished.open("xb") as file:
-                # Level 3 takes half the time of Pillow's usual 6, for a file an eighth larger.
-                image.save(file, format="PNG", compress_level=3)
+                write(file)
             os.replace(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)  # there only when something went wrong
@@ -91,14 +127,19 @@ def _name(path: Path, level: int) -> str:
     return "-".join(part for part in parts if part)
 
 
-def sheet_name(name: str) -> str:
-    """File name of a photo's sheet: NAME.attention.png."""
-    return f"{name}.attention.png"
+def sheet_name(name: str, kind: str = "png") -> str:
+    """File name of a photo's sheet, animation, page or maps: NAME.attention.png, .gif and so on."""
+    return f"{name}.attention.{kind}"
 
 
-def comparison_name(name: str) -> str:
-    """File name of a photo's comparison of models: NAME.comparison.png."""
-    return f"{name}.comparison.png"
+def comparison_name(name: str, kind: str = "png") -> str:
+    """File name of a photo's comparison of models: NAME.comparison.png and so on."""
+    return f"{name}.comparison.{kind}"
+
+
+def matrix_name(name: str, kind: str = "png") -> str:
+    """File name of a photo's alignment matrix: NAME.matrix.png and so on."""
+    return f"{name}.matrix.{kind}"
 
 
 def word_names(name: str, words: Sequence[str]) -> list[str]:
@@ -118,7 +159,7 @@ def word_names(name: str, words: Sequence[str]) -> list[str]:
 
 
 def is_picture_of(file: str, photos: Container[str]) -> bool:
-    """Whether a file has the name that a sheet or a word's picture of one of these photos has.
+    """Whether a file has the name of a picture that was drawn of one of these photos.
 
     photos: their file names, each with its suffix and without.
 

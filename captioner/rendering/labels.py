@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from captioner.rendering.heat import ticks
-from captioner.rendering.overlay import ColourMap, cell_is_visible, colour_table
+from captioner.rendering.look import Look
+from captioner.rendering.overlay import cell_is_visible, colour_table, contour_levels
 from captioner.rendering.typography import INK, MUTED, fit, font, one_line
+from captioner.rendering.vector import Page, pen
 
 if TYPE_CHECKING:
     from captioner.grid import Caption
@@ -28,10 +30,11 @@ _LEGEND_WIDTH = 20.0
 _TRACK = "#e6e9ee"
 _PROBABILITY = "#2f6db3"  # blue and amber: told apart by every kind of colour vision
 _GATE = "#c98a1b"
+BAR_COLOURS = (_TRACK, _PROBABILITY, _GATE)
 
 
 def draw_word_label(
-    image: Image.Image,
+    page: Page,
     *,
     left: int,
     top: int,
@@ -42,7 +45,7 @@ def draw_word_label(
     beta: float | None,
 ) -> None:
     """Draw a word over bars with numbers, 0 to 1: p, its probability, and β, its gate if any."""
-    draw = ImageDraw.Draw(image)
+    draw = pen(page)
     text, face = fit(one_line(word), width, size_px=round(1.5 * size), smallest_px=size, bold=True)
     draw.text((left, top + 1.95 * size), text, fill=INK, font=face, anchor="ls")
     width = min(width, round(_WIDEST_BAR * size))
@@ -66,22 +69,15 @@ def _share(value: float) -> str:
 
 
 def draw_legend(
-    image: Image.Image,
-    *,
-    left: int,
-    top: int,
-    width: int,
-    size: int,
-    vmax: float,
-    colour_map: ColourMap,
+    page: Page, *, left: int, top: int, width: int, size: int, vmax: float, look: Look
 ) -> None:
-    """Draw the colour scale, from 0 to vmax, with ticks in multiples of uniform attention."""
-    draw = ImageDraw.Draw(image)
+    """Draw the scale of a look, from 0 to vmax, with ticks in multiples of uniform attention."""
+    draw = pen(page)
     title, face = fit("attention, × uniform", width, size_px=size, smallest_px=size // 2)
     draw.text((left, top + size), title, fill=MUTED, font=face, anchor="ls")
     y0, y1 = top + round(1.45 * size), top + round(2.1 * size)
-    ramp = colour_table(colour_map)[np.linspace(0, 255, width).round().astype(int)]
-    image.paste(Image.fromarray(np.repeat(ramp[None], y1 - y0, axis=0)), (left, y0))
+    ramp = Image.fromarray(np.repeat(_ramp(width, vmax, look)[None], y1 - y0, axis=0))
+    page.paste(ramp, (left, y0, left + width, y1))
     for tick in ticks(vmax, at_most=max(2, round(width / (3 * size)))):
         x = left + round((width - 1) * tick / vmax)
         draw.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
@@ -91,39 +87,73 @@ def draw_legend(
         draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=font(size), anchor="ms")
 
 
+def _ramp(width: int, vmax: float, look: Look) -> np.ndarray:
+    """Colours from 0 to vmax, uint8 [width, 3]: what is below the threshold is pale."""
+    heat = np.linspace(0, vmax, width)
+    levels = np.linspace(0, 255, width).round().astype(int)
+    below = heat < look.threshold
+    if look.style == "mask":
+        kept = 1 - look.opacity * (1 - np.where(below, 0, levels) / 255)
+        return np.repeat((255 * kept).round()[:, None], 3, axis=1).astype(np.uint8)
+    colours = colour_table(look.colour_map)[levels].astype(float)
+    if look.style == "contour":  # the lines, and nothing between them
+        lines = np.array(contour_levels(vmax))
+        lines = lines[lines >= look.threshold]
+        shown = np.zeros(width, dtype=bool)
+        places = ((width - 1) * lines / vmax).round().astype(int)
+        thick = max(1, width // 120)
+        for place in places:
+            shown[max(0, place - thick) : place + thick + 1] = True
+        below = ~shown
+    colours[below] += 0.85 * (255 - colours[below])
+    return colours.round().astype(np.uint8)
+
+
+def footer_height(captions: Sequence[Caption], width: int, *, size: int) -> int:
+    """Height that draw_footer needs."""
+    return _footer_places(captions, width, size)[2]
+
+
+def _footer_places(captions: Sequence[Caption], width: int, size: int) -> tuple[int, int, int]:
+    """Where the signs begin, from the left and from the top, and the height of all."""
+    lines = round(1.7 * size) * len(_key(captions))
+    if not any(caption.words for caption in captions):
+        return 0, 0, lines
+    legend = round(LEGEND_HEIGHT * size)
+    legend_width = round(_LEGEND_WIDTH * size)
+    if width >= 2 * (legend_width + 2 * size):
+        return legend_width + 4 * size, 0, max(legend, lines)
+    return 0, legend + size, legend + size + lines
+
+
 def draw_footer(
-    captions: Sequence[Caption], width: int, *, vmax: float, colour_map: ColourMap, size: int
-) -> Image.Image:
+    page: Page,
+    captions: Sequence[Caption],
+    *,
+    left: int,
+    top: int,
+    width: int,
+    size: int,
+    vmax: float,
+    look: Look,
+) -> None:
     """The colour legend and the meaning of the signs: side by side, or stacked where narrow.
 
     captions: those on the picture. size: of the text, in pixels.
     """
-    key = _key(captions)
+    across, down, _ = _footer_places(captions, width, size)
     worded = any(caption.words for caption in captions)
-    legend_width, line = round(_LEGEND_WIDTH * size), round(1.7 * size)
-    left, top = 0, 0
-    legend_height = 0
     if worded:
-        legend_height = round(LEGEND_HEIGHT * size)
-        if width >= 2 * (legend_width + 2 * size):
-            left = legend_width + 4 * size
-        else:
-            top = legend_height + size
-    height = max(legend_height, top + line * len(key))
-    footer = Image.new("RGB", (width, height), "white")
-    if worded:
-        draw_legend(
-            footer, left=0, top=0, width=legend_width, size=size, vmax=vmax, colour_map=colour_map
-        )
-    draw = ImageDraw.Draw(footer)
+        bar = round(_LEGEND_WIDTH * size)
+        draw_legend(page, left=left, top=top, width=bar, size=size, vmax=vmax, look=look)
+    draw = pen(page)
     indent = round(1.6 * size) if worded else 0
-    for number, (sign, meaning) in enumerate(key):
-        baseline = top + size + line * number
-        draw.text((left, baseline), sign, fill=INK, font=font(size, bold=True), anchor="ls")
-        room = width - left - indent
-        text, face = fit(meaning, room, size_px=size, smallest_px=size // 2)
-        draw.text((left + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
-    return footer
+    for number, (sign, meaning) in enumerate(_key(captions)):
+        baseline = top + down + size + round(1.7 * size) * number
+        x = left + across
+        draw.text((x, baseline), sign, fill=INK, font=font(size, bold=True), anchor="ls")
+        text, face = fit(meaning, width - across - indent, size_px=size, smallest_px=size // 2)
+        draw.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
 
 
 def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:

@@ -19,7 +19,8 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from captioner.rendering.overlay import OPACITY, ColourMap, Style, resized
+from captioner.rendering.look import Look
+from captioner.rendering.overlay import resized
 from captioner.rendering.typography import one_line
 
 if TYPE_CHECKING:
@@ -73,11 +74,7 @@ def caption_page(
     captions: Sequence[tuple[str, Caption]],
     *,
     name: str,
-    smooth: bool = True,
-    style: Style = "colour",
-    colour_map: ColourMap = "cividis",
-    opacity: float = OPACITY,
-    threshold: float = 0.0,
+    look: Look | None = None,
     layer: int | None = None,
     head: int | None = None,
     gallery: str | None = None,
@@ -92,9 +89,8 @@ def caption_page(
         captions: a name and a caption for each model; the reader switches between them. Give
             captions with all their heads: layer and head say which are shown first.
         name: of the photo, for the heading.
+        look: how attention is shown at first; the reader can change it.
         gallery: address of a page to lead back to.
-
-    The others are the look at first, as in `overlay`; the reader can change it.
 
     Raises:
         PhotoError: a photo of another size than a caption's.
@@ -102,24 +98,23 @@ def caption_page(
     """
     if not captions:
         raise ValueError("a page needs a caption")
+    look = look or Look()
     scale = min(1.0, LONGEST_SIDE_PX / max(photo.size))
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
-    for _, caption in captions:
-        shown = resized(photo, caption.geometry, size)
+    shown = resized(photo, captions[0][1].geometry, size)
     alt = captions[0][1].text
-    look = {
-        "smooth": smooth,
-        "style": style,
-        "colourMap": colour_map,
-        "opacity": opacity,
-        "threshold": threshold,
-        "layer": layer,
-        "head": head,
-    }
     content = {
         "alt": alt,
         "models": [{"name": model, **caption.to_dict(maps=True)} for model, caption in captions],
-        "look": look,
+        "look": {
+            "smooth": look.smooth,
+            "style": look.style,
+            "colourMap": look.colour_map,
+            "opacity": look.opacity,
+            "threshold": look.threshold,
+            "layer": layer,
+            "head": head,
+        },
     }
     about = f"Photo of {photo.width} × {photo.height} pixels"
     if scale < 1:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from captioner.rendering.heat import attention_heat, colour_scale
-from captioner.rendering.labels import WORD_LABEL_HEIGHT, draw_footer, draw_word_label
-from captioner.rendering.overlay import (
-    OPACITY,
-    ColourMap,
-    mark_looks,
-    overlay,
-    resized,
+from captioner.rendering.heat import colour_scale
+from captioner.rendering.labels import (
+    WORD_LABEL_HEIGHT,
+    draw_footer,
+    draw_word_label,
+    footer_height,
 )
+from captioner.rendering.look import Look, painted_word
+from captioner.rendering.overlay import OPACITY, ColourMap, Style, resized
 from captioner.rendering.typography import INK, MUTED, fit, font, one_line, wrap
+from captioner.rendering.vector import VectorPage, finer, new_page, pen
 
 if TYPE_CHECKING:
     from captioner.grid import Caption
@@ -40,8 +41,10 @@ def attention_sheet(
     caption: Caption,
     *,
     smooth: bool = True,
+    style: Style = "colour",
     colour_map: ColourMap = "cividis",
     opacity: float = OPACITY,
+    threshold: float = 0.0,
     vmax: float | None = None,
 ) -> Image.Image:
     """Draw a caption's sheet: the photo, then one overlay a word in reading order.
@@ -53,48 +56,56 @@ def attention_sheet(
     Args:
         photo: the upright photo that was captioned; it is not changed.
         smooth: False shows the raw cells.
+        style, colour_map, opacity, threshold: as in `overlay`, threshold in multiples of uniform
+            attention.
         vmax: top of the colour scale in multiples of uniform attention, to compare captions;
             None takes `colour_scale(caption)`.
 
     Raises:
         PhotoError: a photo of another size than the caption's.
-        ConfigError: an unknown colour map, or an opacity outside 0 to 1.
+        ConfigError: a look that `overlay` cannot paint.
     """
-    if vmax is None:
-        vmax = colour_scale(caption, smooth=smooth)
-    size = panel_size(photo.size)
-    small = resized(photo, caption.geometry, size)
-    panels = [small]
-    if caption.words:
-        heats = attention_heat(
-            caption.maps, caption.geometry, width_px=size[0], height_px=size[1], smooth=smooth
-        )
-        panels += [
-            overlay(small, heat, vmax=vmax, colour_map=colour_map, opacity=opacity)
-            for heat in heats
-        ]
-    for index, panel in enumerate(panels[1:]):
-        mark_looks(panel, caption, index)
+    look = Look(smooth, style, colour_map, opacity, threshold)
+    sheet: Image.Image = _sheet(photo, caption, look, vmax, vector=False)
+    return sheet
 
+
+def vector_sheet(
+    photo: Image.Image, caption: Caption, look: Look | None = None, *, vmax: float | None = None
+) -> VectorPage:
+    """The same sheet as a page to save as PDF or SVG; its overlays are up to twice as fine."""
+    sheet: VectorPage = _sheet(photo, caption, look or Look(), vmax, vector=True)
+    return sheet
+
+
+def _sheet(
+    photo: Image.Image, caption: Caption, look: Look, vmax: float | None, *, vector: bool
+) -> Any:
+    if vmax is None:
+        vmax = colour_scale(caption, smooth=look.smooth)
+    size = panel_size(photo.size)
+    small = resized(photo, caption.geometry, finer(size, photo.size, vector=vector))
     slot_width, slot_height = max(size[0], _NARROWEST_SLOT), size[1] + _LABEL_HEIGHT
-    across = _columns(len(panels), slot_width, slot_height)
-    down = math.ceil(len(panels) / across)
+    panels = 1 + len(caption.words)
+    across = _columns(panels, slot_width, slot_height)
+    down = math.ceil(panels / across)
     content = max(across * (slot_width + _GAP) - _GAP, _NARROWEST_CONTENT)
     title_font = font(_TITLE, bold=True)
     title = wrap(one_line(caption.text) or "(no words)", title_font, content, max_lines=6)
     panels_top = _MARGIN + _TITLE_LINE * len(title) + _TEXT
     footer_top = panels_top + down * (slot_height + _GAP)
-    footer = draw_footer([caption], content, vmax=vmax, colour_map=colour_map, size=_TEXT)
+    height = footer_top + footer_height([caption], content, size=_TEXT) + _MARGIN
 
-    sheet = Image.new("RGB", (content + 2 * _MARGIN, footer_top + footer.height + _MARGIN), "white")
-    draw = ImageDraw.Draw(sheet)
+    sheet = new_page(content + 2 * _MARGIN, height, vector=vector, title=caption.text)
+    draw = pen(sheet)
     for number, line in enumerate(title):
         baseline = _MARGIN + round(0.8 * _TITLE) + _TITLE_LINE * number
         draw.text((_MARGIN, baseline), line, fill=INK, font=title_font, anchor="ls")
-    for slot, panel in enumerate(panels):
+    for slot in range(panels):
         left = _MARGIN + slot % across * (slot_width + _GAP)
         top = panels_top + slot // across * (slot_height + _GAP)
-        sheet.paste(panel, (left, top))
+        panel = painted_word(small, caption, slot - 1, vmax=vmax, look=look) if slot else small
+        sheet.paste(panel, (left, top, left + size[0], top + size[1]))
         if slot == 0:
             about = f"photo, {photo.width} × {photo.height} px"
             text, face = fit(about, slot_width, size_px=_TEXT, smallest_px=_TEXT // 2)
@@ -111,7 +122,16 @@ def attention_sheet(
                 log_prob=float(caption.log_probs[slot - 1]),
                 beta=None if caption.beta is None else float(caption.beta[slot - 1]),
             )
-    sheet.paste(footer, (_MARGIN, footer_top))
+    draw_footer(
+        sheet,
+        [caption],
+        left=_MARGIN,
+        top=footer_top,
+        width=content,
+        size=_TEXT,
+        vmax=vmax,
+        look=look,
+    )
     return sheet
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from captioner.rendering.heat import attention_heat, colour_scale
+from captioner.rendering.heat import colour_scale
 from captioner.rendering.labels import (
     LEGEND_HEIGHT,
     WORD_LABEL_HEIGHT,
     draw_legend,
     draw_word_label,
 )
-from captioner.rendering.overlay import OPACITY, ColourMap, mark_looks, overlay, resized
+from captioner.rendering.look import Look, painted_word
+from captioner.rendering.overlay import OPACITY, ColourMap, Style, resized
 
 if TYPE_CHECKING:
     from captioner.grid import Caption
@@ -30,8 +31,10 @@ def word_images(
     caption: Caption,
     *,
     smooth: bool = True,
+    style: Style = "colour",
     colour_map: ColourMap = "cividis",
     opacity: float = OPACITY,
+    threshold: float = 0.0,
     vmax: float | None = None,
     max_side_px: int = MAX_SIDE_PX,
 ) -> Iterator[Image.Image]:
@@ -45,6 +48,7 @@ def word_images(
     The other arguments, and the errors, are those of `attention_sheet`; errors are raised when
     the first picture is asked for.
     """
+    look = Look(smooth, style, colour_map, opacity, threshold)
     if vmax is None:
         vmax = colour_scale(caption, smooth=smooth)
     longer = max(photo.size)
@@ -65,15 +69,7 @@ def word_images(
     strip = max(label_height, legend_top + legend_height) + margin
 
     for index, word in enumerate(caption.words):
-        heat = attention_heat(
-            caption.maps[index],
-            caption.geometry,
-            width_px=size[0],
-            height_px=size[1],
-            smooth=smooth,
-        )
-        painted = overlay(picture, heat, vmax=vmax, colour_map=colour_map, opacity=opacity)
-        mark_looks(painted, caption, index)
+        painted = painted_word(picture, caption, index, vmax=vmax, look=look)
         canvas = Image.new("RGB", (canvas_width, size[1] + strip), "white")
         canvas.paste(painted, ((canvas_width - size[0]) // 2, 0))
         draw_word_label(
@@ -93,6 +89,6 @@ def word_images(
             width=label_width,
             size=text,
             vmax=vmax,
-            colour_map=colour_map,
+            look=look,
         )
         yield canvas

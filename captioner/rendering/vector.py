@@ -1,0 +1,135 @@
+"""A page of vector graphics that is drawn on by the calls of Pillow, and saved as PDF or SVG.
+
+So one layout serves the PNG and the figure of a paper. Text, bars and rules are vectors; overlays
+are pictures in it, as fine as they were given.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from captioner.rendering.files import save_bytes
+
+VECTOR_FORMATS = ("pdf", "svg")
+_PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
+
+
+class VectorPage:
+    """A white page; all coordinates in pixels from its upper left corner."""
+
+    def __init__(self, width: int, height: int, *, title: str) -> None:
+        from matplotlib.figure import Figure  # slow to import: only for such pages
+
+        self.width, self.height, self.title = width, height, title
+        self._figure = Figure(figsize=(width / _PX_PER_INCH, height / _PX_PER_INCH))
+        self._axes = self._figure.add_axes((0, 0, 1, 1))
+        self._axes.set_axis_off()
+        self._drawn = 0  # so that what is drawn later lies above
+
+    def text(
+        self,
+        xy: tuple[float, float],
+        text: str,
+        *,
+        fill: str,
+        font: ImageFont.FreeTypeFont,
+        anchor: Literal["ls", "ms", "rs", "lm", "rm"],
+    ) -> None:
+        """As in ImageDraw; anchors: left, middle, right; s the baseline, m the middle."""
+        from matplotlib.font_manager import FontProperties
+
+        x, y = xy
+        if anchor[1] == "m":
+            ascent, descent = font.getmetrics()
+            y += (ascent - descent) / 2
+        self._axes.text(
+            x,
+            y,
+            text,
+            color=fill,
+            ha={"l": "left", "m": "center", "r": "right"}[anchor[0]],
+            va="baseline",
+            fontproperties=FontProperties(fname=str(font.path), size=font.size * 72 / _PX_PER_INCH),
+            parse_math=False,
+            zorder=self._above(),
+        )
+
+    def rectangle(self, xy: tuple[float, float, float, float], *, fill: str) -> None:
+        """Corners are pixels, both inside, as in ImageDraw."""
+        from matplotlib.patches import Rectangle
+
+        x0, y0, x1, y1 = xy
+        box = Rectangle((x0, y0), x1 + 1 - x0, y1 + 1 - y0, fc=fill, lw=0, zorder=self._above())
+        self._axes.add_patch(box)
+
+    def line(self, xy: tuple[float, float, float, float], *, fill: str, width: int) -> None:
+        from matplotlib.lines import Line2D
+
+        x0, y0, x1, y1 = xy
+        points = width * 72 / _PX_PER_INCH
+        self._axes.add_line(Line2D((x0, x1), (y0, y1), color=fill, lw=points, zorder=self._above()))
+
+    def paste(self, image: Image.Image, box: tuple[int, int, int, int]) -> None:
+        """A picture, of any resolution, in a box (left, top, right, bottom)."""
+        left, top, right, bottom = box
+        self._axes.imshow(
+            np.asarray(image.convert("RGB")),
+            extent=(left, right, bottom, top),
+            aspect="auto",
+            interpolation="none",  # embedded as it is
+            zorder=self._above(),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write PDF or SVG, as the suffix of the path says; the same page, the same bytes.
+
+        Raises:
+            CaptionerError: the file cannot be written.
+        """
+        import matplotlib
+
+        # imshow moves the limits.
+        self._axes.set(xlim=(0, self.width), ylim=(self.height, 0))
+        kind = Path(path).suffix[1:]
+        undated: dict[str, Any] = {"CreationDate": None} if kind == "pdf" else {"Date": None}
+        # 42: TrueType, which journals ask for. Letters of an SVG are shapes, for want of the font.
+        settings: dict[Any, Any] = {
+            "pdf.fonttype": 42,
+            "svg.fonttype": "path",
+            "svg.hashsalt": "captioner",
+        }
+        file = io.BytesIO()
+        with matplotlib.rc_context(settings):
+            self._figure.savefig(
+                file, format=kind, facecolor="white", metadata={"Title": self.title, **undated}
+            )
+        save_bytes(file.getvalue(), path)
+
+    def _above(self) -> int:
+        self._drawn += 1
+        return self._drawn
+
+
+Page: TypeAlias = "Image.Image | VectorPage"
+
+
+def pen(page: Page) -> Any:
+    """What draws on the page: text, rectangle, line."""
+    return ImageDraw.Draw(page) if isinstance(page, Image.Image) else page
+
+
+def new_page(width: int, height: int, *, vector: bool, title: str = "") -> Any:
+    if vector:
+        return VectorPage(width, height, title=title)
+    return Image.new("RGB", (width, height), "white")
+
+
+def finer(drawn: tuple[int, int], photo: tuple[int, int], *, vector: bool) -> tuple[int, int]:
+    """Size of the picture in a place of size `drawn`: on a vector page up to twice as fine."""
+    factor = min(max(photo[0] / drawn[0], 1.0), 2.0) if vector else 1.0
+    return round(drawn[0] * factor), round(drawn[1] * factor)
