@@ -7,8 +7,8 @@ import io
 from PIL import Image
 
 from captioner.grid import Caption
-from captioner.rendering import attention_sheet
-from captioner.rendering.page import caption_page
+from captioner.rendering import attention_sheet, caption_page
+from captioner.rendering.animation import caption_gif
 
 PHOTO_NAME = "your photo"  # its file's name is nobody's business here
 
@@ -18,6 +18,8 @@ def draw(form: str, photo: Image.Image, caption: Caption, model: str) -> tuple[b
     if form == "html":
         page = caption_page(photo, [(model, caption)], name=PHOTO_NAME)
         return page.encode(), "text/html"
+    if form == "gif":
+        return caption_gif(photo, caption), "image/gif"
     file = io.BytesIO()
     attention_sheet(photo, caption).save(file, format="PNG", compress_level=3)
     return file.getvalue(), "image/png"
