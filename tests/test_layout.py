@@ -232,7 +232,9 @@ def test_the_lock_pins_every_requirement_within_its_range_and_with_hashes() -> N
     lines = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
     ranges = [line.partition("#")[0].strip() for line in lines]
     ranges += project["dependency-groups"]["dev"]
-    ranges += [each for extra in project["project"]["optional-dependencies"].values() for each in extra]
+    ranges += [
+        each for extra in project["project"]["optional-dependencies"].values() for each in extra
+    ]
     lock = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8")
     pins: dict[str, list[str]] = {}
     for name, version, hashes in re.findall(

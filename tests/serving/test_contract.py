@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import schemathesis
 import tiny
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
-from serving_tools import BASE
-from starlette.testclient import TestClient
-
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
+from programs import Programs
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from serving_tools import started
 
 
 def photos() -> st.SearchStrategy[bytes]:
@@ -40,11 +28,15 @@ def photos() -> st.SearchStrategy[bytes]:
 schemathesis.openapi.format("binary", photos())
 
 
+@pytest.fixture(scope="module")
+def address(programs: Programs, tiny_model: Path, tiny_hard_model: Path) -> Iterator[str]:
+    with started(programs, "--checkpoint", tiny_model, "--checkpoint", tiny_hard_model) as served:
+        yield served[0]
+
+
 @pytest.fixture
-def api_schema(client: TestClient) -> schemathesis.BaseSchema:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", client.app)
-    schema.config.update(base_url=BASE)
-    return schema
+def api_schema(address: str) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_url(f"{address}openapi.json")
 
 
 schema = schemathesis.pytest.from_fixture("api_schema")
@@ -52,15 +44,13 @@ schema = schemathesis.pytest.from_fixture("api_schema")
 
 @schema.parametrize()
 @settings(
-    max_examples=40,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_no_server_error_and_no_answer_outside_the_document(
-    case: schemathesis.Case, client: TestClient
-) -> None:
-    response = case.call(session=client)
-    case.validate_response(response, checks=CHECKS)
+def test_no_server_error_and_no_answer_outside_the_document(case: schemathesis.Case) -> None:
+    # A schema cannot say which bytes are a photo, so that rightly refused ones look acceptable.
+    case.call_and_validate(excluded_checks=[positive_data_acceptance])
