@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from captioner.pipeline import Captioner
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
-DRAIN_S = 40  # for the requests inside when it is told to stop: a deadline and some more
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -118,20 +117,26 @@ def _run(arguments: argparse.Namespace) -> int:
         ),
         any_host=not loopback,
     )
-    server = uvicorn.Server(
+    host, port = listening.getsockname()[:2]
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            show(f"captioner listens at http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    server = Server(
         uvicorn.Config(
             app,
             log_level="warning",
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=arguments.deadline + DRAIN_S - 30,
+            # A photo has one deadline to arrive, its answer another.
+            timeout_graceful_shutdown=2 * arguments.deadline + 5,
         )
     )
     # uvicorn drains on these signals and then sends them to itself again: that is no accident.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    host, port = listening.getsockname()[:2]
-    show(f"captioner listens at http://{f'[{host}]' if ':' in host else host}:{port}")
     server.run(sockets=[listening])
     return 0
 

@@ -36,7 +36,7 @@ def address(programs: Programs, tiny_model: Path, tiny_hard_model: Path) -> Iter
 
 @pytest.fixture
 def api_schema(address: str) -> schemathesis.BaseSchema:
-    return schemathesis.openapi.from_url(f"{address}openapi.json")
+    return schemathesis.openapi.from_url(f"{address}openapi.json", timeout=120)
 
 
 schema = schemathesis.pytest.from_fixture("api_schema")
