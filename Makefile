@@ -49,7 +49,7 @@ format: $(installed)
 	$(python) -m ruff format .
 
 lock: $(installed)
-	$(python) -m uv pip compile requirements.txt --group dev --universal --python-version 3.10 \
+	$(python) -m uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.10 \
 	  --upgrade --generate-hashes --no-emit-index-url --custom-compile-command "make lock" \
 	  --quiet --output-file requirements.lock
 

@@ -14,6 +14,7 @@ COMMANDS = {
     "evaluate": "score a model on a data set",
     "compare": "tell whether two evaluations differ by more than chance",
     "plot": "draw a run's curves and how its attention grew",
+    "serve": "a web page and a REST interface",
     "export": "copy a trained model into a small folder to share",
 }
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from captioner.attention import looking
 from captioner.attention.select import AtTest
@@ -25,7 +26,8 @@ from captioner.errors import ConfigError, PhotoError
 from captioner.grid import Caption, Geometry, Grid
 from captioner.model import CaptionModel, photo_transform
 
-Photo: TypeAlias = "str | Path | bytes | Image.Image"
+# A path, the bytes of a file, a PIL image, or what `Captioner.transform` made of one.
+Photo: TypeAlias = "str | Path | bytes | Image.Image | tuple[Tensor, Geometry]"
 
 
 class Captioner:
@@ -107,6 +109,39 @@ class Captioner:
         paths: int = 0,
     ) -> list[Caption]:
         """Caption several photos at once; as `caption`, but faster."""
+        found = self.n_best(
+            photos,
+            1,
+            beam_size=beam_size,
+            max_words=max_words,
+            length_penalty=length_penalty,
+            at_test=at_test,
+            paths=paths,
+        )
+        return [captions[0] for captions in found]
+
+    def n_best(
+        self,
+        photos: Sequence[Photo],
+        count: int,
+        *,
+        beam_size: int | None = None,
+        max_words: int | None = None,
+        length_penalty: float | None = None,
+        at_test: AtTest | None = None,
+        paths: int = 0,
+    ) -> list[list[Caption]]:
+        """For each photo the `count` captions that the search ranks highest, best first.
+
+        The first is that of `caption_batch`. Fewer where the search found fewer: it never finds
+        more than `beam_size`.
+
+        Raises:
+            PhotoError: a photo cannot be read.
+            ConfigError: a setting that cannot be used; count below 1.
+        """
+        if count < 1:
+            raise ConfigError(f"count: {count} is too small; use a whole number from 1 up")
         own = self.config.decoding
         decoding = replace(
             own,
@@ -120,16 +155,17 @@ class Captioner:
         grid, geometries = self.encode(photos)
         with self.looking(at_test):
             found = search(self.model.decoder, grid, **vars(decoding))
-        captions = [
-            self._caption(hypotheses[0], geometry, grid)
-            for hypotheses, geometry in zip(found, geometries, strict=True)
-        ]
-        if paths:
-            for index, hypotheses in enumerate(found):
+        results = []
+        for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
+            captions = [self._caption(h, geometry, grid) for h in hypotheses[:count]]
+            if paths:
                 photo = Grid(grid.features[index : index + 1], grid.height, grid.width)
-                sampled = self._paths(photo, hypotheses[0].tokens, paths)
-                captions[index] = replace(captions[index], paths=sampled)
-        return captions
+                captions = [
+                    replace(caption, paths=self._paths(photo, h.tokens, paths))
+                    for caption, h in zip(captions, hypotheses, strict=False)
+                ]
+            results.append(captions)
+        return results
 
     def score(
         self, photo: Photo, text: str, *, at_test: AtTest | None = None, paths: int = 0
@@ -177,10 +213,13 @@ class Captioner:
         """
         inputs, geometries = [], []
         for photo in photos:
-            image = photo if isinstance(photo, Image.Image) else open_photo(photo)
-            if image.mode != "RGB":
-                raise PhotoError(f"is a PIL image of mode {image.mode}; convert it to RGB")
-            pixels, geometry = self.transform(image)
+            if isinstance(photo, tuple):
+                pixels, geometry = photo
+            else:
+                image = photo if isinstance(photo, Image.Image) else open_photo(photo)
+                if image.mode != "RGB":
+                    raise PhotoError(f"is a PIL image of mode {image.mode}; convert it to RGB")
+                pixels, geometry = self.transform(image)
             inputs.append(pixels)
             geometries.append(geometry)
         batch = torch.stack(inputs).to(self.device, memory_format=torch.channels_last)

@@ -42,9 +42,10 @@ MAY_IMPORT = {
     "evaluation.faithfulness": "grid decoders.base decoding",
     "checkpoint": "grid config data model",
     "pipeline": "grid config device data encoders attention model checkpoint decoding",
+    "serving": "__init__ grid data rendering pipeline",
     "training": "grid config device data decoders model checkpoint decoding rendering evaluation",
     "commands": "grid config device data attention model checkpoint decoding rendering evaluation pipeline "
-    "training",
+    "training serving",
     "__init__": "grid pipeline",
     "__main__": "__init__ commands",
 }
@@ -232,6 +233,9 @@ def test_the_lock_pins_every_requirement_within_its_range_and_with_hashes() -> N
     lines = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
     ranges = [line.partition("#")[0].strip() for line in lines]
     ranges += project["dependency-groups"]["dev"]
+    ranges += [
+        each for extra in project["project"]["optional-dependencies"].values() for each in extra
+    ]
     lock = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8")
     pins: dict[str, list[str]] = {}
     for name, version, hashes in re.findall(

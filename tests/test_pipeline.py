@@ -285,3 +285,28 @@ def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, captioner; captioner.__version__; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert printed.stdout.strip() == "False", printed.stderr
+
+
+def test_the_n_best_are_the_searchs_own_and_begin_with_the_caption(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    expected = captioner.caption_batch(paths, beam_size=4)
+    found = captioner.n_best(paths, 3, beam_size=4)
+    for best, captions in zip(expected, found, strict=True):
+        assert close(captions[0], best)
+        assert 1 <= len(captions) <= 3
+        assert len({caption.text for caption in captions}) == len(captions)
+    assert max(map(len, found)) == 3
+    assert all(len(captions) == 1 for captions in captioner.n_best(paths, 5, beam_size=1))
+    with pytest.raises(ConfigError, match="count: 0"):
+        captioner.n_best(paths, 0)
+
+
+def test_what_the_transform_made_of_a_photo_is_captioned_as_the_photo(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    with Image.open(paths[2]) as image:
+        prepared = captioner.transform(image.convert("RGB"))
+    assert close(captioner.caption(prepared), captioner.caption(paths[2]))
+    scored, expected = (captioner.score(photo, "a red disc") for photo in (prepared, paths[2]))
+    assert close(scored, expected)

@@ -29,20 +29,15 @@ WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
 _PALE = "#a9b1bc"
 
 
-def save_gif(
-    frames: Sequence[Image.Image],
-    seconds: Sequence[float],
-    path: str | Path,
-    *,
-    colour_map: ColourMap = "cividis",
-) -> None:
-    """Write frames of one size as a GIF that repeats for ever; seconds: how long each stays.
+def gif(
+    frames: Sequence[Image.Image], seconds: Sequence[float], *, colour_map: ColourMap = "cividis"
+) -> bytes:
+    """Frames of one size as a GIF that repeats for ever; seconds: how long each stays.
 
     Every frame is dithered with 256 colours: the colour map's, so that legends keep theirs, those
     of text and bars, and for the rest what suits the frame.
 
     Raises:
-        CaptionerError: the file cannot be written.
         ValueError: no frames, or frames of several sizes.
     """
     if not frames or len({frame.size for frame in frames}) > 1:
@@ -58,23 +53,49 @@ def save_gif(
         loop=0,
         optimize=False,
     )
-    save_bytes(file.getvalue(), path)
+    return file.getvalue()
+
+
+def save_gif(
+    frames: Sequence[Image.Image],
+    seconds: Sequence[float],
+    path: str | Path,
+    *,
+    colour_map: ColourMap = "cividis",
+) -> None:
+    """Write what `gif` gives.
+
+    Raises:
+        CaptionerError: the file cannot be written.
+        ValueError: no frames, or frames of several sizes.
+    """
+    save_bytes(gif(frames, seconds, colour_map=colour_map), path)
+
+
+def caption_gif(photo: Image.Image, caption: Caption, look: Look | None = None) -> bytes:
+    """A GIF of a caption: the photo, then one frame a word.
+
+    Raises:
+        PhotoError: a photo of another size than the caption's.
+    """
+    look = look or Look()
+    frames = list(caption_frames(photo, caption, look))
+    seconds = [STILL_SECONDS] + [WORD_SECONDS] * (len(frames) - 1)
+    if len(frames) > 1:
+        seconds[-1] = STILL_SECONDS
+    return gif(frames, seconds, colour_map=look.colour_map)
 
 
 def save_caption_gif(
     photo: Image.Image, caption: Caption, path: str | Path, look: Look | None = None
 ) -> None:
-    """A GIF of a caption: the photo, then one frame a word.
+    """Write what `caption_gif` gives.
 
     Raises:
         PhotoError: a photo of another size than the caption's.
         CaptionerError: the file cannot be written.
     """
-    frames = list(caption_frames(photo, caption, look or Look()))
-    seconds = [STILL_SECONDS] + [WORD_SECONDS] * (len(frames) - 1)
-    if len(frames) > 1:
-        seconds[-1] = STILL_SECONDS
-    save_gif(frames, seconds, path, colour_map=(look or Look()).colour_map)
+    save_bytes(caption_gif(photo, caption, look), path)
 
 
 def caption_frames(photo: Image.Image, caption: Caption, look: Look) -> Iterator[Image.Image]:

@@ -1,0 +1,135 @@
+"""Errors as problem documents (RFC 9457, application/problem+json)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+
+class Problem(Exception):
+    """A request that is answered with a problem document.
+
+    detail: one sentence for who sent it. errors: which options are wrong, and why.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        errors: Sequence[Mapping[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.errors = status, detail, errors
+        self.headers = dict(headers or {})
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+
+    def response(self) -> JSONResponse:
+        content: dict[str, Any] = {
+            "type": "about:blank",  # RFC 9457, section 4.2.1: the title is the status's phrase
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        if self.errors:
+            content["errors"] = [dict(error) for error in self.errors]
+        return JSONResponse(
+            content, status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
+        )
+
+
+def answer_with_problems(app: FastAPI) -> None:
+    """Every error that leaves the app is a problem document; an unforeseen one is a 500."""
+
+    async def problem(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, Problem)
+        return error.response()
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        detail = {
+            404: f"there is nothing at {request.url.path}",
+            405: f"{request.url.path} does not take {request.method}",
+        }.get(error.status_code, str(error.detail))
+        return Problem(error.status_code, detail, headers=error.headers).response()
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        errors = [
+            {"name": ".".join(map(str, each["loc"][1:])), "detail": str(each["msg"])}
+            for each in error.errors()
+        ]
+        return Problem(422, "the request is not as it should be", errors=errors).response()
+
+    async def unforeseen(_: Request, error: Exception) -> JSONResponse:
+        return Problem(500, "the server made a mistake; its log says more").response()
+
+    app.add_exception_handler(Problem, problem)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, unforeseen)
+
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "RFC 9457",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "One sentence: what is wrong, what to do."},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "detail"],
+                "properties": {"name": {"type": "string"}, "detail": {"type": "string"}},
+            },
+        },
+    },
+}
+
+_EXAMPLES = {
+    400: "the multipart body cannot be read: Missing boundary in multipart.",
+    401: "this server asks for a token: send the header Authorization: Bearer TOKEN",
+    408: "the photo did not arrive within 30 s",
+    413: "the body is over the limit of 20 MB; send a smaller photo",
+    415: "the photo is not of a known format (JPEG, PNG, GIF, WEBP, BMP, TIFF, PPM, AVIF)",
+    422: "the photo has 10000 x 9000 pixels, over the limit of 50 megapixels; make it smaller",
+    503: "too many photos are waiting; try again in a moment",
+    504: "the answer was not ready within 30 s; try again, or ask for a smaller beam_size",
+}
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Their part of an OpenAPI operation."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        title = HTTPStatus(status).phrase
+        example = {
+            "type": "about:blank",
+            "title": title,
+            "status": status,
+            "detail": _EXAMPLES[status],
+        }
+        found[status] = {
+            "description": title,
+            "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA, "example": example}},
+        }
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            found[status]["headers"] = {
+                "Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}
+            }
+    return found

@@ -1,0 +1,138 @@
+"""Requests that go through the model together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from captioner.serving.batching import Batcher, Full, Gate
+
+
+def test_what_comes_together_goes_together_and_everybody_gets_their_own() -> None:
+    sizes: list[int] = []
+
+    def double(items: Sequence[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    async def run() -> list[int]:
+        batcher = Batcher(max_batch=16, wait_s=0.05, observe=sizes.append)
+        answers = await asyncio.gather(*(batcher.submit("k", double, n) for n in range(40)))
+        await batcher.close()
+        return answers
+
+    assert asyncio.run(run()) == [2 * n for n in range(40)]
+    assert sizes == [16, 16, 8]
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    async def run() -> float:
+        batcher = Batcher(max_batch=2, wait_s=30)
+        began = time.monotonic()
+        await asyncio.gather(*(batcher.submit("k", list, n) for n in range(4)))
+        await batcher.close()
+        return time.monotonic() - began
+
+    assert asyncio.run(run()) < 15
+
+
+def test_one_alone_waits_no_longer_than_it_must() -> None:
+    async def run() -> float:
+        batcher = Batcher(max_batch=16, wait_s=0.2)
+        began = time.monotonic()
+        await batcher.submit("k", list, 1)
+        waited = time.monotonic() - began
+        await batcher.close()
+        return waited
+
+    assert 0.2 <= asyncio.run(run()) < 10
+
+
+def test_items_of_different_keys_are_never_mixed_and_passes_never_overlap() -> None:
+    passes: list[set[str]] = []
+    running = threading.Lock()
+
+    def work(items: Sequence[str]) -> list[str]:
+        assert running.acquire(blocking=False), "one pass at a time"
+        passes.append({item[0] for item in items})
+        time.sleep(0.005)
+        running.release()
+        return [item.upper() for item in items]
+
+    async def run() -> list[str]:
+        batcher = Batcher(max_batch=4, wait_s=0.01)
+        items = [f"{'ab'[n % 2]}{n}" for n in range(20)]
+        answers = await asyncio.gather(*(batcher.submit(i[0], work, i) for i in items))
+        await batcher.close()
+        return answers
+
+    assert asyncio.run(run()) == [f"{'AB'[n % 2]}{n}" for n in range(20)]
+    assert all(len(keys) == 1 for keys in passes)
+
+
+def test_one_that_fails_fails_alone() -> None:
+    def inverse(items: Sequence[int]) -> list[float]:
+        return [1 / item for item in items]
+
+    async def run() -> list[float | BaseException]:
+        batcher = Batcher(wait_s=0.02)
+        answers = await asyncio.gather(
+            *(batcher.submit("k", inverse, n) for n in (1, 0, 2)), return_exceptions=True
+        )
+        await batcher.close()
+        return answers
+
+    one, failed, two = asyncio.run(run())
+    assert (one, two) == (1, 0.5)
+    assert isinstance(failed, ZeroDivisionError)
+
+
+def test_who_has_gone_away_costs_no_pass() -> None:
+    seen: list[int] = []
+
+    def work(items: Sequence[int]) -> list[int]:
+        seen.extend(items)
+        return list(items)
+
+    async def run() -> int:
+        batcher = Batcher(max_batch=16, wait_s=0.2)
+        with anyio.move_on_after(0.02):
+            await batcher.submit("k", work, 1)
+        answer = await batcher.submit("k", work, 2)
+        await batcher.close()
+        return answer
+
+    assert asyncio.run(run()) == 2
+    assert seen == [2]
+
+
+def test_closing_answers_what_waits_and_takes_nothing_new() -> None:
+    def slow(items: Sequence[int]) -> list[int]:
+        time.sleep(0.02)
+        return list(items)
+
+    async def run() -> list[int]:
+        batcher = Batcher(max_batch=2, wait_s=0.01)
+        waiting = [asyncio.create_task(batcher.submit("k", slow, n)) for n in range(9)]
+        await asyncio.sleep(0)
+        await batcher.close()
+        with pytest.raises(Full):
+            await batcher.submit("k", slow, 1)
+        return [task.result() for task in waiting]
+
+    assert asyncio.run(run()) == list(range(9))
+
+
+def test_a_gate_lets_in_so_many_and_again_when_they_leave() -> None:
+    gate = Gate(2)
+    with gate, gate:
+        with pytest.raises(Full):
+            gate.__enter__()
+        assert gate.inside == 2
+    with gate:
+        assert gate.inside == 1
+    assert gate.inside == 0

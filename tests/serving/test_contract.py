@@ -1,0 +1,60 @@
+"""The service keeps to its own OpenAPI document, whatever is sent (schemathesis)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import schemathesis
+import tiny
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from programs import Programs
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from serving_tools import started
+
+from captioner.serving.app import create_app
+
+
+def photos() -> st.SearchStrategy[bytes]:
+    """Photos, photos cut short, and bytes of any kind."""
+    file = io.BytesIO()
+    tiny.photo(1)[0].save(file, format="JPEG")
+    whole = file.getvalue()
+    cut = st.integers(0, len(whole)).map(lambda length: whole[:length])
+    return st.one_of(st.just(whole), cut, st.binary(max_size=2000))
+
+
+schemathesis.openapi.format("binary", photos())
+
+
+@pytest.fixture(scope="module")
+def address(programs: Programs, tiny_model: Path, tiny_hard_model: Path) -> Iterator[str]:
+    with started(programs, "--checkpoint", tiny_model, "--checkpoint", tiny_hard_model) as served:
+        yield served[0]
+        with urlopen(f"{served[0]}metrics") as answer:
+            figures = answer.read().decode()
+        for path in ("captions", "scores", "pictures"):  # not refusals alone were tried
+            assert f'method="POST",path="/v1/{path}",status="200"' in figures, path
+
+
+schema = schemathesis.openapi.from_dict(create_app({}).openapi())
+
+
+@schema.parametrize()
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_no_server_error_and_no_answer_outside_the_document(
+    case: schemathesis.Case, address: str
+) -> None:
+    # A schema cannot say which bytes are a photo, so that rightly refused ones look acceptable.
+    case.call_and_validate(base_url=address, excluded_checks=[positive_data_acceptance])
