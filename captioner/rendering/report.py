@@ -168,9 +168,12 @@ def _photo(photo: ReportedPhoto) -> str:
 
 
 def _histogram(name: str, values: Sequence[float], *, whole: bool = False) -> str:
+    from matplotlib.ticker import MaxNLocator
+
     axes = _axes(name)
     if whole:
         axes.hist(values, bins=[n - 0.5 for n in range(int(max(values)) + 2)], color="#3f6fb0")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
         axes.hist(values, bins=30, color="#3f6fb0")
     axes.set_ylabel("photos")

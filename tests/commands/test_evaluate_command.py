@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,15 +162,24 @@ def test_an_option_that_is_wrong_is_exit_code_2(
 def test_everything_beside_the_scores_is_in_the_results(
     programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "results.json"
+    output, report = tmp_path / "results.json", tmp_path / "report.html"
     outcome = evaluate(
         programs,
         tiny_model,
         table,
         *("--split", "test", "--output", output, "--train-split", "train", "--faithfulness", 2),
+        *("--report", report),
     )
     assert outcome.code == 0, outcome.stderr
     found = results(output)
+    page = report.read_text(encoding="utf-8")
+    assert page.count('<div class="captioner">') == 6
+    for entry in found["captions"]:
+        assert html.escape(entry["caption"]) in page
+    for value in found["metrics"].values():
+        assert value is None or f">{value:.3f}<" in page
+    assert "Content-Security-Policy" in page
+    assert not re.search(r'(src|href)="(?!data:)', page), "it asks for nothing"
     assert 0 <= found["statistics"]["novel_ratio"] <= 1
     for name, (low, high) in found["intervals"].items():
         assert low <= found["metrics"][name] <= high or found["metrics"][name] == pytest.approx(low)
