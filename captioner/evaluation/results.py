@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from captioner.errors import DataError
-from captioner.evaluation.intervals import ImageScores
-from captioner.evaluation.metrics import Scores
+
+if TYPE_CHECKING:
+    from captioner.evaluation.intervals import ImageScores
+    from captioner.evaluation.metrics import Scores
 
 
 def results_of(
@@ -77,6 +79,8 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
     Raises:
         DataError: it is no file of results with scores.
     """
+    from captioner.evaluation.intervals import ImageScores
+
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         images = content["images"]

@@ -124,7 +124,7 @@ def meteor_scores(
     meteor = _Meteor(java)
     try:
         corpus, images = meteor.compute_score(*_by_index(candidates, references))
-    except (ValueError, OSError) as error:  # no number where METEOR died or complained
+    except (ValueError, OSError, IndexError) as error:  # no number where METEOR died or complained
         raise JavaFailure(f"METEOR failed: {_last_line(meteor.error_text()) or error}") from error
     return {"METEOR": Scored(corpus, images, meteor.counts)}
 

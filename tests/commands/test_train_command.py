@@ -69,7 +69,8 @@ def test_a_run_ends_well_and_says_where_its_best_model_is(whole: tuple[Path, Out
 def test_the_run_folder_holds_what_is_promised(whole: tuple[Path, Outcome], table: Path) -> None:
     run, _ = whole
     names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
-    assert names == {"best", "config.yaml", "last", "metrics.jsonl", "previous", "tensorboard"}
+    files = {"best", "config.yaml", "last", "metrics.jsonl", "previous", "samples", "tensorboard"}
+    assert names == files
     expected = tiny.recipe(table, run, train__checkpoint_every=3, train__samples=1)
     assert from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8")) == expected
     verify(run / "last", needs_state=True)

@@ -518,7 +518,7 @@ def test_no_process_is_left_when_the_scoring_program_is_stopped(
 METEOR_ANSWERS = """*meteor*)
   head -c 1000000 /dev/zero | tr '\\0' x >&2
   while read -r line; do case "$line" in
-    SCORE*) echo 1.0 2.0;;
+    SCORE*) echo 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23;;
     EVAL*) echo 0.25; echo 0.75; echo 0.5;;
   esac; done;;"""
 

@@ -30,7 +30,8 @@ def make_caption():
     return make
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while it runs, so does an event loop in this thread.
+@pytest.fixture(scope="module")
 def browser():
     with chromium() as running:
         yield running
