@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 import schemathesis
@@ -35,10 +34,6 @@ schemathesis.openapi.format("binary", photos())
 def address(programs: Programs, tiny_model: Path, tiny_hard_model: Path) -> Iterator[str]:
     with started(programs, "--checkpoint", tiny_model, "--checkpoint", tiny_hard_model) as served:
         yield served[0]
-        with urlopen(f"{served[0]}metrics") as answer:
-            figures = answer.read().decode()
-        for path in ("captions", "pictures"):  # not refusals alone were tried
-            assert f'method="POST",path="/v1/{path}",status="200"' in figures, path
 
 
 schema = schemathesis.openapi.from_dict(create_app({}).openapi())
@@ -60,13 +55,20 @@ def test_no_server_error_and_no_answer_outside_the_document(
     case.call_and_validate(base_url=address, excluded_checks=[positive_data_acceptance])
 
 
-def test_a_caption_that_is_brought_is_answered_as_the_document_says(address: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "options"),
+    [
+        ("captions", {"num_captions": "2", "maps": "true"}),
+        ("scores", {"caption": "a red square", "maps": "true"}),
+        ("pictures", {"format": "gif"}),
+    ],
+)
+def test_what_is_rightly_asked_is_answered_as_the_document_says(
+    address: str, operation: str, options: dict[str, str]
+) -> None:
     file = io.BytesIO()
     tiny.photo(1)[0].save(file, format="JPEG")
-    case = schema["/v1/scores"]["POST"].Case(
-        media_type="multipart/form-data",
-        body={"image": file.getvalue(), "caption": "a red square", "maps": "true"},
+    case = schema[f"/v1/{operation}"]["POST"].Case(
+        media_type="multipart/form-data", body={"image": file.getvalue(), **options}
     )
-    answer = case.call_and_validate(base_url=address)
-    assert answer.status_code == 200
-    assert answer.json()["caption"]
+    assert case.call_and_validate(base_url=address).status_code == 200
