@@ -26,6 +26,7 @@ from captioner.serving import decoder
 from captioner.serving.problems import Problem
 
 MEMORY_BYTES = 2 * 2**30
+WORKERS = 2  # processes that decode
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class PhotoReader:
         max_pixels: int,
         time_limit_s: float,
         memory_bytes: int = MEMORY_BYTES,
-        workers: int = 2,
+        workers: int = WORKERS,
     ) -> None:
         self.max_pixels, self.time_limit_s = max_pixels, time_limit_s
         # A fork of the server itself would copy the locks of its threads in any state.
