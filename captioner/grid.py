@@ -34,6 +34,24 @@ class Geometry:
     height_px: float
     flipped: bool = False
 
+    def scaled(self, photo_width_px: int, photo_height_px: int) -> Geometry:
+        """The same for the photo in another size.
+
+        >>> Geometry(200, 100, 50, 0, 100, 100).scaled(100, 50) == Geometry(100, 50, 25, 0, 50, 50)
+        True
+        """
+        across = photo_width_px / self.photo_width_px
+        down = photo_height_px / self.photo_height_px
+        return replace(
+            self,
+            photo_width_px=photo_width_px,
+            photo_height_px=photo_height_px,
+            left_px=self.left_px * across,
+            top_px=self.top_px * down,
+            width_px=self.width_px * across,
+            height_px=self.height_px * down,
+        )
+
     def cell_box_px(
         self, row: int, column: int, rows: int, columns: int
     ) -> tuple[float, float, float, float]:

@@ -53,19 +53,8 @@ def shrunk(
     if scale == 1.0:
         return photo, caption
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
-    x, y = size[0] / photo.width, size[1] / photo.height
-    seen = caption.geometry
-    geometry = replace(
-        seen,
-        photo_width_px=size[0],
-        photo_height_px=size[1],
-        left_px=seen.left_px * x,
-        top_px=seen.top_px * y,
-        width_px=seen.width_px * x,
-        height_px=seen.height_px * y,
-    )
     small = photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
-    return small, replace(caption, geometry=geometry)
+    return small, replace(caption, geometry=caption.geometry.scaled(*size))
 
 
 def jpeg(photo: Image.Image, *, quality: int = 88) -> bytes:

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from PIL import Image
-
 from captioner.data.vocabulary import tokenize
-from captioner.grid import Caption, Geometry
+from captioner.grid import Caption
 from captioner.pipeline import Captioner
 from captioner.serving.batching import Batcher, Gate
 from captioner.serving.images import PhotoReader, ReadPhoto
@@ -119,7 +117,8 @@ class Service:
             asked = _Asked(photo, 1, lambda captions: captions[0])
             caption = await self._written(name, beam_size, options, asked)
         assert photo.picture is not None
-        caption = replace(caption, geometry=_scaled(caption.geometry, photo.picture))
+        geometry = caption.geometry.scaled(*photo.picture.size)
+        caption = replace(caption, geometry=geometry)
         running = asyncio.get_running_loop()
         return await running.run_in_executor(
             self._painter, draw, options.format, photo.picture, caption, name
@@ -166,18 +165,3 @@ def _check_text(text: str) -> None:
 
 def _wrong(name: str, detail: str) -> Problem:
     return Problem(422, f"{name}: {detail}", errors=[{"name": name, "detail": detail}])
-
-
-def _scaled(geometry: Geometry, picture: Image.Image) -> Geometry:
-    """The geometry of a smaller picture of the same photo."""
-    across = picture.width / geometry.photo_width_px
-    down = picture.height / geometry.photo_height_px
-    return Geometry(
-        photo_width_px=picture.width,
-        photo_height_px=picture.height,
-        left_px=geometry.left_px * across,
-        top_px=geometry.top_px * down,
-        width_px=geometry.width_px * across,
-        height_px=geometry.height_px * down,
-        flipped=geometry.flipped,
-    )
