@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.grid import Grid
+from captioner.step_linear import StepLinear
 
 
 class Window(nn.Module, ABC):
@@ -46,8 +47,8 @@ class PredictiveWindow(Window):
 
     def __init__(self, *, query_dim: int, radius_cells: float) -> None:
         super().__init__()
-        self.hidden = nn.Linear(query_dim, query_dim, bias=False)
-        self.centre = nn.Linear(query_dim, 2, bias=False)
+        self.hidden = StepLinear(query_dim, query_dim, bias=False)
+        self.centre = StepLinear(query_dim, 2, bias=False)
         self.radius = radius_cells
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from captioner.allocator import keep_freed_memory
 from captioner.errors import CaptionerError
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
@@ -18,6 +19,7 @@ INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
 def run_command(command: Callable[[], int]) -> int:
     """Call a command; a user's mistake becomes one sentence on stderr and exit code 2."""
+    keep_freed_memory()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # The name of a photo need not be text. In JSON this is the escape that leads back to it.
         sys.stdout.reconfigure(errors="backslashreplace")

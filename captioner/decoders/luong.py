@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioner.attention import Attention, Memory
 from captioner.decoders.recurrent import AttendingDecoder, GateKind, LSTMState
 from captioner.grid import Glimpse
+from captioner.step_linear import StepLinear
 
 
 class LuongDecoder(AttendingDecoder):
@@ -47,7 +48,7 @@ class LuongDecoder(AttendingDecoder):
             dropout=dropout,
             embed_dropout=embed_dropout,
         )
-        self.attentional = nn.Linear(feature_dim + hidden_dim, embed_dim, bias=False)
+        self.attentional = StepLinear(feature_dim + hidden_dim, embed_dim, bias=False)
         self.input_feeding = input_feeding
 
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:

@@ -13,6 +13,7 @@ from captioner.attention import Attention, Memory
 from captioner.decoders.base import Decoder, Forced, packed, rows_per_step
 from captioner.errors import ConfigError
 from captioner.grid import Glimpse, Grid
+from captioner.step_linear import StepLinear, gradients_at_once
 
 GateKind = Literal["none", "scalar", "vector"]
 
@@ -54,7 +55,7 @@ class RecurrentDecoder(Decoder):
         self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
         self.embed_dropout = nn.Dropout(embed_dropout)
         self.word_gates = nn.Linear(embed_dim, 4 * hidden_dim)
-        self.state_gates = nn.Linear(hidden_dim + input_dim, 4 * hidden_dim, bias=False)
+        self.state_gates = StepLinear(hidden_dim + input_dim, 4 * hidden_dim, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.vocabulary = nn.Linear(output_dim, vocabulary_size)
         if tie_embeddings:
@@ -109,6 +110,10 @@ class RecurrentDecoder(Decoder):
         )
 
     def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
+        with gradients_at_once(self):
+            return self._forced(memory, tokens, lengths)
+
+    def _forced(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
         rows = rows_per_step(lengths)
         words = self._embed(tokens[:, : len(rows)])  # [N, T, E]
         # unbind, because the gradient of a slice a step would be as large as all steps together
@@ -176,9 +181,9 @@ class AttendingDecoder(RecurrentDecoder):
         self.attention = attention
         self.initial_h = nn.Linear(feature_dim, hidden_dim)
         self.initial_c = nn.Linear(feature_dim, hidden_dim)
-        self.beta: nn.Linear | None = None
+        self.beta: StepLinear | None = None
         if gate != "none":
-            self.beta = nn.Linear(hidden_dim, 1 if gate == "scalar" else feature_dim)
+            self.beta = StepLinear(hidden_dim, 1 if gate == "scalar" else feature_dim)
 
     def prepare(self, grid: Grid) -> Memory:
         return self.attention.prepare(grid)

@@ -1,0 +1,84 @@
+"""The weight's gradient at once is the sum of those of all steps."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.step_linear import StepLinear, gradients_at_once
+
+
+class Loop(nn.Module):
+    """An LSTM-like loop that calls two layers at every step, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forth = StepLinear(5, 7)
+        self.back = StepLinear(7, 5, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        total = rows.new_zeros(())
+        for step in range(4):
+            rows = torch.tanh(self.back(torch.tanh(self.forth(rows[: len(rows) - step]))))
+            total = total + self.forth(rows).square().mean()
+        return total
+
+
+def gradients(loop: Loop, rows: Tensor, *, at_once: bool) -> list[Tensor]:
+    loop.zero_grad()
+    rows = rows.clone().requires_grad_()
+    with gradients_at_once(loop) if at_once else nullcontext():
+        loss = loop(rows)
+    loss.backward()
+    found = [rows.grad, *(parameter.grad for parameter in loop.parameters())]
+    assert all(gradient is not None for gradient in found)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def test_at_once_is_the_sum_of_the_steps() -> None:
+    torch.manual_seed(0)
+    loop, rows = Loop().double(), torch.randn(8, 3, 5, dtype=torch.float64)
+    plain = gradients(loop, rows, at_once=False)
+    at_once = gradients(loop, rows, at_once=True)
+    for one, other in zip(plain, at_once, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        assert one.abs().max() > 0
+
+
+def test_gradients_add_up_over_backward_passes() -> None:
+    torch.manual_seed(0)
+    loop, rows = Loop().double(), torch.randn(8, 5, dtype=torch.float64)
+    once = gradients(loop, rows, at_once=True)[1].clone()
+    with gradients_at_once(loop):
+        loss = loop(rows)
+    loss.backward()
+    torch.testing.assert_close(loop.forth.weight.grad, 2 * once)
+
+
+def test_under_autocast_the_gradient_has_the_weights_type() -> None:
+    torch.manual_seed(0)
+    loop, rows = Loop(), torch.randn(8, 5)
+    exact = gradients(loop, rows, at_once=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = gradients(loop, rows, at_once=True)
+    assert all(gradient.dtype == torch.float32 for gradient in rough)
+    for one, other in zip(exact, rough, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_without_gradients_it_is_a_plain_layer(frozen: bool) -> None:
+    loop = Loop().requires_grad_(not frozen)
+    rows = torch.randn(4, 5)
+    with torch.set_grad_enabled(frozen), gradients_at_once(loop):
+        assert not loop(rows).requires_grad
+
+
+def test_an_error_inside_leaves_plain_layers() -> None:
+    loop = Loop()
+    with pytest.raises(RuntimeError), gradients_at_once(loop):
+        raise RuntimeError
+    assert loop(torch.randn(4, 5)).requires_grad
