@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Literal, get_args
 
 import torch
@@ -14,6 +15,9 @@ from captioner.errors import ConfigError
 from captioner.grid import Glimpse
 
 AtTest = Literal["argmax", "expectation", "sample"]
+
+# A context's own, not a module's: a server's threads share the modules.
+_asked: ContextVar[AtTest | None] = ContextVar("at_test", default=None)
 
 
 class Select(nn.Module, ABC):
@@ -77,7 +81,7 @@ class HardSelect(Select):
 
     def forward(self, scores: Tensor, values: Tensor, expected: Tensor | None = None) -> Glimpse:
         log_map, attention, entropy = _distribution(scores, self.temperature)
-        how = "sample" if self.training else self.at_test
+        how = "sample" if self.training else _asked.get() or self.at_test
         if how == "expectation":
             context = torch.bmm(attention.to(values.dtype), values)
             return Glimpse(context, attention, entropy, log_prob=torch.zeros_like(entropy))
@@ -98,26 +102,22 @@ class HardSelect(Select):
 
 @contextlib.contextmanager
 def looking(module: nn.Module, at_test: AtTest) -> Iterator[None]:
-    """Within it, hard attention anywhere in a module looks as `at_test` says.
+    """Within it, in this thread, hard attention looks as `at_test` says.
 
     Raises:
         ConfigError: the module has no hard attention, or there is no such way to look.
     """
-    selects = [part for part in module.modules() if isinstance(part, HardSelect)]
-    if not selects:
+    if not any(isinstance(part, HardSelect) for part in module.modules()):
         raise ConfigError(f"at_test: this model has no hard attention to look by {at_test}")
     if at_test not in get_args(AtTest):
         raise ConfigError(
             f"at_test: '{at_test}' is not accepted; use {', '.join(get_args(AtTest))}"
         )
-    before = [select.at_test for select in selects]
+    token = _asked.set(at_test)
     try:
-        for select in selects:
-            select.at_test = at_test
         yield
     finally:
-        for select, own in zip(selects, before, strict=True):
-            select.at_test = own
+        _asked.reset(token)
 
 
 def _distribution(scores: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

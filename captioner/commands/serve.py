@@ -13,9 +13,12 @@ from captioner.commands import run_command, show, whole_number
 from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
+    import torch
+
     from captioner.pipeline import Captioner
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
+PASSES = 2  # at once, on a CPU
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,15 +109,16 @@ def _run(arguments: argparse.Namespace) -> int:
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
     listening = _socket(arguments.host, arguments.port)
-    _leave_cores_to_decoding()
+    models = _models(arguments)
     app = create_app(
-        _models(arguments),
+        models,
         token=arguments.token,
         limits=Limits(
             max_bytes=arguments.max_megabytes * 10**6,
             max_pixels=arguments.max_megapixels * 10**6,
             max_requests=arguments.max_requests,
             deadline_s=arguments.deadline,
+            passes=_share_cores(next(iter(models.values())).device),
         ),
         any_host=not loopback,
     )
@@ -142,18 +146,22 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _leave_cores_to_decoding() -> None:
-    """OpenMP's threads spin while they wait, and starve whoever else needs their core.
+def _share_cores(device: torch.device) -> int:
+    """How many passes go through the models at once; on a CPU each has its part of the cores.
 
-    On two cores, half of them for the model answered twice as many requests as all of them. Who
-    sets OMP_NUM_THREADS has decided.
+    Two passes side by side keep two cores busier than one pass over both: much of a search is too
+    small to be cut in pieces, and OpenMP's threads spin while they wait, which starves whoever else
+    needs their core. Who sets OMP_NUM_THREADS has decided how many threads a pass has.
     """
+    if device.type != "cpu":
+        return 1
     import torch
 
-    from captioner.serving.images import WORKERS
-
+    cores = os.cpu_count() or 1
+    passes = min(PASSES, cores)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) - WORKERS))
+        torch.set_num_threads(max(1, cores // passes))
+    return passes
 
 
 def _socket(host: str, port: int) -> socket.socket:

@@ -55,12 +55,12 @@ class _Job(Generic[Item, Result]):
 
 
 class Batcher:
-    """One pass at a time, in a thread of its own, over up to `max_batch` items of equal key.
+    """Passes over up to `max_batch` items of equal key, `passes` at a time, each in a thread.
 
     A pass begins when `max_batch` items of its key are there, or `wait_s` after the first of them
-    came; while a pass runs, the next one gathers. Where a pass over several items fails, each is
-    tried alone, so that nobody's photo fails for another's. An item whose caller has gone away is
-    dropped. Callers bound how many wait (see Gate).
+    came; while all threads are busy, the next one gathers. Where a pass over several items fails,
+    each is tried alone, so that nobody's photo fails for another's. An item whose caller has gone
+    away is dropped. Callers bound how many wait (see Gate).
     """
 
     def __init__(
@@ -68,13 +68,15 @@ class Batcher:
         *,
         max_batch: int = 16,
         wait_s: float = 0.010,
+        passes: int = 1,
         observe: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.max_batch, self.wait_s, self.observe = max_batch, wait_s, observe
         self._waiting: deque[_Job[Any, Any]] = deque()
         self._changed = asyncio.Event()
         self._closing = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._passes = passes
+        self._threads = ThreadPoolExecutor(passes, thread_name_prefix="model")
         self._loop: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -105,18 +107,19 @@ class Batcher:
         self._changed.set()
         if self._loop is not None:
             await self._loop
-        self._thread.shutdown()
+        self._threads.shutdown()
 
     async def _run(self) -> None:
-        while True:
-            while not self._waiting:
-                if self._closing:
-                    return
-                await self._change()
-            batch = await self._gathered()
-            if batch:
-                self.observe(len(batch))
-                await self._answer(batch)
+        free = anyio.Semaphore(self._passes)
+        async with anyio.create_task_group() as running:
+            while True:
+                while not self._waiting:
+                    if self._closing:
+                        return
+                    await self._change()
+                await free.acquire()  # first: what comes while all are busy goes together
+                batch = await self._gathered()
+                running.start_soon(self._pass, batch, free)
 
     async def _gathered(self) -> list[_Job[Any, Any]]:
         first = self._waiting[0]
@@ -139,11 +142,19 @@ class Batcher:
         self._changed.clear()
         await self._changed.wait()
 
+    async def _pass(self, batch: list[_Job[Any, Any]], free: anyio.Semaphore) -> None:
+        try:
+            if batch:
+                self.observe(len(batch))
+                await self._answer(batch)
+        finally:
+            free.release()
+
     async def _answer(self, batch: list[_Job[Any, Any]]) -> None:
         running = asyncio.get_running_loop()
         items = [job.item for job in batch]
         try:
-            results = await running.run_in_executor(self._thread, batch[0].work, items)
+            results = await running.run_in_executor(self._threads, batch[0].work, items)
         except Exception as error:  # noqa: BLE001  it belongs to whoever asked
             if len(batch) > 1:
                 for job in batch:

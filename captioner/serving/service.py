@@ -29,7 +29,7 @@ class Limits:
 
     max_bytes: of a request's body. max_pixels: of a photo. max_requests: inside at once, waiting
     and served; more are sent away. deadline_s: for an answer. decode_s: for decoding a photo.
-    max_batch, wait_s: see Batcher.
+    max_batch, wait_s, passes: see Batcher.
     """
 
     max_bytes: int = 20 * 10**6
@@ -39,6 +39,7 @@ class Limits:
     decode_s: float = 10.0
     max_batch: int = 16
     wait_s: float = 0.010
+    passes: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Service:
         self._batcher = Batcher(
             max_batch=self.limits.max_batch,
             wait_s=self.limits.wait_s,
+            passes=self.limits.passes,
             observe=self.metrics.batches.observe,
         )
         self._painter = ThreadPoolExecutor(1, thread_name_prefix="painter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -232,3 +233,15 @@ def test_looking_refuses_what_has_no_hard_attention_and_what_is_no_way_to_look()
         looking(HardSelect(), "best"),
     ):
         pass
+
+
+def test_a_way_to_look_is_its_own_threads() -> None:
+    select = HardSelect().eval()
+    scores, values = torch.randn(1, 2, 6), torch.randn(1, 6, 3)
+    with looking(select, "expectation"):
+        here = select(scores, values)
+        with ThreadPoolExecutor(1) as thread:
+            there = thread.submit(select, scores, values).result()
+    assert here.cells is None
+    assert there.cells is not None
+    assert select(scores, values).cells is not None

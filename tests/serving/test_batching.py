@@ -136,3 +136,28 @@ def test_a_gate_lets_in_so_many_and_again_when_they_leave() -> None:
     with gate:
         assert gate.inside == 1
     assert gate.inside == 0
+
+
+def test_so_many_passes_at_once_and_no_more() -> None:
+    both = threading.Barrier(2)
+    at_once, most = 0, 0
+    counting = threading.Lock()
+
+    def work(items: Sequence[int]) -> list[int]:
+        nonlocal at_once, most
+        with counting:
+            at_once += 1
+            most = max(most, at_once)
+        both.wait(timeout=30)  # two passes have to meet here
+        with counting:
+            at_once -= 1
+        return [-item for item in items]
+
+    async def run() -> list[int]:
+        batcher = Batcher(max_batch=2, wait_s=0.01, passes=2)
+        answers = await asyncio.gather(*(batcher.submit("k", work, n) for n in range(16)))
+        await batcher.close()
+        return answers
+
+    assert asyncio.run(run()) == [-n for n in range(16)]
+    assert most == 2
