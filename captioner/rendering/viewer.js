@@ -581,8 +581,11 @@
       const context = ramp.getContext("2d");
       const pixels = context.createImageData(256, 1);
       const table = TABLES[this.look.colourMap];
+      const lines = ticks(this.vmax, CONTOURS_AT_MOST).slice(1).map((v) => (255 * v) / this.vmax);
+      const contours = this.look.style === "contour"; // the lines, and nothing between them
       for (let level = 0; level < 256; level++) {
-        const cut = (level / 255) * this.vmax < this.look.threshold;
+        const cut = (level / 255) * this.vmax < this.look.threshold
+          || (contours && !lines.some((line) => Math.abs(level - line) <= 2));
         const grey = Math.round(255 * (1 - this.look.opacity * (1 - (cut ? 0 : level) / 255)));
         for (let k = 0; k < 3; k++)
           pixels.data[4 * level + k] = this.look.style === "mask" ? grey : table[3 * level + k];

@@ -18,7 +18,13 @@ from PIL import Image
 import captioner.rendering
 from captioner.grid import Geometry
 from captioner.rendering.heat import attention_heat, colour_scale
-from captioner.rendering.overlay import COLOUR_MAPS, colour_table, mark_looks, overlay
+from captioner.rendering.overlay import (
+    COLOUR_MAPS,
+    colour_table,
+    contour_levels,
+    mark_looks,
+    overlay,
+)
 
 FOLDER = Path(captioner.rendering.__file__).parent
 SITE = "http://viewer.test/"
@@ -320,3 +326,19 @@ def test_a_caption_without_words_and_a_missing_photo_are_told_of(open_viewer, ma
     assert "no words" in page.locator(".cv-readout").inner_text()
     page.evaluate("viewer.image.src = 'data:image/png;base64,AAAA'")
     until(page, "viewer.readout.textContent === 'The photo cannot be shown.'")
+
+
+def test_the_legend_of_contours_shows_their_levels_and_nothing_between(open_viewer, make_caption):
+    caption = make_caption((640, 480), WORDS)
+    page = open_viewer(content(caption, style="contour", threshold=1.5)).page
+    alpha = np.array(
+        page.evaluate(
+            "Array.from(viewer.legend.querySelector('canvas').getContext('2d')"
+            ".getImageData(0, 0, 256, 1).data).filter((_, i) => i % 4 === 3)"
+        )
+    )
+    begins = np.flatnonzero(np.diff((alpha == 255).astype(int), prepend=0) == 1)
+    vmax = colour_scale(caption)
+    levels = [level for level in contour_levels(vmax) if level >= 1.5]
+    assert len(begins) == len(levels) > 1
+    np.testing.assert_allclose(begins, np.array(levels) * 255 / vmax, atol=4)
