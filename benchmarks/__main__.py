@@ -1,6 +1,6 @@
 """All benchmarks, or those named: a table each, and a JSON file.
 
-    python -m benchmarks [step search folder encoder startup] [--peer PATH] [--output FILE]
+    python -m benchmarks [step search folder encoder startup growth] [--peer PATH] [--output FILE]
 
 Every figure is a ratio of times taken in turns in one run; medians of several rounds, with the
 least and the most. --peer is a checkout of sgrvinod's a-PyTorch-Tutorial-to-Image-Captioning.
@@ -16,11 +16,12 @@ from pathlib import Path
 import matplotlib.cbook
 import torch
 
-from benchmarks import encoder, folder, peer, search, startup, step
+from benchmarks import encoder, folder, growth, peer, search, startup, step
 from benchmarks.timing import ROUNDS, Table, as_json, machine
+from captioner.allocator import keep_freed_memory
 from captioner.device import choose_device
 
-NAMES = ("step", "search", "folder", "encoder", "startup")
+NAMES = ("step", "search", "folder", "encoder", "startup", "growth")
 
 
 def main() -> int:
@@ -38,6 +39,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.peer:
         peer.check(arguments.peer)
+    keep_freed_memory()
     device = choose_device(arguments.device)
     quick, rounds = arguments.quick, arguments.rounds
     tables: dict[str, Table] = {}
@@ -46,6 +48,7 @@ def main() -> int:
         tables[name] = table
         print(f"\n{table.text()}", flush=True)
 
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     print(json.dumps(machine(device)))
     for name in arguments.names or NAMES:
         if name == "step":
@@ -63,7 +66,7 @@ def main() -> int:
                         ),
                     )
         elif name == "search":
-            photos = 4 if quick else 1000 if device.type == "cuda" else 64
+            photos = 4 if quick else 1000
             done(
                 name,
                 search.run(
@@ -81,7 +84,9 @@ def main() -> int:
         elif name == "startup":
             photo = Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
             done(name, startup.run(photo=photo, rounds=rounds))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        elif name == "growth":
+            done(name, growth.run(device=device, rounds=rounds, quick=quick))
+            growth.draw(tables[name], arguments.output.with_name("growth.png"))
     content = {
         "machine": machine(device),
         "tables": {name: {"title": t.title, "rows": t.rows} for name, t in tables.items()},

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks import peer
-from benchmarks.timing import Table, in_turns, matrix_rate, peak_memory_mib
+from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
 from captioner.attention import AdditiveScore, Attention, GlobalWindow, HardSelect, SoftSelect
 from captioner.decoders import LSTMDecoder
 from captioner.grid import Grid
@@ -60,14 +60,12 @@ def operations(lengths: Tensor) -> float:
 def run(
     *, checkout: Path | None, device: torch.device, batch: int, dtype: torch.dtype, rounds: int
 ) -> Table:
-    """Steps of the soft and the hard decoder, and of the peer's, on the same grids and words."""
-    generator = torch.Generator().manual_seed(0)
-    grids = torch.randn(batch, L, D, generator=generator).to(device)
-    tokens = torch.randint(4, VOCABULARY, (batch, LONGEST + 1), generator=generator).to(device)
-    lengths = torch.randint(8, LONGEST + 1, (batch,), generator=generator).sort(descending=True)[0]
-    lengths[0] = LONGEST
-    lengths = lengths.to(device)
+    """Steps of the soft and the hard decoder, and of the peer's, on the same grids and words.
 
+    The peer is in a process apart: freed memory is kept in this one, as our programs do, and the
+    peer's do not (captioner/allocator.py).
+    """
+    grids, tokens, lengths = _inputs(batch, device)
     calls: dict[str, Callable[[], None]] = {}
     for name in ("soft", "hard"):
         torch.manual_seed(0)
@@ -79,9 +77,10 @@ def run(
             ).to(device)
         calls[name] = _ours(decoder, hard, grids, tokens, lengths, dtype)
     if checkout is not None:
-        torch.manual_seed(0)
-        calls["peer"] = _peers(checkout, grids, tokens, lengths, device, dtype)
+        calls["peer"] = Apart(_peers, checkout, batch, str(device), dtype)
     found = in_turns(calls, device=device, rounds=rounds)
+    if isinstance(calls.get("peer"), Apart):
+        calls["peer"].close()
     rate = matrix_rate(int(lengths.sum()), SIZE, VOCABULARY, device=device, dtype=dtype)
     rows = []
     for name, timing in found.items():
@@ -105,6 +104,16 @@ def run(
     return Table(title, rows)
 
 
+def _inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Grids [B, L, D], tokens [B, LONGEST + 1], lengths [B]: the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    grids = torch.randn(batch, L, D, generator=generator)
+    tokens = torch.randint(4, VOCABULARY, (batch, LONGEST + 1), generator=generator)
+    lengths = torch.randint(8, LONGEST + 1, (batch,), generator=generator).sort(descending=True)[0]
+    lengths[0] = LONGEST
+    return grids.to(device), tokens.to(device), lengths.to(device)
+
+
 def _ours(
     decoder: LSTMDecoder,
     hard: HardAttentionLoss | None,
@@ -125,14 +134,10 @@ def _ours(
     return step
 
 
-def _peers(
-    checkout: Path,
-    grids: Tensor,
-    tokens: Tensor,
-    lengths: Tensor,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Callable[[], None]:
+def _peers(checkout: Path, batch: int, on: str, dtype: torch.dtype) -> Callable[[], None]:
+    device = torch.device(on)
+    grids, tokens, lengths = _inputs(batch, device)
+    torch.manual_seed(0)
     decoder = peer.decoder_class(checkout, device)(SIZE, SIZE, SIZE, VOCABULARY, D).to(device)
     loss_of = nn.CrossEntropyLoss()
     square = grids.view(len(grids), 14, 14, D)
@@ -145,5 +150,7 @@ def _peers(
         targets = pack_padded_sequence(ordered[:, 1:], counts, batch_first=True)[0]
         loss = loss_of(packed, targets) + ((1.0 - maps.sum(dim=1)) ** 2).mean()
         loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     return step

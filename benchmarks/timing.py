@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import resource
@@ -9,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -69,6 +71,40 @@ def in_turns(
         name: Timing(statistics.median(each), min(each), max(each), rounds)
         for name, each in seconds.items()
     }
+
+
+class Apart:
+    """A call in a process of its own, which is as its users start it: our settings are not its.
+
+    build: function of a module, from `arguments` to the call; whatever the call returns comes back.
+    """
+
+    def __init__(self, build: Callable[..., Callable[[], object]], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, build, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __call__(self) -> Any:
+        self._connection.send(None)
+        return self._connection.recv()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join()
+
+
+def _serve(
+    connection: Connection, build: Callable[..., Callable[[], object]], arguments: tuple[object]
+) -> None:
+    call = build(*arguments)
+    while True:
+        try:
+            connection.recv()
+        except EOFError:
+            return
+        connection.send(call())
 
 
 def _wait(device: torch.device | None) -> None:

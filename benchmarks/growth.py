@@ -1,0 +1,192 @@
+"""What a task costs as its sizes grow, one at a time from the bundled model's own."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.timing import Table, in_turns, peak_memory_mib
+from captioner import Captioner
+from captioner.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.data.dataset import CaptionBatches, CaptionDataset
+from captioner.data.readers import read_split
+from captioner.data.transforms import PhotoTransform
+from captioner.data.vocabulary import Vocabulary
+from captioner.decoders import LSTMDecoder
+from captioner.decoding import search
+from captioner.decoding.search import END
+from captioner.grid import Grid
+from captioner.training.losses import caption_losses
+
+L, T, B, K, D, VOCABULARY = 64, 12, 64, 5, 384, 2500
+CELLS = (49, 100, 196, 400, 784)
+WORDS = (10, 20, 40)
+CAPTIONS = (1, 4, 16, 64, 256)
+BEAMS = (1, 2, 5, 10)
+PHOTOS = (100, 1000, 10_000, 100_000)
+CAPTIONED = (32, 128, 512)  # photos; the model takes them in batches of 16, however many there are
+
+
+def run(*, device: torch.device, rounds: int, quick: bool) -> Table:
+    """Median seconds for each size, and how they grow: the exponent between a size and the next.
+
+    1 is linear; below 1 a larger task is cheaper a piece.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        sweeps = {
+            "training step, L cells": {n: _step(n, T, B, device) for n in CELLS},
+            "training step, T words": {n: _step(L, n, B, device) for n in WORDS},
+            "training step, B captions": {n: _step(L, T, n, device) for n in CAPTIONS},
+            "search, K beams": {n: _search(n, B, device) for n in BEAMS},
+            "search, B photos": {n: _search(K, n, device) for n in CAPTIONS},
+            "reading a data set and an epoch's order, photos": {
+                n: _data(Path(folder), n) for n in PHOTOS[: 2 if quick else None]
+            },
+            "captioning files, photos": _captioning(
+                Path(folder), CAPTIONED[: 1 if quick else None], device
+            ),
+        }
+        rows = []
+        for name, calls in sweeps.items():
+            found = in_turns({str(n): c for n, c in calls.items()}, device=device, rounds=rounds)
+            before = None
+            for size in calls:
+                timing = found[str(size)]
+                exponent = None
+                if before is not None:
+                    earlier, earlier_s = before
+                    exponent = math.log(timing.median_s / earlier_s) / math.log(size / earlier)
+                rows.append(
+                    {
+                        "work": name,
+                        "size": size,
+                        "s": timing.median_s,
+                        "least": timing.least_s,
+                        "most": timing.most_s,
+                        "exponent": "" if exponent is None else exponent,
+                        "peak MiB so far": peak_memory_mib(device),
+                    }
+                )
+                before = size, timing.median_s
+    title = f"Growth, from L {L}, T {T}, B {B}, K {K}, D {D}, V {VOCABULARY}"
+    return Table(title, rows)
+
+
+def draw(table: Table, path: Path) -> None:
+    """The table's curves, on logarithmic axes, beside what linear would be."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["work"] for row in table.rows):
+        rows = [row for row in table.rows if row["work"] == name]
+        axes.loglog([r["size"] for r in rows], [r["s"] for r in rows], marker="o", label=name)
+    sizes = np.array([min(CAPTIONS), max(PHOTOS)])
+    axes.loglog(sizes, sizes * 1e-3, color="grey", linestyle=":", label="linear")
+    axes.set_xlabel("size")
+    axes.set_ylabel("seconds")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+def _decoder(device: torch.device) -> LSTMDecoder:
+    torch.manual_seed(0)
+    decoder = LSTMDecoder(
+        Attention(
+            AdditiveScore(query_dim=512, feature_dim=D, attention_dim=256),
+            GlobalWindow(),
+            SoftSelect(),
+        ),
+        vocabulary_size=VOCABULARY,
+        feature_dim=D,
+        hidden_dim=512,
+        embed_dim=D,
+        gate="vector",
+        tie_embeddings=True,
+    )
+    with torch.no_grad():
+        decoder.vocabulary.bias[END] = -100.0  # no caption ends before its last word
+    return decoder.to(device)
+
+
+def _grid(photos: int, cells: int, device: torch.device) -> Grid:
+    rows = max(n for n in range(1, math.isqrt(cells) + 1) if cells % n == 0)
+    return Grid(torch.randn(photos, cells, D, device=device), rows, cells // rows)
+
+
+def _step(cells: int, words: int, captions: int, device: torch.device) -> Callable[[], None]:
+    decoder, grid = _decoder(device), _grid(captions, cells, device)
+    tokens = torch.randint(4, VOCABULARY, (captions, words + 1), device=device)
+    lengths = torch.full((captions,), words, device=device)
+
+    def step() -> None:
+        decoder.zero_grad()
+        forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
+        caption_losses(forced, tokens[:, 1:], lengths, doubly_stochastic=1.0)["total"].backward()
+
+    return step
+
+
+def _search(beams: int, photos: int, device: torch.device) -> Callable[[], None]:
+    decoder, grid = _decoder(device).eval(), _grid(photos, L, device)
+
+    def find() -> None:
+        search(decoder, grid, beam_size=beams, max_words=T)
+
+    return find
+
+
+def _data(folder: Path, photos: int) -> Callable[[], None]:
+    """A table of captions, five a photo, read and put in the order of an epoch."""
+    table = folder / f"{photos}.csv"
+    words = [f"word{n}" for n in range(200)]
+    generator = np.random.default_rng(0)
+    with table.open("w", encoding="utf-8") as file:
+        file.write("image,caption\n")
+        for photo in range(photos):
+            (folder / f"{photo}.jpg").touch()
+            for _ in range(5):
+                chosen = " ".join(words[n] for n in generator.integers(0, 200, 10))
+                file.write(f"{photo}.jpg,{chosen}\n")
+
+    def read() -> None:
+        split = read_split(format="table", root=str(table), split="train")
+        captions = (caption for photo in split.photos for caption in photo.captions)
+        dataset = CaptionDataset(
+            split.photos,
+            Vocabulary.build(captions, min_count=5),
+            _blank,
+            max_words=20,
+            seed=0,
+        )
+        batches = CaptionBatches(
+            dataset.photo_of, dataset.lengths, batch_size=80, by="photo", seed=0
+        )
+        assert sum(len(captions) for captions in batches.epoch(0)) == 5 * photos
+
+    return read
+
+
+_blank = PhotoTransform(height_px=8, width_px=8, mean=(0, 0, 0), std=(1, 1, 1))
+
+
+def _captioning(
+    folder: Path, sizes: tuple[int, ...], device: torch.device
+) -> dict[int, Callable[[], None]]:
+    captioner = Captioner.from_pretrained(device=str(device))
+    path = folder / "photo.jpg"
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((640, 480), Image.Resampling.BICUBIC).save(path)
+
+    def caption(photos: int) -> None:
+        for first in range(0, photos, 16):
+            captioner.caption_batch([path] * min(16, photos - first))
+
+    return {size: lambda size=size: caption(size) for size in sizes}  # type: ignore[misc]
