@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "config": "",
     "device": "",
     "allocator": "",
+    "passes": "",
     "step_linear": "",
     "data": "grid",
     "data.vocabulary": "",
@@ -46,7 +47,7 @@ MAY_IMPORT = {
     "pipeline": "grid config device data encoders attention model checkpoint decoding",
     "serving": "__init__ grid data rendering pipeline",
     "training": "grid config device data decoders model checkpoint decoding rendering evaluation",
-    "commands": "allocator grid config device data attention model checkpoint decoding rendering evaluation pipeline "
+    "commands": "allocator passes grid config device data attention model checkpoint decoding rendering evaluation pipeline "
     "training serving",
     "__init__": "grid pipeline",
     "__main__": "__init__ commands",

@@ -73,6 +73,7 @@ class _Batch:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.transforms import open_photo
+    from captioner.passes import side_by_side
     from captioner.pipeline import Captioner
 
     failures = 0
@@ -95,25 +96,34 @@ def _run(arguments: argparse.Namespace) -> int:
     check_looking(arguments, [captioner for _, captioner in models])
     writer = CaptionWriter(arguments, paths, failed)
     with tqdm(total=len(paths), unit="photo", disable=None if len(paths) > 1 else True) as bar:
-        batch = _Batch()
-        for index, path in enumerate(paths):
-            try:
-                batch.images.append(open_photo(path))
-                batch.paths.append(path)
-            except PhotoError as error:
-                failed(path, error)
-                bar.update()
-            if batch.images and (batch.is_full() or index == len(paths) - 1):
-                by_model = [_captions(captioner, batch, arguments) for _, captioner in models]
-                for place, (done, image) in enumerate(zip(batch.paths, batch.images, strict=True)):
-                    captions = [captions[place] for captions in by_model]
-                    if arguments.compare:
-                        names = [name for name, _ in models]
-                        writer.compare(done, image, list(zip(names, captions, strict=True)))
-                    else:
-                        writer.write(done, image, captions[0], model=models[0][0])
+
+        def batches() -> Iterator[_Batch]:
+            batch = _Batch()
+            for path in paths:
+                try:
+                    batch.images.append(open_photo(path))
+                    batch.paths.append(path)
+                except PhotoError as error:
+                    failed(path, error)
                     bar.update()
-                batch = _Batch()
+                if batch.is_full():
+                    yield batch
+                    batch = _Batch()
+            if batch.images:
+                yield batch
+
+        def captioned(batch: _Batch) -> tuple[_Batch, list[list[Caption]]]:
+            return batch, [_captions(captioner, batch, arguments) for _, captioner in models]
+
+        for batch, by_model in side_by_side(captioned, batches(), models[0][1].device):
+            for place, (done, image) in enumerate(zip(batch.paths, batch.images, strict=True)):
+                captions = [captions[place] for captions in by_model]
+                if arguments.compare:
+                    names = [name for name, _ in models]
+                    writer.compare(done, image, list(zip(names, captions, strict=True)))
+                else:
+                    writer.write(done, image, captions[0], model=models[0][0])
+                bar.update()
     writer.finish()
     return 1 if failures else 0
 

@@ -16,6 +16,10 @@ from captioner.data.readers import FORMATS, CaptionedPhoto, Split, read_split
 from captioner.errors import DataError, PhotoError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from PIL import Image
+
     from captioner.attention.select import AtTest
     from captioner.evaluation.grounding import GroundedWord
     from captioner.evaluation.objects import Objects
@@ -254,24 +258,36 @@ def _captions(
 ) -> tuple[dict[int | str, Caption], int]:
     """Captions by image id, and the number of photos that could not be read."""
     from captioner.data.transforms import open_photo
+    from captioner.passes import side_by_side
 
     captions: dict[int | str, Caption] = {}
     unreadable = 0
     with tqdm(total=len(photos), unit="photo", disable=None) as bar:
-        for first in range(0, len(photos), BATCH):
-            ids, images = [], []
-            for photo in photos[first : first + BATCH]:
-                try:
-                    images.append(open_photo(photo.path))
-                    ids.append(photo.image_id)
-                except PhotoError as error:
-                    unreadable += 1
-                    tqdm.write(f"{photo.path}: {error}", file=sys.stderr)
-            if images:
-                found = captioner.caption_batch(images, beam_size=beam_size, at_test=at_test)
-                # Of many heads, only their mean is measured.
-                captions |= {i: replace(c, heads=None) for i, c in zip(ids, found, strict=True)}
-            bar.update(min(BATCH, len(photos) - first))
+
+        def batches() -> Iterator[dict[int | str, Image.Image]]:
+            nonlocal unreadable
+            for first in range(0, len(photos), BATCH):
+                images = {}
+                for photo in photos[first : first + BATCH]:
+                    try:
+                        images[photo.image_id] = open_photo(photo.path)
+                    except PhotoError as error:
+                        unreadable += 1
+                        bar.update()
+                        tqdm.write(f"{photo.path}: {error}", file=sys.stderr)
+                if images:
+                    yield images
+
+        def captioned(images: dict[int | str, Image.Image]) -> dict[int | str, Caption]:
+            found = captioner.caption_batch(
+                list(images.values()), beam_size=beam_size, at_test=at_test
+            )
+            # Of many heads, only their mean is measured.
+            return {i: replace(c, heads=None) for i, c in zip(images, found, strict=True)}
+
+        for found in side_by_side(captioned, batches(), captioner.device):
+            captions |= found
+            bar.update(len(found))
     return captions, unreadable
 
 

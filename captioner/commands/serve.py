@@ -13,12 +13,9 @@ from captioner.commands import run_command, show, whole_number
 from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
-    import torch
-
     from captioner.pipeline import Captioner
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
-PASSES = 2  # at once, on a CPU
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,6 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         import uvicorn
 
+        from captioner.passes import shared_cores
         from captioner.serving.app import create_app
         from captioner.serving.security import is_loopback
         from captioner.serving.service import Limits
@@ -110,58 +108,42 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
     listening = _socket(arguments.host, arguments.port)
     models = _models(arguments)
-    app = create_app(
-        models,
-        token=arguments.token,
-        limits=Limits(
-            max_bytes=arguments.max_megabytes * 10**6,
-            max_pixels=arguments.max_megapixels * 10**6,
-            max_requests=arguments.max_requests,
-            deadline_s=arguments.deadline,
-            passes=_share_cores(next(iter(models.values())).device),
-        ),
-        any_host=not loopback,
-    )
-    host, port = listening.getsockname()[:2]
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            show(f"captioner listens at http://{f'[{host}]' if ':' in host else host}:{port}")
-
-    server = Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            # A photo has one deadline to arrive, its answer another.
-            timeout_graceful_shutdown=2 * arguments.deadline + 5,
+    with shared_cores(next(iter(models.values())).device) as passes:
+        app = create_app(
+            models,
+            token=arguments.token,
+            limits=Limits(
+                max_bytes=arguments.max_megabytes * 10**6,
+                max_pixels=arguments.max_megapixels * 10**6,
+                max_requests=arguments.max_requests,
+                deadline_s=arguments.deadline,
+                passes=passes,
+            ),
+            any_host=not loopback,
         )
-    )
-    # uvicorn drains on these signals and then sends them to itself again: that is no accident.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    server.run(sockets=[listening])
+        host, port = listening.getsockname()[:2]
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                name = f"[{host}]" if ":" in host else host
+                show(f"captioner listens at http://{name}:{port}")
+
+        server = Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                server_header=False,
+                proxy_headers=False,
+                # A photo has one deadline to arrive, its answer another.
+                timeout_graceful_shutdown=2 * arguments.deadline + 5,
+            )
+        )
+        # uvicorn drains on these signals and then sends them to itself again: no accident.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        server.run(sockets=[listening])
     return 0
-
-
-def _share_cores(device: torch.device) -> int:
-    """How many passes go through the models at once; on a CPU each has its part of the cores.
-
-    Two passes side by side keep two cores busier than one pass over both: much of a search is too
-    small to be cut in pieces, and OpenMP's threads spin while they wait, which starves whoever else
-    needs their core. Who sets OMP_NUM_THREADS has decided how many threads a pass has.
-    """
-    if device.type != "cpu":
-        return 1
-    import torch
-
-    cores = os.cpu_count() or 1
-    passes = min(PASSES, cores)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores // passes))
-    return passes
 
 
 def _socket(host: str, port: int) -> socket.socket:

@@ -1,0 +1,72 @@
+"""Passes side by side: in order, no more than so many, nothing lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from captioner import passes
+from captioner.passes import shared_cores, side_by_side
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes.os, "cpu_count", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def test_results_come_in_order_from_two_threads_at_once() -> None:
+    both = threading.Barrier(2)
+
+    def work(item: int) -> tuple[int, str]:
+        both.wait(timeout=30)  # two passes have to meet here
+        return item, threading.current_thread().name
+
+    found = list(side_by_side(work, range(10), CPU))
+    assert [item for item, _ in found] == list(range(10))
+    assert len({name for _, name in found}) == 2
+
+
+def test_items_are_made_one_ahead_of_the_passes() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            made.append(item)
+            yield item
+
+    results = side_by_side(str, items(), CPU)
+    assert next(results) == "0"
+    assert len(made) <= passes.PASSES + 1
+    assert list(results) == [str(item) for item in range(1, 100)]
+
+
+def test_each_pass_has_its_part_of_the_cores_and_one_alone_has_all() -> None:
+    before = torch.get_num_threads()
+    seen = list(side_by_side(lambda _: torch.get_num_threads(), range(3), CPU))
+    assert seen == [2, 2, 2]
+    assert torch.get_num_threads() == before
+    assert list(side_by_side(lambda _: torch.get_num_threads(), range(1), CPU)) == [before]
+    assert list(side_by_side(str, [], CPU)) == []
+
+
+def test_who_sets_the_threads_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    before = torch.get_num_threads()
+    with shared_cores(CPU) as found:
+        assert (found, torch.get_num_threads()) == (2, before)
+    with shared_cores(torch.device("cuda")) as found:
+        assert found == 1
+
+
+def test_what_goes_wrong_reaches_the_caller_after_what_came_before() -> None:
+    results = side_by_side(lambda item: 6 // item, [3, 2, 1, 0, 1, 2], CPU)
+    assert [next(results), next(results), next(results)] == [2, 3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert not [t for t in threading.enumerate() if t.name.startswith("pass_")]
