@@ -126,7 +126,9 @@ def build_feature_cache(
 def _key(
     paths: Sequence[Path], transform: PhotoTransform, *, fingerprint: str, views: int, seed: int
 ) -> str:
-    settings = {name: str(value) for name, value in vars(transform).items()}
+    settings = {
+        name: str(value) for name, value in vars(transform).items() if not name.startswith("_")
+    }
     if views == 1:  # nothing random in it
         settings["augmentation"], seed = "None", 0
     digest = hashlib.sha256(json.dumps([fingerprint, settings, views, seed]).encode())
