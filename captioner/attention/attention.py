@@ -11,6 +11,7 @@ from captioner.attention.score import Score, split_heads
 from captioner.attention.select import Select
 from captioner.attention.window import Window
 from captioner.grid import Glimpse, Grid
+from captioner.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class HeadValues(nn.Module):
     def __init__(self, *, feature_dim: int, context_dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.value = nn.Linear(feature_dim, feature_dim)
-        self.output = nn.Linear(feature_dim, context_dim)
+        self.value = Linear(feature_dim, feature_dim)
+        self.output = Linear(feature_dim, context_dim)
 
     def split(self, features: Tensor) -> Tensor:
         return split_heads(self.value(features), self.heads)

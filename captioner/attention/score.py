@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captioner.errors import ConfigError
-from captioner.step_linear import StepLinear
+from captioner.linear import Linear, StepLinear
 
 
 class Score(nn.Module, ABC):
@@ -68,7 +68,7 @@ class AdditiveScore(Score):
     ) -> None:
         super().__init__(
             query=StepLinear(query_dim, attention_dim, bias=False),  # one bias is enough
-            key=nn.Linear(feature_dim, attention_dim, bias=bias),
+            key=Linear(feature_dim, attention_dim, bias=bias),
             heads=heads,
         )
         self.energy = nn.Linear(attention_dim, 1, bias=False)  # a bias would cancel in the softmax
@@ -107,7 +107,7 @@ class DotScore(Score):
     ) -> None:
         super().__init__(
             query=StepLinear(query_dim, attention_dim),
-            key=nn.Linear(feature_dim, attention_dim, bias=False),
+            key=Linear(feature_dim, attention_dim, bias=False),
             heads=heads,
         )
         self.scale = (attention_dim / heads) ** -0.5 if scaled else 1.0
@@ -122,7 +122,7 @@ class GeneralScore(Score):
     def __init__(self, *, query_dim: int, feature_dim: int, heads: int = 1) -> None:
         super().__init__(
             query=nn.Identity(),
-            key=nn.Linear(feature_dim, query_dim, bias=False),
+            key=Linear(feature_dim, query_dim, bias=False),
             heads=heads,
         )
 
@@ -143,7 +143,7 @@ class CosineScore(Score):
     ) -> None:
         super().__init__(
             query=StepLinear(query_dim, attention_dim),
-            key=nn.Linear(feature_dim, attention_dim, bias=False),
+            key=Linear(feature_dim, attention_dim, bias=False),
             heads=heads,
         )
         self.log_strength = nn.Parameter(torch.full((heads,), math.log(10.0)))

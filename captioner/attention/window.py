@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.grid import Grid
-from captioner.step_linear import StepLinear
+from captioner.linear import StepLinear
 
 
 class Window(nn.Module, ABC):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioner.attention import Attention, Memory
 from captioner.decoders.recurrent import AttendingDecoder, GateKind, LSTMState
 from captioner.grid import Glimpse
+from captioner.linear import Linear
 
 
 class LSTMDecoder(AttendingDecoder):
@@ -50,8 +51,8 @@ class LSTMDecoder(AttendingDecoder):
         )
         self.deep = deep
         if deep:
-            self.from_h = nn.Linear(hidden_dim, embed_dim)
-            self.from_context = nn.Linear(feature_dim, embed_dim, bias=False)
+            self.from_h = Linear(hidden_dim, embed_dim)
+            self.from_context = Linear(feature_dim, embed_dim, bias=False)
 
     def recur(
         self, word_gates: Tensor, state: LSTMState, memory: Memory

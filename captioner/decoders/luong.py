@@ -8,7 +8,7 @@ from torch import Tensor
 from captioner.attention import Attention, Memory
 from captioner.decoders.recurrent import AttendingDecoder, GateKind, LSTMState
 from captioner.grid import Glimpse
-from captioner.step_linear import StepLinear
+from captioner.linear import StepLinear
 
 
 class LuongDecoder(AttendingDecoder):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioner.attention import Memory, uniform_glimpse
 from captioner.decoders.recurrent import LSTMState, RecurrentDecoder
 from captioner.grid import Glimpse, Grid
+from captioner.linear import Linear
 
 
 class MeanDecoder(RecurrentDecoder):
@@ -38,8 +39,8 @@ class MeanDecoder(RecurrentDecoder):
             dropout=dropout,
             embed_dropout=embed_dropout,
         )
-        self.photo = nn.Linear(feature_dim, embed_dim)
-        self.from_h = nn.Linear(hidden_dim, embed_dim)
+        self.photo = Linear(feature_dim, embed_dim)
+        self.from_h = Linear(hidden_dim, embed_dim)
 
     def prepare(self, grid: Grid) -> Memory:
         return Memory(grid, keys=grid.features[..., :0].unsqueeze(1))

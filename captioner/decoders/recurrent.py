@@ -13,7 +13,7 @@ from captioner.attention import Attention, Memory
 from captioner.decoders.base import Decoder, Forced, packed, rows_per_step
 from captioner.errors import ConfigError
 from captioner.grid import Glimpse, Grid
-from captioner.step_linear import StepLinear, gradients_at_once
+from captioner.linear import Linear, StepLinear, gradients_at_once
 
 GateKind = Literal["none", "scalar", "vector"]
 
@@ -54,10 +54,10 @@ class RecurrentDecoder(Decoder):
         self.vocabulary_size = vocabulary_size
         self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
         self.embed_dropout = nn.Dropout(embed_dropout)
-        self.word_gates = nn.Linear(embed_dim, 4 * hidden_dim)
+        self.word_gates = Linear(embed_dim, 4 * hidden_dim)
         self.state_gates = StepLinear(hidden_dim + input_dim, 4 * hidden_dim, bias=False)
         self.dropout = nn.Dropout(dropout)
-        self.vocabulary = nn.Linear(output_dim, vocabulary_size)
+        self.vocabulary = Linear(output_dim, vocabulary_size)
         if tie_embeddings:
             if output_dim != embed_dim:
                 raise ConfigError(
@@ -179,8 +179,8 @@ class AttendingDecoder(RecurrentDecoder):
         super().__init__(**words)
         hidden_dim = words["hidden_dim"]
         self.attention = attention
-        self.initial_h = nn.Linear(feature_dim, hidden_dim)
-        self.initial_c = nn.Linear(feature_dim, hidden_dim)
+        self.initial_h = Linear(feature_dim, hidden_dim)
+        self.initial_c = Linear(feature_dim, hidden_dim)
         self.beta: StepLinear | None = None
         if gate != "none":
             self.beta = StepLinear(hidden_dim, 1 if gate == "scalar" else feature_dim)

@@ -16,6 +16,7 @@ from captioner.attention.score import split_heads
 from captioner.decoders.base import Decoder, Forced, packed
 from captioner.errors import ConfigError
 from captioner.grid import Glimpse, Grid
+from captioner.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.query = nn.Linear(dim, dim)
-        self.key = nn.Linear(dim, dim)
-        self.value = nn.Linear(dim, dim)
-        self.output = nn.Linear(dim, dim)
+        self.query = Linear(dim, dim)
+        self.key = Linear(dim, dim)
+        self.value = Linear(dim, dim)
+        self.output = Linear(dim, dim)
 
     def forward(self, words: Tensor) -> Tensor:
         """Every word of [N, T, H] looks at itself and at those before."""
@@ -95,10 +96,10 @@ class TransformerLayer(nn.Module):
         self.self_attention = SelfAttention(dim=dim, heads=heads, dropout=dropout)
         self.attention = attention
         self.feedforward = nn.Sequential(
-            nn.Linear(dim, feedforward_dim),
+            Linear(dim, feedforward_dim),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(feedforward_dim, dim),
+            Linear(feedforward_dim, dim),
         )
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
@@ -163,7 +164,7 @@ class TransformerDecoder(Decoder):
         )
         self.norm = nn.LayerNorm(hidden_dim) if pre_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.vocabulary = nn.Linear(hidden_dim, vocabulary_size)
+        self.vocabulary = Linear(hidden_dim, vocabulary_size)
         if tie_embeddings:
             self.vocabulary.weight = self.embedding.weight
         nn.init.normal_(self.embedding.weight, std=hidden_dim**-0.5)

@@ -11,6 +11,7 @@ from captioner.encoders.backbone import Backbone, parameters_in_order
 from captioner.encoders.self_attention import GridSelfAttention
 from captioner.errors import ConfigError
 from captioner.grid import Grid
+from captioner.linear import Linear
 
 
 class Encoder(nn.Module):
@@ -42,7 +43,7 @@ class Encoder(nn.Module):
         self.project: nn.Module = nn.Identity()
         if project_dim:
             self.project = nn.Sequential(
-                nn.Linear(backbone.channels, project_dim),
+                Linear(backbone.channels, project_dim),
                 nn.LayerNorm(project_dim),
                 nn.ReLU(),
                 nn.Dropout(dropout),

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from captioner.linear import Linear
+
 
 class GridSelfAttention(nn.Module):
     """Pre-norm Transformer encoder layers over the cells of a grid (Vaswani et al., 2017).
@@ -39,8 +41,8 @@ class _Layer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = nn.MultiheadAttention(dim, heads, dropout=dropout, batch_first=True)
-        self.linear1 = nn.Linear(dim, feedforward_dim)
-        self.linear2 = nn.Linear(feedforward_dim, dim)
+        self.linear1 = Linear(dim, feedforward_dim)
+        self.linear2 = Linear(feedforward_dim, dim)
         self.dropout = nn.Dropout(dropout)
         for last in (self.attention.out_proj, self.linear2):
             nn.init.zeros_(last.weight)

@@ -42,7 +42,9 @@ def caption_losses(
     log_probs = torch.log_softmax(logits, dim=-1)
     word_log_probs = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
     cross_entropy = -word_log_probs.mean()
-    smoothed = (1 - label_smoothing) * cross_entropy - label_smoothing * log_probs.mean()
+    smoothed = cross_entropy
+    if label_smoothing:  # else its gradient of zeros would cost as much as that of the words
+        smoothed = (1 - label_smoothing) * cross_entropy - label_smoothing * log_probs.mean()
     penalty = doubly_stochastic_penalty(forced.maps).mean()
     share = len(lengths) / len(words)  # from a caption's sum to the mean over words
     total = smoothed + doubly_stochastic * share * penalty

@@ -1,22 +1,64 @@
-"""A linear layer for a loop over words, whose weight gets its gradient once."""
+"""Linear layers: by the faster library, and with one gradient for all steps of a loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+WORTH_IT = 4 * 10**6  # multiplications; below, moving the numbers over costs more than it saves
 
-class StepLinear(nn.Linear):
-    """nn.Linear, to be called at every step of a loop.
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """functional.linear; in float32 on a CPU by oneDNN where PyTorch's own library is slow."""
+    if (
+        rows.device.type != "cpu"
+        or rows.dtype != torch.float32
+        or rows.numel() * len(weight) < WORTH_IT
+        or torch.is_autocast_enabled("cpu")
+        or not _blas_is_slow()
+    ):
+        return functional.linear(rows, weight, bias)
+    outputs: Tensor = torch.ops.aten.mkldnn_linear(rows.contiguous().to_mkldnn(), weight, bias)
+    return outputs.to_dense()
+
+
+@cache
+def _blas_is_slow() -> bool:
+    """Whether this is an AMD processor with AVX-512 and PyTorch multiplies by MKL.
+
+    MKL leaves AVX-512 unused on processors that are not Intel's. oneDNN, which comes with PyTorch
+    for convolutions, was two to two and a half times as fast (docs/performance.md).
+    """
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+class Linear(nn.Linear):
+    """nn.Linear by `linear`."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return linear(rows, self.weight, self.bias)
+
+
+class StepLinear(Linear):
+    """A Linear to be called at every step of a loop.
 
     Each call of a plain layer adds a matrix of the weight's size to its gradient, from the few
-    rows of one step: on a CPU that was half of a training step (docs/performance.md). Inside
-    `gradients_at_once` the rows of all steps are kept instead, and make one product in the end.
+    rows of one step. Inside `gradients_at_once` the rows of all steps are kept instead, and make
+    one product in the end.
     """
 
     _shared: Tensor | None = None
@@ -25,7 +67,7 @@ class StepLinear(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         if self._shared is None:
             return super().forward(rows)
-        outputs = functional.linear(rows, self.weight.detach(), self.bias)
+        outputs = linear(rows, self.weight.detach(), self.bias)
         return _Keep.apply(outputs, rows.detach(), self._shared, self._rows)
 
 
@@ -65,7 +107,7 @@ class _Weight(torch.autograd.Function):
         inputs, gradients = zip(*ctx.rows, strict=True)
         ctx.rows.clear()
         gradient = torch.cat(gradients)
-        return gradient.t() @ torch.cat(inputs).to(gradient.dtype), None
+        return linear(gradient.t(), torch.cat(inputs).to(gradient.dtype).t()), None
 
 
 class _Keep(torch.autograd.Function):

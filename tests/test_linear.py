@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.step_linear import StepLinear, gradients_at_once
+from captioner.linear import StepLinear, gradients_at_once
 
 
 class Loop(nn.Module):
