@@ -10,6 +10,12 @@ from captioner.decoding.search import END, PAD, START, UNKNOWN
 from captioner.grid import Grid
 
 
+def writable(logits: Tensor, *, first: bool) -> Tensor:
+    """Logits [..., V] with what is never written at minus infinity."""
+    never = [PAD, START, UNKNOWN, *([END] if first else [])]
+    return logits.index_fill(-1, torch.tensor(never, device=logits.device), -torch.inf)
+
+
 @torch.no_grad()
 def sample(
     decoder: Decoder, grid: Grid, *, samples: int, max_words: int, greedy: bool = False
@@ -30,10 +36,7 @@ def sample(
     written: list[Tensor] = []
     for position in range(max_words):
         logits, _, state = decoder.step(read, state, memory)
-        logits = logits.float()
-        logits[..., [PAD, START, UNKNOWN]] = -torch.inf
-        if position == 0:
-            logits[..., END] = -torch.inf
+        logits = writable(logits.float(), first=position == 0)
         if greedy:
             read = logits.argmax(-1)
         else:

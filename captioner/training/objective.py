@@ -14,7 +14,7 @@ from captioner.config import Config, LossConfig
 from captioner.data.dataset import Batch, CaptionDataset
 from captioner.data.vocabulary import END, Vocabulary, tokenize
 from captioner.decoders import Forced, packed
-from captioner.decoding import sample
+from captioner.decoding import sample, writable
 from captioner.evaluation.cider import CiderD
 from captioner.model import CaptionModel
 from captioner.training.hard import HardAttentionLoss, build_hard_loss
@@ -84,6 +84,8 @@ class SelfCritical(Objective):
         if not batch.from_frozen:  # the frozen stages see the photos once, not twice
             frozen = model.encoder.frozen_features(batch.inputs)
             batch = replace(batch, inputs=frozen, from_frozen=True)
+        # Without dropout, drawing and reading alike: what is read must be what was drawn from, or
+        # the words that one network goes on drawing fall without end in the other.
         model.eval()
         with torch.no_grad():
             grid = model.encoder(batch.inputs, from_frozen=True)
@@ -98,11 +100,12 @@ class SelfCritical(Objective):
             baseline = self._rewards(batch.photos, likeliest)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
-        model.train()
         drawn, advantage = self._as_batch(batch, tokens, lengths, rewards - baseline)
         forced = _read(model, drawn)
         words = packed(drawn.targets, drawn.lengths)
-        logits = forced.logits.float()
+        firsts, others = forced.logits.float().tensor_split([len(drawn.lengths)])
+        # over the words that could be drawn, as they were
+        logits = torch.cat([writable(firsts, first=True), writable(others, first=False)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
         weights = packed(advantage.unsqueeze(1).expand_as(drawn.targets), drawn.lengths)
         total = -(weights * log_probs).mean()

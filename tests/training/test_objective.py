@@ -15,7 +15,7 @@ import torch
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.dataset import Batch
 from captioner.data.vocabulary import Vocabulary
-from captioner.decoding import sample, search
+from captioner.decoding import sample, search, writable
 from captioner.errors import ConfigError
 from captioner.evaluation.cider import CiderD
 from captioner.grid import Grid
@@ -137,8 +137,6 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
     batch = photos(1)
     grid = model.encoder(batch.inputs, from_frozen=True)
     words = [4, 5, 6]
-    # log p as the loss takes it is over the whole vocabulary, and captions are drawn among what may
-    # be written: the expected step is the mean over drawn captions of reward times grad log p.
     exact = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     pairs = list(itertools.product(words, [*words, END]))
     probabilities, gradients, rewards = [], [], []
@@ -147,13 +145,11 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
         forced = model.decoder(
             memory, torch.tensor([[VOCABULARY.start, pair[0]]]), torch.tensor([2])
         )
-        log_probs = forced.logits.log_softmax(-1)
-        gradients.append(flat(log_probs[0, pair[0]] + log_probs[1, pair[1]]))
-        with torch.no_grad():
-            first = forced.logits[0, words].softmax(0)[words.index(pair[0])]
-            allowed = [*words, END]
-            second = forced.logits[1, allowed].softmax(0)[allowed.index(pair[1])]
-        probabilities.append(float(first * second))
+        allowed = [*words, END]
+        first = forced.logits[0, words].log_softmax(0)[words.index(pair[0])]
+        second = forced.logits[1, allowed].log_softmax(0)[allowed.index(pair[1])]
+        probabilities.append((first + second).exp().item())
+        gradients.append(flat(first + second))
         rewards.append(float(reward.scores([0], [[VOCABULARY.tokens[t] for t in pair]])[0]))
     mean = float(np.dot(probabilities, rewards))
     tokens, _ = sample(model.decoder, grid, samples=1, max_words=2, greedy=True)
@@ -171,6 +167,28 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
     assert float(z.abs().max()) < 5.0
     wrong = (steps.mean(0) + exact) / error.clamp(min=1e-12)
     assert float(wrong.abs().max()) > 10.0, "the check would see a wrong sign"
+
+
+def test_captions_are_read_by_the_network_that_drew_them() -> None:
+    """With dropout in one of the two only, words that one draws fall without end in the other."""
+    torch.manual_seed(3)
+    decoder = build_decoder(
+        DecoderConfig(hidden_dim=8, embed_dim=8, dropout=0.9),
+        AttentionConfig(dim=4),
+        feature_dim=3,
+        vocabulary_size=len(VOCABULARY),
+    ).double()
+    model = Model(decoder, 3).train()
+    own = SelfCritical(
+        CiderD(REFERENCES), VOCABULARY, samples=400, baseline="leave_one_out", max_words=6
+    )
+    parts, forced, lengths = own(model, photos(1))
+    # Minus log p of what is drawn is the entropy on average, so the words tell it both ways.
+    firsts = writable(forced.logits[: len(lengths)], first=True)
+    others = writable(forced.logits[len(lengths) :], first=False)
+    log_probs = torch.cat([firsts, others]).log_softmax(-1).clamp(min=-1e9)
+    entropies = -(log_probs.exp() * log_probs).sum(-1)
+    assert parts["cross_entropy"].item() == pytest.approx(entropies.mean().item(), rel=0.05)
 
 
 def test_rewards_are_of_each_caption_s_own_photo(model: Model) -> None:
