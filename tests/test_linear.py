@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.linear import StepLinear, gradients_at_once
+from captioner import linear as linear_module
+from captioner.linear import Linear, StepLinear, gradients_at_once
 
 
 class Loop(nn.Module):
@@ -82,3 +83,44 @@ def test_an_error_inside_leaves_plain_layers() -> None:
     with pytest.raises(RuntimeError), gradients_at_once(loop):
         raise RuntimeError
     assert loop(torch.randn(4, 5)).requires_grad
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+@pytest.mark.parametrize("bias", [False, True])
+def test_onednn_gives_the_same_outputs_and_gradients(
+    monkeypatch: pytest.MonkeyPatch, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = Linear(6, 9, bias=bias)
+    rows = torch.randn(4, 6, 3).transpose(1, 2).requires_grad_()  # not contiguous
+
+    def outcome() -> list[Tensor]:
+        layer.zero_grad()
+        rows.grad = None
+        outputs = layer(rows)
+        outputs.square().sum().backward()
+        found = [outputs, rows.grad, *(p.grad for p in layer.parameters())]
+        return [value.detach().clone() for value in found if value is not None]
+
+    plain = outcome()
+    by_onednn = []
+
+    def counted(*arguments: Tensor) -> Tensor:
+        by_onednn.append(arguments)
+        return onednn(*arguments)
+
+    onednn = torch.ops.aten.mkldnn_linear
+    monkeypatch.setattr(torch.ops.aten, "mkldnn_linear", counted)
+    monkeypatch.setattr(linear_module, "_blas_is_slow", lambda: True)
+    outcome()
+    assert not by_onednn, "not worth it"
+    monkeypatch.setattr(linear_module, "WORTH_IT", 0)
+    theirs = outcome()
+    assert len(by_onednn) == 1
+    assert len(theirs) == len(plain) == (4 if bias else 3)
+    for one, other in zip(plain, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    layer.double()(rows.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        layer.float()(rows)
+    assert len(by_onednn) == 1, "float32 alone"
