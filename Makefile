@@ -3,6 +3,7 @@
 #   make caption [PHOTO=my.jpg]   caption a photo with the bundled model, draw its attention to out/
 #   make test                     lint, types and tests
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
+#   make reproduce-flickr8k [FLICKR8K=DIR]   train the bundled models anew and score them
 #   make lint | types | format    one of them; format rewrites the files
 #   make lock                     renew requirements.lock to the newest versions
 #   make clean                    remove what was made; the environment too
@@ -14,6 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PHOTO ?=
 PEER ?=
+FLICKR8K ?= data/flickr8k
 
 python := $(VENV)/bin/python
 installed := $(VENV)/installed
@@ -22,7 +24,7 @@ installing := $(VENV)/installing
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test benchmark lint types format lock clean
+.PHONY: caption test benchmark reproduce-flickr8k lint types format lock clean
 
 caption: $(installed)
 	@photo=$$PHOTO; \
@@ -36,6 +38,24 @@ test: lint types
 
 benchmark: $(installed)
 	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")
+
+# Each stage begins with the one before; what was interrupted goes on where it stopped.
+soft := --config configs/flickr8k_soft.yaml
+refined := $(soft) --config configs/stages/refine.yaml
+self_critical := $(refined) --config configs/stages/self_critical.yaml
+hard := --config configs/flickr8k_hard.yaml --train.start_from runs/flickr8k_soft/best
+train = $(python) train.py $(1) --data.root "$(FLICKR8K)" $$(test ! -e $(2)/last || echo --resume)
+evaluate = $(python) -m captioner evaluate --checkpoint $(1) --format flickr8k \
+	--root "$(FLICKR8K)" --split dev --output $(1)/validation.json
+
+reproduce-flickr8k: $(installed)
+	$(call train,$(soft),runs/flickr8k_soft)
+	$(call train,$(refined),runs/flickr8k_soft_refined)
+	$(call train,$(self_critical),runs/flickr8k_soft_self_critical)
+	$(call train,$(hard),runs/flickr8k_hard)
+	$(call evaluate,runs/flickr8k_soft_refined)
+	$(call evaluate,runs/flickr8k_soft_self_critical)
+	$(call evaluate,runs/flickr8k_hard)
 
 lint: $(installed)
 	$(python) -m ruff check .

@@ -55,6 +55,17 @@ def model_part(config: Config) -> ModelConfig:
     return ModelConfig(**{field.name: getattr(config, field.name) for field in fields(ModelConfig)})
 
 
+@pytest.mark.parametrize("stages", [["refine"], ["refine", "self_critical"]])
+def test_every_stage_of_the_bundled_models_can_be_trained(stages: list[str]) -> None:
+    files = [CONFIGS / "flickr8k_soft.yaml", *(CONFIGS / f"stages/{name}.yaml" for name in stages)]
+    config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
+    setup.check(config)
+    assert config.encoder.self_attention_layers == 1
+    assert config.train.start_from is not None
+    assert (config.self_critical.samples > 0) == ("self_critical" in stages)
+    assert {file.stem for file in (CONFIGS / "stages").iterdir()} == {"refine", "self_critical"}
+
+
 def test_there_are_recipes() -> None:
     assert {path.stem for path in RECIPES} >= {"flickr8k_soft", "flickr8k_paper", "coco_paper"}
 
