@@ -39,23 +39,17 @@ test: lint types
 benchmark: $(installed)
 	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")
 
-# Each stage begins with the one before; what was interrupted goes on where it stopped.
-soft := --config configs/flickr8k_soft.yaml
-refined := $(soft) --config configs/stages/refine.yaml
-self_critical := $(refined) --config configs/stages/self_critical.yaml
-hard := --config configs/flickr8k_hard.yaml --train.start_from runs/flickr8k_soft/best
-train = $(python) train.py $(1) --data.root "$(FLICKR8K)" $$(test ! -e $(2)/last || echo --resume)
-evaluate = $(python) -m captioner evaluate --checkpoint $(1) --format flickr8k \
-	--root "$(FLICKR8K)" --split dev --output $(1)/validation.json
+# Hard attention begins with the soft model; what was interrupted goes on where it stopped.
+train = $(python) train.py --config configs/$(1).yaml --data.root "$(FLICKR8K)" \
+	$$(test ! -e runs/$(1)/last -a ! -e runs/$(1)/previous || echo --resume)
+evaluate = $(python) -m captioner evaluate --checkpoint runs/$(1) --format flickr8k \
+	--root "$(FLICKR8K)" --split dev --output runs/$(1)/validation.json
 
 reproduce-flickr8k: $(installed)
-	$(call train,$(soft),runs/flickr8k_soft)
-	$(call train,$(refined),runs/flickr8k_soft_refined)
-	$(call train,$(self_critical),runs/flickr8k_soft_self_critical)
-	$(call train,$(hard),runs/flickr8k_hard)
-	$(call evaluate,runs/flickr8k_soft_refined)
-	$(call evaluate,runs/flickr8k_soft_self_critical)
-	$(call evaluate,runs/flickr8k_hard)
+	$(call train,flickr8k_soft)
+	$(call train,flickr8k_hard) --train.start_from runs/flickr8k_soft/best
+	$(call evaluate,flickr8k_soft)
+	$(call evaluate,flickr8k_hard)
 
 lint: $(installed)
 	$(python) -m ruff check .

@@ -14,7 +14,7 @@ from captioner import Captioner
 from captioner.data.transforms import open_photo
 from captioner.passes import side_by_side
 
-BATCH = 8  # as caption.py takes them
+BATCH = 16  # as caption.py takes them
 WIDTH, HEIGHT = 640, 480
 
 

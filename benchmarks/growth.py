@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from captioner.decoders import LSTMDecoder
 from captioner.decoding import search
 from captioner.decoding.search import END
 from captioner.grid import Grid
+from captioner.passes import side_by_side
 from captioner.training.losses import caption_losses
 
 L, T, B, K, D, VOCABULARY = 64, 12, 64, 5, 384, 2500
@@ -30,7 +32,7 @@ WORDS = (10, 20, 40)
 CAPTIONS = (1, 4, 16, 64, 256)
 BEAMS = (1, 2, 5, 10)
 PHOTOS = (100, 1000, 10_000, 100_000)
-CAPTIONED = (32, 128, 512)  # photos; the model takes them in batches of 16, however many there are
+CAPTIONED = (32, 128, 512)  # photos
 
 
 def run(*, device: torch.device, rounds: int, quick: bool) -> Table:
@@ -40,7 +42,9 @@ def run(*, device: torch.device, rounds: int, quick: bool) -> Table:
     """
     with tempfile.TemporaryDirectory() as folder:
         sweeps = {
-            "training step, L cells": {n: _step(n, T, B, device) for n in CELLS},
+            "training step, L cells": {
+                n: _step(n, T, B, device) for n in CELLS[: 3 if quick else None]
+            },
             "training step, T words": {n: _step(L, n, B, device) for n in WORDS},
             "training step, B captions": {n: _step(L, T, n, device) for n in CAPTIONS},
             "search, K beams": {n: _search(n, B, device) for n in BEAMS},
@@ -186,7 +190,8 @@ def _captioning(
     Image.fromarray(pixels).resize((640, 480), Image.Resampling.BICUBIC).save(path)
 
     def caption(photos: int) -> None:
-        for first in range(0, photos, 16):
-            captioner.caption_batch([path] * min(16, photos - first))
+        batches = ([path] * min(16, photos - first) for first in range(0, photos, 16))
+        for _ in side_by_side(captioner.caption_batch, batches, device):
+            pass
 
-    return {size: lambda size=size: caption(size) for size in sizes}  # type: ignore[misc]
+    return {size: partial(caption, size) for size in sizes}

@@ -54,8 +54,6 @@ def run(
     if checkout is not None:
         calls["peer"] = Apart(_peers, checkout, str(device))
     found = in_turns(calls, device=device, rounds=rounds)
-    if isinstance(calls.get("peer"), Apart):
-        calls["peer"].close()
     each = {name: timing.median_s / counts[name] for name, timing in found.items()}
     same = sum(a == b for a, b in zip(captions["batched"], captions["one by one"], strict=False))
     rows = [

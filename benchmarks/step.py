@@ -79,8 +79,6 @@ def run(
     if checkout is not None:
         calls["peer"] = Apart(_peers, checkout, batch, str(device), dtype)
     found = in_turns(calls, device=device, rounds=rounds)
-    if isinstance(calls.get("peer"), Apart):
-        calls["peer"].close()
     rate = matrix_rate(int(lengths.sum()), SIZE, VOCABULARY, device=device, dtype=dtype)
     rows = []
     for name, timing in found.items():

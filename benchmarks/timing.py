@@ -57,7 +57,10 @@ def in_turns(
     device: torch.device | None = None,
     rounds: int = ROUNDS,
 ) -> dict[str, Timing]:
-    """Time each call once a round, after one to warm up: what slows one round slows all of it."""
+    """Time each call once a round, after one to warm up: what slows one round slows all of it.
+
+    Processes apart end with it.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(rounds + 1):
         for name, call in calls.items():
@@ -67,6 +70,9 @@ def in_turns(
             _wait(device)
             if round_:
                 seconds[name].append(time.perf_counter() - started)
+    for call in calls.values():
+        if isinstance(call, Apart):
+            call.close()
     return {
         name: Timing(statistics.median(each), min(each), max(each), rounds)
         for name, each in seconds.items()

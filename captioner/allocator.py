@@ -14,9 +14,9 @@ def keep_freed_memory() -> bool:
 
     By default glibc maps every large block anew and unmaps it when it is freed, so each tensor's
     pages fault in one by one: on a virtual machine that took forty times as long as writing the
-    tensor, and most of a training step (docs/performance.md). It changes the whole process, so
-    programs call it, the library does not. The process then holds the most that it ever needed at
-    once. Nothing is done where the C library is another one, as on macOS or Windows.
+    tensor (docs/performance.md). It changes the whole process, so programs call it, the library
+    does not. The process then goes on holding at least the most that it ever needed at once.
+    Nothing is done where the C library is another one, as on macOS or Windows.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -26,7 +26,7 @@ def keep_freed_memory() -> bool:
         return False
     settings = {
         _MMAP_MAX: 0,  # large blocks too come from the heap,
-        _TRIM_THRESHOLD: 2**31 - 1,  # which is not given back,
+        _TRIM_THRESHOLD: -1,  # which is never given back,
         _TOP_PAD: 64 * 2**20,  # grows by so much at once,
         _ARENA_MAX: 1,  # and is one for all threads: those of threads are unmapped when empty
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 WORTH_IT = 4 * 10**6  # multiplications; below, moving the numbers over costs more than it saves
@@ -22,6 +23,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         or rows.dtype != torch.float32
         or rows.numel() * len(weight) < WORTH_IT
         or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
         or not _blas_is_slow()
     ):
         return functional.linear(rows, weight, bias)
@@ -61,19 +63,26 @@ class StepLinear(Linear):
     one product in the end.
     """
 
+    _detached: Tensor | None = None
     _shared: Tensor | None = None
     _rows: list[tuple[Tensor, Tensor]] | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
-        if self._shared is None:
+        if self._shared is None or self._detached is None:
             return super().forward(rows)
-        outputs = linear(rows, self.weight.detach(), self.bias)
+        outputs = linear(rows, self._detached)
+        if self.bias is not None:  # apart: oneDNN would make the weight's gradient with its own
+            outputs = outputs + self.bias.to(outputs.dtype)
         return _Keep.apply(outputs, rows.detach(), self._shared, self._rows)
 
 
 @contextmanager
 def gradients_at_once(module: nn.Module) -> Iterator[None]:
-    """For one forward pass: each StepLinear below `module` takes its weight's gradient at once."""
+    """For one forward pass: each StepLinear below `module` takes its weight's gradient at once.
+
+    For one backward pass, too, that reaches the weights: gradients with respect to the inputs alone
+    and then a second pass through the same graph would count the rows twice.
+    """
     layers = [
         layer
         for layer in module.modules()
@@ -84,11 +93,20 @@ def gradients_at_once(module: nn.Module) -> Iterator[None]:
     try:
         for layer in layers:
             layer._rows = []
+            layer._detached = _as_autocast_would(layer.weight.detach())
             layer._shared = _Weight.apply(layer.weight, layer._rows)
         yield
     finally:
         for layer in layers:
-            layer._shared = layer._rows = None
+            layer._shared = layer._detached = layer._rows = None
+
+
+def _as_autocast_would(weight: Tensor) -> Tensor:
+    """Cast once; autocast itself remembers only casts of what needs a gradient."""
+    kind = weight.device.type
+    if not torch.is_autocast_enabled(kind):
+        return weight
+    return weight.to(torch.get_autocast_dtype(kind))
 
 
 class _Weight(torch.autograd.Function):
@@ -101,6 +119,7 @@ class _Weight(torch.autograd.Function):
         return weight.view_as(weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, nothing: Tensor | None) -> tuple[Tensor | None, None]:
         if not ctx.rows:
             return None, None
@@ -122,6 +141,7 @@ class _Keep(torch.autograd.Function):
         return outputs.view_as(outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (inputs,) = ctx.saved_tensors
         ctx.rows.append((inputs.flatten(0, -2), gradient.flatten(0, -2)))

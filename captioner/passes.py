@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeVar
 
 import torch
 
-PASSES = 2
+PASSES = 2  # side by side: as many as there were cores to measure on
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -20,20 +19,19 @@ Result = TypeVar("Result")
 
 @contextmanager
 def shared_cores(device: torch.device) -> Iterator[int]:
-    """Within it, how many passes to have side by side; on a CPU each has its part of the cores.
+    """Within it, how many passes to have side by side; on a CPU each has its part of the threads.
 
     Two passes keep two cores busier than one pass over both: much of a search is too small to be
     cut in pieces, and OpenMP's threads spin while they wait, which starves whoever else needs
-    their core. Who sets OMP_NUM_THREADS has decided how many threads a pass has.
+    their core. The threads are those that PyTorch would use (OMP_NUM_THREADS, the cores that the
+    process may use).
     """
-    if device.type != "cpu":
+    threads = torch.get_num_threads()
+    passes = min(PASSES, threads)
+    if device.type != "cpu" or passes == 1:
         yield 1
         return
-    cores = os.cpu_count() or 1
-    passes = min(PASSES, cores)
-    threads = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores // passes))
+    torch.set_num_threads(threads // passes)
     try:
         yield passes
     finally:
@@ -43,21 +41,22 @@ def shared_cores(device: torch.device) -> Iterator[int]:
 def side_by_side(
     work: Callable[[Item], Result], items: Iterable[Item], device: torch.device
 ) -> Iterator[Result]:
-    """The result of each item, in their order, from several threads that share the cores.
+    """The result of each item, in their order; on a CPU from several threads that share the cores.
 
     Items are made in the caller's thread, one ahead of the passes and no more; one alone has all
-    cores. What `work` or `items` raises reaches the caller, once what runs has ended.
+    cores. What `work` or `items` raises reaches the caller, once what runs has ended. Work that
+    draws at random does not belong here: the threads would draw in another order each time.
     """
     items = iter(items)
-    first = list(islice(items, 2))
-    with shared_cores(device) if len(first) > 1 else nullcontext(1) as passes:
+    ahead = deque(islice(items, 2))
+    with shared_cores(device) if len(ahead) > 1 else nullcontext(1) as passes:
         if passes == 1:
-            yield from map(work, chain(first, items))
+            yield from map(work, _all(ahead, items))
             return
         pool = ThreadPoolExecutor(passes, thread_name_prefix="pass")
         running: deque[Future[Result]] = deque()
         try:
-            for item in chain(first, items):
+            for item in _all(ahead, items):
                 running.append(pool.submit(work, item))
                 if len(running) > passes:
                     yield running.popleft().result()
@@ -65,3 +64,10 @@ def side_by_side(
                 yield running.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _all(ahead: deque[Item], items: Iterator[Item]) -> Iterator[Item]:
+    """Both, one after another; emptied as it goes, so that no item outlives its turn."""
+    while ahead:
+        yield ahead.popleft()
+    yield from items

@@ -56,7 +56,7 @@ def model_part(config: Config) -> ModelConfig:
 
 
 @pytest.mark.parametrize("stages", [["refine"], ["refine", "self_critical"]])
-def test_every_stage_of_the_bundled_models_can_be_trained(stages: list[str]) -> None:
+def test_every_stage_can_be_trained(stages: list[str]) -> None:
     files = [CONFIGS / "flickr8k_soft.yaml", *(CONFIGS / f"stages/{name}.yaml" for name in stages)]
     config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
     setup.check(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -15,9 +16,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes.os, "cpu_count", lambda: 4)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_results_come_in_order_from_two_threads_at_once() -> None:
@@ -55,13 +58,30 @@ def test_each_pass_has_its_part_of_the_cores_and_one_alone_has_all() -> None:
     assert list(side_by_side(str, [], CPU)) == []
 
 
-def test_who_sets_the_threads_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    before = torch.get_num_threads()
-    with shared_cores(CPU) as found:
-        assert (found, torch.get_num_threads()) == (2, before)
+def test_one_thread_is_one_pass_and_a_gpu_too() -> None:
     with shared_cores(torch.device("cuda")) as found:
-        assert found == 1
+        assert (found, torch.get_num_threads()) == (1, 4)
+    torch.set_num_threads(1)
+    with shared_cores(CPU) as found:
+        assert (found, torch.get_num_threads()) == (1, 1)
+    assert list(side_by_side(str, range(5), CPU)) == list("01234")
+
+
+def test_no_item_outlives_its_turn() -> None:
+    class Item:
+        pass
+
+    alive: list[weakref.ref[Item]] = []
+
+    def items() -> Iterator[Item]:
+        for _ in range(12):
+            item = Item()
+            alive.append(weakref.ref(item))
+            yield item
+            del item
+
+    for _ in side_by_side(lambda item: None, items(), CPU):
+        assert sum(item() is not None for item in alive) <= passes.PASSES + 2
 
 
 def test_what_goes_wrong_reaches_the_caller_after_what_came_before() -> None:

@@ -54,7 +54,7 @@ class AdditiveScore(Score):
     cells' half is computed once a photo.
 
     tanh(x) is computed as 2 sigmoid(2 x) - 1, whose kernel is seven times faster on a CPU; in
-    float32 the two differ by 1e-7 at most.
+    float32 the two differ by 2e-7 at most.
     """
 
     def __init__(
@@ -81,10 +81,7 @@ class AdditiveScore(Score):
         # [B, heads, K, L, a], in place: it is by far the largest tensor of a step
         hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid_()
         weight = self.energy.weight.view(self.heads, 1, 1, -1)
-        if self.heads == 1:
-            sums = functional.linear(hidden, self.energy.weight).squeeze(-1)
-        else:
-            sums = (hidden * weight).sum(-1)
+        sums = self.energy(hidden).squeeze(-1) if self.heads == 1 else (hidden * weight).sum(-1)
         return 2 * sums - weight.sum(-1)
 
 

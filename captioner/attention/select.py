@@ -102,7 +102,9 @@ class HardSelect(Select):
 
 @contextlib.contextmanager
 def looking(module: nn.Module, at_test: AtTest) -> Iterator[None]:
-    """Within it, in this thread, hard attention looks as `at_test` says.
+    """Within it, in this thread, hard attention of any module looks as `at_test` says.
+
+    module: one that has hard attention; it is checked for that alone.
 
     Raises:
         ConfigError: the module has no hard attention, or there is no such way to look.

@@ -6,9 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from PIL import Image
 from tqdm import tqdm
@@ -20,15 +19,16 @@ from captioner.commands.output import (
     check_looking,
     check_output_options,
     looking_options,
+    looks_at_random,
 )
-from captioner.errors import CaptionerError, PhotoError
+from captioner.commands.photos import opened
+from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
     from captioner.grid import Caption
     from captioner.pipeline import Captioner
 
-BATCH_PHOTOS = 8  # more do not caption faster on a CPU
-BATCH_PIXELS = 60_000_000  # so that a batch of huge photos does not fill the memory
+_Batch: TypeAlias = "list[tuple[Path, Image.Image]]"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,18 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass
-class _Batch:
-    paths: list[Path] = field(default_factory=list)
-    images: list[Image.Image] = field(default_factory=list)
-
-    def is_full(self) -> bool:
-        pixels = sum(image.width * image.height for image in self.images)
-        return len(self.images) >= BATCH_PHOTOS or pixels >= BATCH_PIXELS
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.transforms import open_photo
     from captioner.passes import side_by_side
     from captioner.pipeline import Captioner
 
@@ -97,40 +86,39 @@ def _run(arguments: argparse.Namespace) -> int:
     writer = CaptionWriter(arguments, paths, failed)
     with tqdm(total=len(paths), unit="photo", disable=None if len(paths) > 1 else True) as bar:
 
-        def batches() -> Iterator[_Batch]:
-            batch = _Batch()
-            for path in paths:
-                try:
-                    batch.images.append(open_photo(path))
-                    batch.paths.append(path)
-                except PhotoError as error:
-                    failed(path, error)
-                    bar.update()
-                if batch.is_full():
-                    yield batch
-                    batch = _Batch()
-            if batch.images:
-                yield batch
+        def unreadable(path: Path, reason: object) -> None:
+            failed(path, reason)
+            bar.update()
 
         def captioned(batch: _Batch) -> tuple[_Batch, list[list[Caption]]]:
-            return batch, [_captions(captioner, batch, arguments) for _, captioner in models]
+            images = [image for _, image in batch]
+            return batch, [_captions(captioner, images, arguments) for _, captioner in models]
 
-        for batch, by_model in side_by_side(captioned, batches(), models[0][1].device):
-            for place, (done, image) in enumerate(zip(batch.paths, batch.images, strict=True)):
+        results: Iterator[tuple[_Batch, list[list[Caption]]]]
+        batches = opened(((path, path) for path in paths), unreadable)
+        at_random = (arguments.at_test, arguments.paths or 0)
+        if any(looks_at_random(captioner, *at_random) for _, captioner in models):
+            results = map(captioned, batches)
+        else:
+            results = side_by_side(captioned, batches, models[0][1].device)
+        for batch, by_model in results:
+            for place, (path, image) in enumerate(batch):
                 captions = [captions[place] for captions in by_model]
                 if arguments.compare:
                     names = [name for name, _ in models]
-                    writer.compare(done, image, list(zip(names, captions, strict=True)))
+                    writer.compare(path, image, list(zip(names, captions, strict=True)))
                 else:
-                    writer.write(done, image, captions[0], model=models[0][0])
+                    writer.write(path, image, captions[0], model=models[0][0])
                 bar.update()
     writer.finish()
     return 1 if failures else 0
 
 
-def _captions(captioner: Captioner, batch: _Batch, arguments: argparse.Namespace) -> list[Caption]:
+def _captions(
+    captioner: Captioner, images: list[Image.Image], arguments: argparse.Namespace
+) -> list[Caption]:
     return captioner.caption_batch(
-        batch.images,
+        images,
         beam_size=arguments.beam_size,
         max_words=arguments.max_words,
         length_penalty=arguments.length_penalty,

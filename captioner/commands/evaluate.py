@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from captioner.commands import add_model_options, chosen_model, run_command, show, whole_number
-from captioner.commands.output import add_at_test
+from captioner.commands.output import add_at_test, looks_at_random
+from captioner.commands.photos import opened
 from captioner.data.readers import FORMATS, CaptionedPhoto, Split, read_split
 from captioner.errors import DataError, PhotoError
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from captioner.grid import Caption
     from captioner.pipeline import Captioner
 
-BATCH = 16
 REPORTED = 6  # photos of a kind in a report
 REMOVALS = ("delete", "blur")  # as in evaluation.faithfulness, which brings torch
 
@@ -257,38 +257,31 @@ def _captions(
     at_test: AtTest | None,
 ) -> tuple[dict[int | str, Caption], int]:
     """Captions by image id, and the number of photos that could not be read."""
-    from captioner.data.transforms import open_photo
     from captioner.passes import side_by_side
 
     captions: dict[int | str, Caption] = {}
-    unreadable = 0
     with tqdm(total=len(photos), unit="photo", disable=None) as bar:
 
-        def batches() -> Iterator[dict[int | str, Image.Image]]:
-            nonlocal unreadable
-            for first in range(0, len(photos), BATCH):
-                images = {}
-                for photo in photos[first : first + BATCH]:
-                    try:
-                        images[photo.image_id] = open_photo(photo.path)
-                    except PhotoError as error:
-                        unreadable += 1
-                        bar.update()
-                        tqdm.write(f"{photo.path}: {error}", file=sys.stderr)
-                if images:
-                    yield images
+        def failed(path: Path, error: PhotoError) -> None:
+            bar.update()
+            tqdm.write(f"{path}: {error}", file=sys.stderr)
 
-        def captioned(images: dict[int | str, Image.Image]) -> dict[int | str, Caption]:
-            found = captioner.caption_batch(
-                list(images.values()), beam_size=beam_size, at_test=at_test
-            )
+        def captioned(batch: list[tuple[int | str, Image.Image]]) -> dict[int | str, Caption]:
+            images = [image for _, image in batch]
+            found = captioner.caption_batch(images, beam_size=beam_size, at_test=at_test)
             # Of many heads, only their mean is measured.
-            return {i: replace(c, heads=None) for i, c in zip(images, found, strict=True)}
+            return {i: replace(c, heads=None) for (i, _), c in zip(batch, found, strict=True)}
 
-        for found in side_by_side(captioned, batches(), captioner.device):
+        results: Iterator[dict[int | str, Caption]]
+        batches = opened(((photo.image_id, photo.path) for photo in photos), failed)
+        if looks_at_random(captioner, at_test):
+            results = map(captioned, batches)
+        else:
+            results = side_by_side(captioned, batches, captioner.device)
+        for found in results:
             captions |= found
             bar.update(len(found))
-    return captions, unreadable
+    return captions, len(photos) - len(captions)
 
 
 def _grounding(

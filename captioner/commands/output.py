@@ -14,6 +14,7 @@ from captioner.commands import show, whole_number
 from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
+    from captioner.attention.select import AtTest
     from captioner.grid import Caption
     from captioner.pipeline import Captioner
     from captioner.rendering import Entry, Look
@@ -143,6 +144,12 @@ def looking_options(arguments: argparse.Namespace, captioner: Captioner) -> dict
     if not captioner.looks_hard:
         return {}
     return {"at_test": arguments.at_test, "paths": arguments.paths}
+
+
+def looks_at_random(captioner: Captioner, at_test: AtTest | None, paths: int = 0) -> bool:
+    """Whether it draws cells: then photos go one batch after another, to draw the same again."""
+    how = at_test or captioner.config.attention.at_test
+    return captioner.looks_hard and (how == "sample" or paths > 0)
 
 
 def of_asked_head(arguments: argparse.Namespace, caption: Caption) -> Caption:

@@ -81,12 +81,19 @@ class SelfCritical(Objective):
         self.max_words = max_words
 
     def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
-        if not batch.from_frozen:  # the frozen stages see the photos once, not twice
-            frozen = model.encoder.frozen_features(batch.inputs)
-            batch = replace(batch, inputs=frozen, from_frozen=True)
+        was_training = model.training
         # Without dropout, drawing and reading alike: what is read must be what was drawn from, or
         # the words that one network goes on drawing fall without end in the other.
         model.eval()
+        try:
+            return self._outcome(model, batch)
+        finally:
+            model.train(was_training)
+
+    def _outcome(self, model: CaptionModel, batch: Batch) -> Outcome:
+        if not batch.from_frozen:  # the frozen stages see the photos once, not twice
+            frozen = model.encoder.frozen_features(batch.inputs)
+            batch = replace(batch, inputs=frozen, from_frozen=True)
         with torch.no_grad():
             grid = model.encoder(batch.inputs, from_frozen=True)
         tokens, lengths = sample(

@@ -170,6 +170,11 @@ def check(config: Config) -> None:
             "self_critical.samples: the baseline leave_one_out needs 2 or more; use another "
             "self_critical.baseline for 1"
         )
+    if own.samples and config.encoder.batch_norm == "train":
+        raise ConfigError(
+            "encoder.batch_norm: train is not accepted with self_critical.samples, whose captions "
+            "are drawn and read without the noise of training; use frozen"
+        )
     if own.samples and config.attention.select == "hard":
         raise ConfigError(
             "self_critical.samples: hard attention is trained by cross-entropy only so far; use 0"
