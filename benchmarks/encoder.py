@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.timing import Table, in_turns
+from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
 
 
@@ -36,4 +36,8 @@ def run(*, device: torch.device, batch: int, rounds: int) -> Table:
         }
         for name, timing in found.items()
     ]
-    return Table(f"Encoder, EfficientNet-Lite2 at {size} px, B {batch}, float32", rows)
+    title = (
+        f"Encoder, EfficientNet-Lite2 at {size} px, B {batch}, float32; peak memory "
+        f"{peak_memory_mib(device):.0f} MiB"
+    )
+    return Table(title, rows)
