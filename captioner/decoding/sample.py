@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from captioner.decoders.base import Decoder
-from captioner.decoding.search import END, PAD, START, UNKNOWN
+from captioner.decoding.search import END, PAD, START, unwritable
 from captioner.grid import Grid
 
 
 def writable(logits: Tensor, *, first: bool) -> Tensor:
     """Logits [..., V] with what is never written at minus infinity."""
-    never = [PAD, START, UNKNOWN, *([END] if first else [])]
-    return logits.index_fill(-1, torch.tensor(never, device=logits.device), -torch.inf)
+    never = torch.tensor(unwritable(first=first), device=logits.device)
+    return logits.index_fill(-1, never, -torch.inf)
 
 
 @torch.no_grad()

@@ -15,6 +15,11 @@ from captioner.grid import Caption, Geometry, Glimpse, Grid
 PAD, START, END, UNKNOWN = range(4)  # fixed by captioner.data.vocabulary
 
 
+def unwritable(*, first: bool) -> list[int]:
+    """Tokens that no caption holds: special ones, and the end as the first word."""
+    return [PAD, START, UNKNOWN, END] if first else [PAD, START, UNKNOWN]
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One caption as tokens, with where the model looked for each of its T words.
@@ -155,9 +160,7 @@ class _Beam:
             )
         rows, beams, vocabulary = log_probs.shape
         totals = self.totals.unsqueeze(-1) + log_probs
-        totals[..., [PAD, START, UNKNOWN]] = -torch.inf
-        if not self.trace:
-            totals[..., END] = -torch.inf
+        totals[..., unwritable(first=not self.trace)] = -torch.inf
         if self.no_repeat_ngram:
             self._forbid_repeats(totals)
         # each beam has one end token, so among 2K continuations at least K go on

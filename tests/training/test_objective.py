@@ -42,19 +42,24 @@ class Model(torch.nn.Module):
         return self.decoder(self.decoder.prepare(grid).select(photo_index), tokens, lengths)
 
 
-@pytest.fixture
-def model() -> Model:
+def small_model(*, hidden_dim: int, embed_dim: int, dropout: float) -> Model:
     torch.manual_seed(3)
     decoder = build_decoder(
-        DecoderConfig(hidden_dim=5, embed_dim=4, dropout=0.0),
+        DecoderConfig(hidden_dim=hidden_dim, embed_dim=embed_dim, dropout=dropout),
         AttentionConfig(dim=4),
         feature_dim=3,
         vocabulary_size=len(VOCABULARY),
     ).double()
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.mul_(2.5)
     return Model(decoder, 3)
+
+
+@pytest.fixture
+def model() -> Model:
+    model = small_model(hidden_dim=5, embed_dim=4, dropout=0.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.5)
+    return model
 
 
 def photos(count: int) -> Batch:
@@ -171,14 +176,7 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
 
 def test_captions_are_read_by_the_network_that_drew_them() -> None:
     """With dropout in one of the two only, words that one draws fall without end in the other."""
-    torch.manual_seed(3)
-    decoder = build_decoder(
-        DecoderConfig(hidden_dim=8, embed_dim=8, dropout=0.9),
-        AttentionConfig(dim=4),
-        feature_dim=3,
-        vocabulary_size=len(VOCABULARY),
-    ).double()
-    model = Model(decoder, 3).train()
+    model = small_model(hidden_dim=8, embed_dim=8, dropout=0.9).train()
     own = SelfCritical(
         CiderD(REFERENCES), VOCABULARY, samples=400, baseline="leave_one_out", max_words=6
     )
