@@ -28,8 +28,8 @@ from captioner.device import choose_device
 from captioner.evaluation.metrics import score_captions
 from captioner.model import CaptionModel, build_model
 from captioner.training import train
+from captioner.training.cross_entropy import CrossEntropy
 from captioner.training.hard import build_hard_loss
-from captioner.training.objective import CrossEntropy
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import prepare
 from captioner.training.validation import validate

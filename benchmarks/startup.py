@@ -11,6 +11,12 @@ from pathlib import Path
 from benchmarks.timing import Table, in_turns
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# A child begins with its parent's peak: it is measured from a parent that has next to nothing.
+PEAK_KIB = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, capture_output=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def run(*, photo: Path, rounds: int) -> Table:
@@ -26,6 +32,7 @@ def run(*, photo: Path, rounds: int) -> Table:
             ],
         }
         found = in_turns({name: _call(line) for name, line in commands.items()}, rounds=rounds)
+        peaks = {name: _peak_mib(line) for name, line in commands.items()}
     limit = found["import torch, torchvision"].median_s
     rows = [
         {
@@ -34,6 +41,7 @@ def run(*, photo: Path, rounds: int) -> Table:
             "least": timing.least_s,
             "most": timing.most_s,
             "of the imports": timing.median_s / limit,
+            "peak MiB": peaks[name],
         }
         for name, timing in found.items()
     ]
@@ -42,3 +50,9 @@ def run(*, photo: Path, rounds: int) -> Table:
 
 def _call(command: list[str]) -> Callable[[], object]:
     return lambda: subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+
+
+def _peak_mib(command: list[str]) -> float:
+    small = [sys.executable, "-I", "-S", "-c", PEAK_KIB]
+    told = subprocess.run([*small, *command], cwd=REPOSITORY, check=True, capture_output=True)
+    return int(told.stdout) / 1024

@@ -39,6 +39,7 @@ from captioner.decoders import (
     LSTMDecoder,
     LuongDecoder,
     MeanDecoder,
+    TopDownDecoder,
     TransformerDecoder,
 )
 from captioner.encoders import Encoder, GridSelfAttention, build_backbone
@@ -56,21 +57,11 @@ class CaptionModel(nn.Module):
         self.encoder = encoder
         self.decoder = decoder
 
-    def forward(
-        self,
-        inputs: Tensor,
-        photo_index: Tensor,
-        tokens: Tensor,
-        lengths: Tensor,
-        *,
-        from_frozen: bool = False,
-    ) -> Forced:
-        """Write given captions.
+    def forward(self, grid: Grid, photo_index: Tensor, tokens: Tensor, lengths: Tensor) -> Forced:
+        """Write given captions of the photos that the encoder made the grid of.
 
-        inputs: photos [B, 3, H, W], or frozen features [B, C, h, w] with `from_frozen`.
         photo_index: [N], the photo of each caption. tokens: [N, T]. lengths: [N], falling.
         """
-        grid: Grid = self.encoder(inputs, from_frozen=from_frozen)
         memory = self.decoder.prepare(grid).select(photo_index)
         return self.decoder(memory, tokens, lengths)
 
@@ -126,6 +117,7 @@ def build_encoder(config: EncoderConfig, *, pretrained: bool = True) -> Encoder:
         batch_norm=config.batch_norm,
         project_dim=config.project_dim,
         dropout=config.dropout,
+        drop_path=config.drop_path,
         self_attention=self_attention,
     )
 
@@ -229,6 +221,8 @@ def build_decoder(
     looking = build_attention(attention, **sizes)
     if config.kind == "luong":
         return LuongDecoder(looking, input_feeding=config.input_feeding, **words)
+    if config.kind == "top_down":
+        return TopDownDecoder(looking, **words)
     return LSTMDecoder(looking, output=config.output, **words)
 
 

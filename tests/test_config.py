@@ -299,6 +299,7 @@ def test_every_family_differs_from_the_base_in_a_few_settings_and_can_be_built(
     network = build_model(small, 30)
     lengths = torch.tensor([4, 2])
     tokens = torch.randint(4, 30, (2, 4))
-    forced = network(torch.rand(2, 3, 64, 64), torch.tensor([0, 1]), tokens, lengths)
+    grid = network.encoder(torch.rand(2, 3, 64, 64))
+    forced = network(grid, torch.tensor([0, 1]), tokens, lengths)
     assert forced.logits.shape == (6, 30)
     assert torch.isfinite(forced.logits).all()

@@ -76,16 +76,16 @@ def photos() -> Tensor:
 def test_each_caption_is_read_with_its_own_photo() -> None:
     model = small_model()
     tokens, _, lengths = batch(CAPTIONS)
-    forced = model(photos(), torch.tensor(PHOTO_OF), tokens, lengths)
+    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
     rows = packed(torch.arange(4).unsqueeze(1).expand(4, int(lengths.max())), lengths)
     for row, (words, photo) in enumerate(zip(CAPTIONS, PHOTO_OF, strict=True)):
         own_tokens, _, own_length = batch([words])
         one = photos()[photo : photo + 1]
-        alone = model(one, torch.tensor([0]), own_tokens, own_length)
+        alone = model(model.encoder(one), torch.tensor([0]), own_tokens, own_length)
         torch.testing.assert_close(forced.logits[rows == row], alone.logits, rtol=1e-4, atol=1e-5)
         found = forced.maps[row, : len(words) + 1]
         torch.testing.assert_close(found, alone.maps[0], rtol=1e-4, atol=1e-6)
-    other = model(photos(), torch.tensor([0, 0, 1, 2]), tokens, lengths)
+    other = model(model.encoder(photos()), torch.tensor([0, 0, 1, 2]), tokens, lengths)
     assert not torch.allclose(other.maps[0], forced.maps[0], atol=1e-6)
 
 
@@ -97,7 +97,9 @@ def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours() -> None:
     def losses(of: list[int]) -> tuple[float, float]:
         """Sums over the captions, of the words' losses and of the penalties."""
         rows = torch.tensor(of)
-        forced = model(photos(), torch.tensor(PHOTO_OF)[rows], tokens[rows], lengths[rows])
+        forced = model(
+            model.encoder(photos()), torch.tensor(PHOTO_OF)[rows], tokens[rows], lengths[rows]
+        )
         parts = caption_losses(
             forced, targets[rows], lengths[rows], doubly_stochastic=1.0, label_smoothing=0.1
         )
@@ -120,7 +122,8 @@ def test_frozen_features_take_the_same_way_as_their_photos() -> None:
     tokens, _, lengths = batch(CAPTIONS)
     given = (torch.tensor(PHOTO_OF), tokens, lengths)
     frozen = model.encoder.frozen_features(photos())
-    whole, rest = model(photos(), *given), model(frozen, *given, from_frozen=True)
+    whole = model(model.encoder(photos()), *given)
+    rest = model(model.encoder(frozen, from_frozen=True), *given)
     assert torch.equal(whole.logits, rest.logits)
 
 
@@ -132,7 +135,7 @@ def test_training_reaches_every_weight_that_is_not_frozen() -> None:
         if isinstance(module, nn.BatchNorm2d):
             nn.init.ones_(module.weight)
     tokens, targets, lengths = batch(CAPTIONS)
-    forced = model(photos(), torch.tensor(PHOTO_OF), tokens, lengths)
+    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
     caption_losses(forced, targets, lengths, doubly_stochastic=1.0)["total"].backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -321,9 +324,9 @@ def test_a_recipe_with_a_family_that_is_not_there_is_one_sentence(
 def test_location_knows_the_grid_of_its_settings_and_refuses_another() -> None:
     model = small_model(attention__score="location", attention__window="local_p")
     tokens, _, lengths = batch([[4, 5]])
-    model(photos()[:1], torch.tensor([0]), tokens, lengths)
+    model(model.encoder(photos()[:1]), torch.tensor([0]), tokens, lengths)
     with pytest.raises(ConfigError, match=r"^attention\.score: location .* 6 cells .* of 4; "):
-        model(photos()[:1, :, :, :64], torch.tensor([0]), tokens, lengths)
+        model(model.encoder(photos()[:1, :, :, :64]), torch.tensor([0]), tokens, lengths)
 
 
 def test_counting_the_cells_of_a_grid_leaves_the_backbone_as_it_was() -> None:
@@ -334,7 +337,7 @@ def test_counting_the_cells_of_a_grid_leaves_the_backbone_as_it_was() -> None:
         assert torch.equal(value, expected[name]), name
 
 
-@pytest.mark.parametrize("kind", ["lstm", "luong", "mean", "transformer"])
+@pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "mean", "transformer"])
 def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> None:
     """Hard attention, several heads, a window and self-attention all at once."""
     model = small_model(
@@ -350,16 +353,17 @@ def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> N
     with torch.no_grad():
         for parameter in model.encoder.self_attention.parameters():  # they begin as the identity
             parameter.add_(0.1 * torch.randn_like(parameter))
-        forced = model(photos(), torch.tensor(PHOTO_OF), tokens, lengths)
+        forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
         rows = packed(torch.arange(4).unsqueeze(1).expand(4, int(lengths.max())), lengths)
         for row, (words, photo) in enumerate(zip(CAPTIONS, PHOTO_OF, strict=True)):
             own_tokens, _, own_length = batch([words])
             one = photos()[photo : photo + 1]
-            alone = model(one, torch.tensor([0]), own_tokens, own_length)
+            alone = model(model.encoder(one), torch.tensor([0]), own_tokens, own_length)
             torch.testing.assert_close(
                 forced.logits[rows == row], alone.logits, rtol=1e-4, atol=1e-5
             )
-    forced = model.train()(photos(), torch.tensor(PHOTO_OF), tokens, lengths)
+    model.train()
+    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
     hard = HardAttentionLoss(NoBaseline())
     losses = caption_losses(forced, targets, lengths, doubly_stochastic=1.0, hard=hard)
     losses["total"].backward()

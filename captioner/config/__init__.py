@@ -9,12 +9,15 @@ from captioner.config.settings import (
     DecoderConfig,
     DecodingConfig,
     EncoderConfig,
+    ModelConfig,
+    PreprocessConfig,
+)
+from captioner.config.training import (
     HardConfig,
     LossConfig,
-    ModelConfig,
     OptimConfig,
-    PreprocessConfig,
     SelfCriticalConfig,
+    TextConfig,
     TrainConfig,
 )
 
@@ -31,6 +34,7 @@ __all__ = [
     "OptimConfig",
     "PreprocessConfig",
     "SelfCriticalConfig",
+    "TextConfig",
     "TrainConfig",
     "check",
     "check_search",

@@ -36,6 +36,7 @@ def check(config: ModelConfig) -> None:
     check_search(config.decoding, "decoding.")
     shares = {
         "encoder.dropout": config.encoder.dropout,
+        "encoder.drop_path": config.encoder.drop_path,
         "decoder.dropout": config.decoder.dropout,
         "decoder.embed_dropout": config.decoder.embed_dropout,
     }

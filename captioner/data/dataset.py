@@ -28,7 +28,7 @@ class Batch:
     photo_index: [N], row of `inputs` for each caption.
     tokens: [N, T], the words read, from the start token on; targets: [N, T], the words to write,
         the end token last; both padded with zeros.
-    lengths: [N], number of targets.
+    lengths: [N], number of targets. weights: [N], of the captions in the loss; 1 on average.
     unreadable: photos left out, each with the reason.
     """
 
@@ -38,6 +38,7 @@ class Batch:
     tokens: Tensor
     targets: Tensor
     lengths: Tensor
+    weights: Tensor | None = None
     from_frozen: bool = False
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
@@ -57,6 +58,7 @@ class Batch:
             tokens=self.tokens.repeat_interleave(times, 0),
             targets=self.targets.repeat_interleave(times, 0),
             lengths=self.lengths.repeat_interleave(times),
+            weights=None if self.weights is None else self.weights.repeat_interleave(times),
         )
 
     def pin_memory(self) -> Batch:
@@ -104,11 +106,20 @@ class CaptionDataset(Dataset[Batch]):
         self.photo_of = np.array([photo for photo, _ in pairs], dtype=np.int64)
         self.targets = [np.array(target, dtype=np.int64) for _, target in pairs]
         self.lengths = np.array([len(target) for target in self.targets], dtype=np.int64)
+        self.weights: np.ndarray | None = None  # of each caption in the loss, where they differ
         self.start = vocabulary.start
+        self.not_words = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown}
 
     def __len__(self) -> int:
         """Number of captions."""
         return len(self.targets)
+
+    def words_of_photos(self) -> list[np.ndarray]:
+        """Of each photo the words that the vocabulary knows of its captions, each once."""
+        words: list[set[int]] = [set() for _ in self.photos]
+        for photo, target in zip(self.photo_of.tolist(), self.targets, strict=True):
+            words[photo].update(target.tolist())
+        return [np.array(sorted(found - self.not_words), dtype=np.int64) for found in words]
 
     def __getitem__(self, item: tuple[int, Sequence[int]]) -> Batch:
         """The captions of an (epoch, caption indices) pair."""
@@ -138,6 +149,7 @@ class CaptionDataset(Dataset[Batch]):
             tokens=tokens,
             targets=targets,
             lengths=lengths,
+            weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
             from_frozen=self.cache is not None,
             unreadable=unreadable,
         )

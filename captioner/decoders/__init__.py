@@ -4,6 +4,7 @@ from captioner.decoders.base import Decoder, Forced, packed, unpacked
 from captioner.decoders.lstm import LSTMDecoder
 from captioner.decoders.luong import LuongDecoder
 from captioner.decoders.mean import MeanDecoder
+from captioner.decoders.top_down import TopDownDecoder
 from captioner.decoders.transformer import TransformerDecoder
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "LSTMDecoder",
     "LuongDecoder",
     "MeanDecoder",
+    "TopDownDecoder",
     "TransformerDecoder",
     "packed",
     "unpacked",

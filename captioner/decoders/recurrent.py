@@ -22,13 +22,24 @@ class LSTMState(NamedTuple):
     """h and c, [B, K, H] each.
 
     position: number of the word to be written, from 0, the same for all.
-    fed: attentional vector of the word before, [B, K, E], where the decoder feeds it back.
+    fed: what the LSTM reads again at the next word: the attentional vector of the word before,
+        [B, K, E], or the h of a second LSTM, [B, K, H].
+    second_c: c of that second LSTM.
+    constant: [B, K, 4H], what every word adds to the gates.
     """
 
     h: Tensor
     c: Tensor
     position: int = 0
     fed: Tensor | None = None
+    second_c: Tensor | None = None
+    constant: Tensor | None = None
+
+    def at(self, index: Any) -> LSTMState:
+        """The same for a part of the hypotheses: `index` is that of every tensor."""
+        tensors = {k: v for k, v in self._asdict().items() if isinstance(v, Tensor)}
+        chosen: dict[str, Any] = {name: value[index] for name, value in tensors.items()}
+        return self._replace(**chosen)
 
 
 class RecurrentDecoder(Decoder):
@@ -102,12 +113,7 @@ class RecurrentDecoder(Decoder):
 
     def reorder(self, state: LSTMState, photos: Tensor, beams: Tensor) -> LSTMState:
         rows = photos.unsqueeze(1)
-        return LSTMState(
-            state.h[rows, beams],
-            state.c[rows, beams],
-            state.position,
-            None if state.fed is None else state.fed[rows, beams],
-        )
+        return state.at((rows, beams))
 
     def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
         with gradients_at_once(self):
@@ -128,7 +134,7 @@ class RecurrentDecoder(Decoder):
             # every step would cost more in the backward pass than the rows that it saves.
             if count <= 0.75 * running:
                 running = count
-                memory, state = memory.select(slice(running)), _first_states(state, running)
+                memory, state = memory.select(slice(running)), state.at(slice(running))
             queries.append(state.h[:count])
             glimpse, state = self.recur(word_gates[step][:running].unsqueeze(1), state, memory)
             outputs.append(_output(state)[:count])
@@ -161,9 +167,14 @@ class RecurrentDecoder(Decoder):
     def _advance(self, word_gates: Tensor, state: LSTMState, read: Tensor) -> LSTMState:
         """Equations 1 to 3 on what the LSTM reads beside the word; `fed` is left out."""
         gates = word_gates + self.state_gates(torch.cat([state.h, read], dim=-1))
-        i, f, o, g = gates.chunk(4, dim=-1)
-        c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
-        return LSTMState(torch.sigmoid(o) * torch.tanh(c), c, state.position + 1)
+        return LSTMState(*lstm_cell(gates, state.c), state.position + 1)
+
+
+def lstm_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """h and c after the gates [..., 4H] of input, forgetting, output and candidate."""
+    i, f, o, g = gates.chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
 
 
 class AttendingDecoder(RecurrentDecoder):
@@ -204,11 +215,6 @@ class AttendingDecoder(RecurrentDecoder):
 
 def _output(state: LSTMState) -> Tensor:
     return state.h if state.fed is None else state.fed
-
-
-def _first_states(state: LSTMState, count: int) -> LSTMState:
-    fed = None if state.fed is None else state.fed[:count]
-    return LSTMState(state.h[:count], state.c[:count], state.position, fed)
 
 
 def _first_rows(glimpse: Glimpse, count: int) -> Glimpse:

@@ -126,7 +126,11 @@ class Block(nn.Module):
     """Inverted residual (Sandler et al., 2018): widen, filter each channel, narrow.
 
     Without expansion it is a depthwise separable convolution; the names are timm's for both.
+    In training its own part is left out of a residual sum with probability `drop_path`, photo by
+    photo (stochastic depth, Huang et al., 2016).
     """
+
+    drop_path = 0.0
 
     def __init__(
         self, channels: int, out: int, kernel: int, stride: int, *, expansion: int
@@ -147,7 +151,19 @@ class Block(nn.Module):
         y = x
         for layer in self.children():  # in the order of their making
             y = layer(y)
-        return x + y if self.is_residual else y
+        if not self.is_residual:
+            return y
+        if self.drop_path and self.training:
+            y = y * F.dropout(y.new_ones(len(y), 1, 1, 1), self.drop_path)
+        return x + y
+
+
+def set_drop_path(module: nn.Module, probability: float) -> int:
+    """Set `drop_path` of all residual blocks; return how many there are."""
+    blocks = [m for m in module.modules() if isinstance(m, Block) and m.is_residual]
+    for block in blocks:
+        block.drop_path = probability
+    return len(blocks)
 
 
 def fold_batch_norms(module: nn.Module) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.encoders.backbone import Backbone, parameters_in_order
+from captioner.encoders.efficientnet_lite import set_drop_path
 from captioner.encoders.self_attention import GridSelfAttention
 from captioner.errors import ConfigError
 from captioner.grid import Grid
@@ -33,9 +34,14 @@ class Encoder(nn.Module):
         batch_norm: Literal["frozen", "train"] = "frozen",
         project_dim: int | None = None,
         dropout: float = 0.0,
+        drop_path: float = 0.0,
         self_attention: GridSelfAttention | None = None,
     ) -> None:
         super().__init__()
+        if drop_path and not set_drop_path(backbone, drop_path):
+            raise ConfigError(
+                "encoder.drop_path: only efficientnet_lite2 has blocks that can be left out; use 0"
+            )
         self.backbone = backbone
         self.batch_norm = batch_norm
         self.frozen_stages = _freeze(backbone, trainable_from)

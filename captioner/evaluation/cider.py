@@ -37,10 +37,21 @@ class CiderD:
         for row, photo in enumerate(photos):
             rows_of.setdefault(photo, []).append(row)
         for photo, rows in rows_of.items():
-            found[rows] = self._of_one_photo([captions[row] for row in rows], photo)
+            found[rows] = self._each([captions[row] for row in rows], photo).mean(1)
         return found
 
-    def _of_one_photo(self, captions: Sequence[Sequence[str]], photo: int) -> np.ndarray:
+    def agreement(self, photo: int) -> np.ndarray:
+        """CIDEr-D, from 0 to 10, of each reference of a photo against the photo's others.
+
+        Zeros where there are no others.
+        """
+        references = self.references[photo]
+        each = self._each(references, photo)
+        np.fill_diagonal(each, 0.0)
+        return each.sum(1) / max(1, len(references) - 1)
+
+    def _each(self, captions: Sequence[Sequence[str]], photo: int) -> np.ndarray:
+        """[captions, references of the photo]."""
         references = self.references[photo]
         counts = [_grams(caption) for caption in [*captions, *references]]
         columns: dict[tuple[str, ...], int] = {}
@@ -69,7 +80,7 @@ class CiderD:
             norms = np.sqrt((a**2).sum(1))[:, None] * np.sqrt((b**2).sum(1))
             dots = np.einsum("crg,rg->cr", clipped, b)
             total += np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0)
-        return 10.0 * (total * penalty).mean(1) / MAX_N
+        return 10.0 * total * penalty / MAX_N
 
 
 def _grams(caption: Sequence[str]) -> Counter[tuple[str, ...]]:

@@ -24,7 +24,6 @@ from captioner.rendering import attention_sheet
 from captioner.training.diagnostics import forced_attention, warnings
 from captioner.training.interrupts import Interrupts
 from captioner.training.model_card import model_card
-from captioner.training.objective import build_objective
 from captioner.training.optimizer import (
     AveragedModel,
     build_optimizer,
@@ -45,11 +44,13 @@ class Trainer:
         self.setup, self.run, self.device = setup, run, device
         self.config = setup.config
         self.model = setup.model
-        self.optimizer = build_optimizer(self.model, self.config.optim)
         self.averaged: AveragedModel | None = None
         if self.config.optim.ema_decay:
             self.averaged = AveragedModel(self.model, self.config.optim.ema_decay)
-        self.objective = build_objective(self.config, setup.dataset, setup.vocabulary).to(device)
+        self.objective = setup.objective
+        beside = self.objective.learned()
+        self.optimizer = build_optimizer(self.model, self.config.optim, beside=beside)
+        self.learned = [*self.model.parameters(), *beside]
         self.amp = autocast(device, self.config.train.precision)
         self.interrupts = Interrupts()
         self.epoch = 0
@@ -174,9 +175,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         if 0 < added < optim.accumulate:  # each was divided by `accumulate`
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            gradients = [p.grad for p in self.learned if p.grad is not None]
             torch._foreach_mul_(gradients, optim.accumulate / added)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip_norm or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.learned, optim.clip_norm or math.inf)
         if torch.isfinite(norm):
             self.optimizer.step()
         else:

@@ -25,13 +25,15 @@ def caption_losses(
     doubly_stochastic: float,
     label_smoothing: float = 0.0,
     hard: HardAttentionLoss | None = None,
+    weights: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Loss of a batch: sums over each caption, as in equation 14, divided by the number of words.
 
     The paper sums the words of a caption and averages over captions. Dividing both parts by the
     words of the batch instead keeps their ratio and makes the loss comparable between batches.
 
-    targets: [N, T]; lengths: [N], falling.
+    targets: [N, T]; lengths: [N], falling. weights: [N], of the captions in what is minimised of
+    the cross-entropy; None weighs all alike.
     Returns `total`, `cross_entropy` (a word, without smoothing), `smoothed` (what is minimised of
     it), `doubly_stochastic` (a caption, before lambda), and the parts of `hard` where it is given.
     """
@@ -42,9 +44,12 @@ def caption_losses(
     log_probs = torch.log_softmax(logits, dim=-1)
     word_log_probs = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
     cross_entropy = -word_log_probs.mean()
-    smoothed = cross_entropy
+    of_words = -word_log_probs
     if label_smoothing:  # else its gradient of zeros would cost as much as that of the words
-        smoothed = (1 - label_smoothing) * cross_entropy - label_smoothing * log_probs.mean()
+        of_words = (1 - label_smoothing) * of_words - label_smoothing * log_probs.mean(-1)
+    if weights is not None:
+        of_words = of_words * packed(weights.unsqueeze(1).expand_as(targets), lengths)
+    smoothed = of_words.mean()
     penalty = doubly_stochastic_penalty(forced.maps).mean()
     share = len(lengths) / len(words)  # from a caption's sum to the mean over words
     total = smoothed + doubly_stochastic * share * penalty

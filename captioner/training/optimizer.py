@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,13 @@ from captioner.config import OptimConfig
 from captioner.model import CaptionModel
 
 
-def build_optimizer(model: CaptionModel, config: OptimConfig) -> torch.optim.Optimizer:
-    """Two rates (decoder and fine-tuned backbone), weight decay on weight matrices only."""
+def build_optimizer(
+    model: CaptionModel, config: OptimConfig, *, beside: Sequence[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
+    """Two rates (decoder and fine-tuned backbone), weight decay on weight matrices only.
+
+    beside: weights that are learned beside the model, at the decoder's rate and without decay.
+    """
     backbone = {id(parameter) for parameter in model.encoder.backbone.parameters()}
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
@@ -26,6 +32,8 @@ def build_optimizer(model: CaptionModel, config: OptimConfig) -> torch.optim.Opt
             continue
         decays = parameter.dim() > 1 and id(parameter) not in embeddings
         groups.setdefault((id(parameter) in backbone, decays), []).append(parameter)
+    if beside:
+        groups.setdefault((False, False), []).extend(beside)
     settings = []
     for (pretrained, decays), parameters in groups.items():
         rate = config.encoder_lr if pretrained else config.lr

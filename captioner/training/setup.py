@@ -15,10 +15,17 @@ from captioner.config import Config, DataConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
 from captioner.data.readers import CaptionedPhoto, Split, read_split
+from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, PhotoError
 from captioner.model import CaptionModel, build_model, photo_transform, resolved
+from captioner.training.concepts import Concepts
+from captioner.training.consensus import caption_reward, consensus_weights
+from captioner.training.cross_entropy import CrossEntropy, WithConcepts
+from captioner.training.hard import build_hard_loss
+from captioner.training.objective import Objective
+from captioner.training.self_critical import SelfCritical
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Setup:
     dataset: CaptionDataset
     batches: CaptionBatches
     validation: list[CaptionedPhoto]
+    objective: Objective
     validation_transform: PhotoTransform
     validation_cache: FeatureCache | None
 
@@ -108,9 +116,53 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         model=model,
         dataset=dataset,
         batches=batches,
+        objective=_objective(config, dataset, vocabulary, feature_dim=model.encoder.dim).to(device),
         validation=validation,
         validation_transform=plain_transform,
         validation_cache=validation_cache,
+    )
+
+
+def _objective(
+    config: Config, dataset: CaptionDataset, vocabulary: Vocabulary, *, feature_dim: int
+) -> Objective:
+    """Cross-entropy, or self-critical training where `self_critical.samples` asks for it.
+
+    feature_dim: D, the size of an annotation vector.
+
+    Raises:
+        DataError: `text.file` cannot be read.
+    """
+    own = config.self_critical
+    if own.samples:
+        return SelfCritical(
+            caption_reward(dataset),
+            vocabulary,
+            samples=own.samples,
+            baseline=own.baseline,
+            max_words=config.data.max_words,
+        )
+    if config.loss.consensus:
+        dataset.weights = consensus_weights(dataset, config.loss.consensus)
+    hard = build_hard_loss(config) if config.attention.select == "hard" else None
+    captions = CrossEntropy(config.loss, hard, samples=config.hard.samples)
+    if not config.loss.visual_concepts and config.text.file is None:
+        return captions
+    texts = None
+    if config.text.file is not None:
+        texts = TextCaptions(
+            read_texts(Path(config.text.file)),
+            vocabulary,
+            max_words=config.data.max_words,
+            seed=config.train.seed,
+        )
+    return WithConcepts(
+        captions,
+        Concepts(len(vocabulary), feature_dim),
+        dataset.words_of_photos(),
+        texts,
+        loss=config.loss,
+        text=config.text,
     )
 
 
@@ -143,6 +195,10 @@ def check(config: Config) -> None:
         "hard.reward_scale": (config.hard.reward_scale, 0),
         "hard.entropy": (config.hard.entropy, 0),
         "loss.doubly_stochastic": (config.loss.doubly_stochastic, 0),
+        "loss.visual_concepts": (config.loss.visual_concepts, 0),
+        "text.batch_size": (config.text.batch_size, 1),
+        "text.cells": (config.text.cells, 1),
+        "text.weight": (config.text.weight, 0),
         "optim.clip_norm": (optim.clip_norm, 0),
         "optim.weight_decay": (optim.weight_decay, 0),
     }
@@ -154,6 +210,7 @@ def check(config: Config) -> None:
         "data.min_area": (data.min_area, 0.01, 1),
         "data.colour": (data.colour, 0, 1),
         "loss.label_smoothing": (config.loss.label_smoothing, 0, 0.99),
+        "loss.consensus": (config.loss.consensus, 0, 1),
         "optim.ema_decay": (optim.ema_decay, 0, 0.999999),
     }
     for key, (share, low, high) in shares.items():
@@ -169,11 +226,6 @@ def check(config: Config) -> None:
         raise ConfigError(
             "self_critical.samples: the baseline leave_one_out needs 2 or more; use another "
             "self_critical.baseline for 1"
-        )
-    if own.samples and config.encoder.batch_norm == "train":
-        raise ConfigError(
-            "encoder.batch_norm: train is not accepted with self_critical.samples, whose captions "
-            "are drawn and read without the noise of training; use frozen"
         )
     if own.samples and config.attention.select == "hard":
         raise ConfigError(
@@ -276,7 +328,8 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
     allowed = [
         key
         for key in differing
-        if key.split(".")[0] in ("loss", "hard", "self_critical", "optim", "train", "decoding")
+        if key.split(".")[0]
+        in ("loss", "text", "hard", "self_critical", "optim", "train", "decoding")
         and key not in ("optim.name", "optim.ema_decay", "train.seed", "hard.baseline")
     ]
     return [key for key in differing if key not in allowed], allowed

@@ -21,7 +21,7 @@ START, END = 1, 2
 LENGTHS = torch.tensor([3, 1])
 SCORES = ["additive", "concat", "dot", "scaled_dot", "general", "cosine", "location"]
 LOOKS = list(product(["global", "local_p", "local_m"], ["soft", "hard"], [1, 2]))
-KINDS = [*product(["lstm", "luong", "transformer"], SCORES), ("mean", "additive")]
+KINDS = [*product(["lstm", "luong", "top_down", "transformer"], SCORES), ("mean", "additive")]
 
 
 def random_decoder(kind: Any, attention: AttentionConfig) -> Decoder:

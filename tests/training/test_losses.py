@@ -187,3 +187,30 @@ def test_a_model_in_float64_has_a_loss_in_float64() -> None:
         ]
 
     assert torch.autograd.gradcheck(total, (forced.logits, forced.maps))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_weights_weigh_the_words_of_their_captions(label_smoothing: float) -> None:
+    lengths = [4, 3, 1]
+    forced, targets, of = random_batch(lengths)
+    weights = [0.5, 2.0, 0.0]
+    parts = caption_losses(
+        forced,
+        targets,
+        of,
+        doubly_stochastic=0.3,
+        label_smoothing=label_smoothing,
+        weights=torch.tensor(weights),
+    )
+    smoothed = plainly = 0.0
+    for row, (caption, step) in zip(forced.logits.tolist(), places(lengths), strict=True):
+        log_probs = plain_log_probs(row)
+        word = -log_probs[int(targets[caption, step])]
+        spread = -sum(log_probs) / V
+        plainly += word
+        smoothed += weights[caption] * ((1 - label_smoothing) * word + label_smoothing * spread)
+    words = sum(lengths)
+    assert parts["smoothed"].item() == pytest.approx(smoothed / words, rel=CLOSE)
+    assert parts["cross_entropy"].item() == pytest.approx(plainly / words, rel=CLOSE)
+    penalty = parts["doubly_stochastic"].item() * len(lengths) / words
+    assert parts["total"].item() == pytest.approx(smoothed / words + 0.3 * penalty, rel=CLOSE)

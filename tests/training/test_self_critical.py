@@ -21,7 +21,7 @@ from captioner.evaluation.cider import CiderD
 from captioner.grid import Grid
 from captioner.model import build_decoder
 from captioner.training import setup, train
-from captioner.training.objective import SelfCritical
+from captioner.training.self_critical import SelfCritical
 
 VOCABULARY = Vocabulary(["a", "dog", "cat"])
 END = Vocabulary.end
@@ -37,8 +37,7 @@ class Model(torch.nn.Module):
     def encoder(self, inputs, *, from_frozen: bool):
         return Grid(inputs, 1, self.cells)
 
-    def forward(self, inputs, photo_index, tokens, lengths, *, from_frozen: bool):
-        grid = self.encoder(inputs, from_frozen=from_frozen)
+    def forward(self, grid, photo_index, tokens, lengths):
         return self.decoder(self.decoder.prepare(grid).select(photo_index), tokens, lengths)
 
 
@@ -177,6 +176,15 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
 def test_captions_are_read_by_the_network_that_drew_them() -> None:
     """With dropout in one of the two only, words that one draws fall without end in the other."""
     model = small_model(hidden_dim=8, embed_dim=8, dropout=0.9).train()
+    looks: list[Grid] = []
+    quiet = model.encoder
+
+    def encoder(inputs, *, from_frozen: bool):
+        """Another grid each time, as with dropout."""
+        looks.append(quiet(8.0 * torch.randn_like(inputs), from_frozen=from_frozen))
+        return looks[-1]
+
+    model.encoder = encoder
     own = SelfCritical(
         CiderD(REFERENCES), VOCABULARY, samples=400, baseline="leave_one_out", max_words=6
     )
@@ -187,6 +195,8 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
     log_probs = torch.cat([firsts, others]).log_softmax(-1).clamp(min=-1e9)
     entropies = -(log_probs.exp() * log_probs).sum(-1)
     assert parts["cross_entropy"].item() == pytest.approx(entropies.mean().item(), rel=0.05)
+    assert len(looks) == 1
+    assert model.decoder.training, "it is left as it was"
 
 
 def test_rewards_are_of_each_caption_s_own_photo(model: Model) -> None:

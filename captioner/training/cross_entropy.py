@@ -1,0 +1,112 @@
+"""Training on the captions of the data, and on what words teach beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from captioner.config import LossConfig, TextConfig
+from captioner.data.dataset import Batch
+from captioner.data.texts import TextCaptions
+from captioner.decoders import Forced
+from captioner.grid import Grid
+from captioner.model import CaptionModel
+from captioner.training.concepts import Concepts
+from captioner.training.hard import HardAttentionLoss
+from captioner.training.losses import caption_losses
+from captioner.training.objective import Objective, Outcome
+
+
+class CrossEntropy(Objective):
+    """The captions of the data, word by word (equation 14, and equation 12 for hard attention)."""
+
+    def __init__(self, loss: LossConfig, hard: HardAttentionLoss | None, *, samples: int) -> None:
+        super().__init__()
+        self.loss = loss
+        self.hard = hard
+        self.samples = samples if hard is not None else 1
+
+    def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
+        grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
+        return self.of_grid(model, grid, batch)
+
+    def of_grid(self, model: CaptionModel, grid: Grid, batch: Batch) -> Outcome:
+        batch = batch.repeated(self.samples)
+        forced: Forced = model(grid, batch.photo_index, batch.tokens, batch.lengths)
+        parts = caption_losses(
+            forced,
+            batch.targets,
+            batch.lengths,
+            doubly_stochastic=self.loss.doubly_stochastic,
+            label_smoothing=self.loss.label_smoothing,
+            hard=self.hard,
+            weights=batch.weights,
+        )
+        return parts, forced, batch.lengths
+
+
+class WithConcepts(Objective):
+    """Cross-entropy, and what words teach as cells of a grid: from photos, from text, or both."""
+
+    step: Tensor
+
+    def __init__(
+        self,
+        captions: CrossEntropy,
+        concepts: Concepts,
+        seen: list[np.ndarray],
+        texts: TextCaptions | None,
+        *,
+        loss: LossConfig,
+        text: TextConfig,
+    ) -> None:
+        """seen: of each photo of the data set, the words of its captions."""
+        super().__init__()
+        self.captions = captions
+        self.concepts = concepts
+        self.seen = seen
+        self.texts = texts
+        self.loss = loss
+        self.text = text
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+
+    def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
+        grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
+        parts, forced, lengths = self.captions.of_grid(model, grid, batch)
+        if self.loss.visual_concepts:
+            found = self.concepts.loss(grid.features, self._seen(batch.photos))
+            parts["total"] = parts["total"] + self.loss.visual_concepts * found
+            parts["visual_concepts"] = found.detach()
+        if self.texts is not None:
+            written = self._from_text(model, self.texts)
+            parts["total"] = parts["total"] + self.text.weight * written["total"]
+            parts["text_cross_entropy"] = written["cross_entropy"]
+        return parts, forced, lengths
+
+    def _seen(self, photos: Tensor) -> Tensor:
+        """bool [B, V]: the words of each photo's captions."""
+        count = self.concepts.words.num_embeddings
+        seen = torch.zeros(len(photos), count, dtype=torch.bool)
+        for row, photo in enumerate(photos.tolist()):
+            seen[row, torch.from_numpy(self.seen[photo])] = True
+        return seen.to(photos.device)
+
+    def _from_text(self, model: CaptionModel, texts: TextCaptions) -> dict[str, Tensor]:
+        batch = texts.batch(int(self.step), size=self.text.batch_size, cells=self.text.cells)
+        self.step += 1
+        device = self.step.device
+        grid = self.concepts.as_grid(batch.cells.to(device))
+        lengths, targets = batch.lengths.to(device), batch.targets.to(device)
+        rows = torch.arange(len(lengths), device=device)
+        forced: Forced = model(grid, rows, batch.tokens.to(device), lengths)
+        return caption_losses(
+            forced,
+            targets,
+            lengths,
+            doubly_stochastic=0.0,
+            label_smoothing=self.loss.label_smoothing,
+        )
+
+    def learned(self) -> list[nn.Parameter]:
+        return list(self.concepts.parameters())
