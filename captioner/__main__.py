@@ -15,6 +15,7 @@ COMMANDS = {
     "compare": "tell whether two evaluations differ by more than chance",
     "plot": "draw a run's curves and how its attention grew",
     "serve": "a web page and a REST interface",
+    "average": "make one model of several that were trained on from the same one",
     "export": "copy a trained model into a small folder to share",
 }
 

@@ -1,0 +1,76 @@
+"""`captioner average`: the mean of the weights, of models of one kind only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from programs import Outcome, Programs
+
+from captioner.checkpoint import load_model, save_model
+from captioner.config import ModelConfig
+from captioner.data.vocabulary import Vocabulary
+
+
+def average(programs: Programs, *arguments: object) -> Outcome:
+    return programs.run("captioner", "average", *arguments)
+
+
+@pytest.fixture
+def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
+    """Three models of one kind; one was trained with another dropout."""
+    folders = []
+    for number in range(3):
+        model, config, vocabulary = load_model(tiny_model)
+        torch.manual_seed(number)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        if number:
+            config = replace(config, decoder=replace(config.decoder, dropout=0.1))
+        folders.append(tmp_path / str(number))
+        save_model(folders[-1], model, config, vocabulary, card="")
+    return folders
+
+
+def test_every_weight_is_the_mean(programs: Programs, several: list[Path], tmp_path: Path) -> None:
+    output = tmp_path / "mean"
+    done = average(programs, *several, output)
+    assert (done.code, done.stdout) == (0, f"{output}\n"), done.stderr
+    found, config, vocabulary = load_model(output)
+    first, its_config, its_vocabulary = load_model(several[0])
+    assert config == its_config
+    assert vocabulary.tokens == its_vocabulary.tokens
+    states = [load_model(folder)[0].state_dict() for folder in several]
+    for name, value in found.state_dict().items():
+        mean = sum(state[name].double() for state in states) / 3
+        torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
+        if value.is_floating_point() and "running" not in name:
+            assert not torch.equal(value, first.state_dict()[name]), name
+    assert all(str(folder) in (output / "README.md").read_text() for folder in several)
+
+
+def test_models_of_another_kind_are_refused_by_what_differs(
+    programs: Programs, several: list[Path], tmp_path: Path
+) -> None:
+    model, config, vocabulary = load_model(several[0])
+    other = tmp_path / "other"
+
+    def refused(config: ModelConfig, vocabulary: Vocabulary) -> str:
+        save_model(other, model, config, vocabulary, card="")
+        return average(programs, several[0], other, tmp_path / "mean").sentence()
+
+    wider = replace(config, attention=replace(config.attention, temperature=2.0))
+    assert "attention.temperature differs" in refused(wider, vocabulary)
+    words = Vocabulary([*vocabulary.tokens[5:], vocabulary.tokens[4]])
+    assert "its vocabulary differs" in refused(config, words)
+    assert not (tmp_path / "mean").exists()
+
+
+def test_one_model_and_an_output_that_is_there_are_refused(
+    programs: Programs, several: list[Path], tmp_path: Path
+) -> None:
+    assert "name two or more" in average(programs, several[0], tmp_path / "mean").sentence()
+    assert "already exists" in average(programs, *several).sentence()
