@@ -3,7 +3,8 @@
 #   make caption [PHOTO=my.jpg]   caption a photo with the bundled model, draw its attention to out/
 #   make test                     lint, types and tests
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
-#   make reproduce-flickr8k [FLICKR8K=DIR]   train the bundled models anew and score them
+#   make reproduce-flickr8k [FLICKR8K=DIR] [FLICKR30K=FILE]   train the bundled models anew and
+#                                 score them; the file has captions without photos (text.file)
 #   make lint | types | format    one of them; format rewrites the files
 #   make lock                     renew requirements.lock to the newest versions
 #   make clean                    remove what was made; the environment too
@@ -16,6 +17,7 @@ VENV ?= .venv
 PHOTO ?=
 PEER ?=
 FLICKR8K ?= data/flickr8k
+FLICKR30K ?= data/flickr30k/captions.tsv
 
 python := $(VENV)/bin/python
 installed := $(VENV)/installed
@@ -39,16 +41,29 @@ test: lint types
 benchmark: $(installed)
 	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")
 
-# Hard attention begins with the soft model; what was interrupted goes on where it stopped.
-train = $(python) train.py --config configs/$(1).yaml --data.root "$(FLICKR8K)" \
+# Each stage begins with the one before; what was interrupted goes on where it stopped.
+# $(1): the run's folder in runs/, as its recipes have it; $(2): the recipes, laid over each other
+train = $(python) train.py $(foreach recipe,$(2),--config configs/$(recipe).yaml) \
+	--data.root "$(FLICKR8K)" \
 	$$(test ! -e runs/$(1)/last -a ! -e runs/$(1)/previous || echo --resume)
 evaluate = $(python) -m captioner evaluate --checkpoint runs/$(1) --format flickr8k \
 	--root "$(FLICKR8K)" --split dev --output runs/$(1)/validation.json
+average = test -e runs/flickr8k_soft_$(2) || $(python) -m captioner average \
+	$(addprefix runs/flickr8k_soft_,$(1) $(2))
+refined := flickr8k_soft stages/refine
 
 reproduce-flickr8k: $(installed)
-	$(call train,flickr8k_soft)
-	$(call train,flickr8k_hard) --train.start_from runs/flickr8k_soft/best
-	$(call evaluate,flickr8k_soft)
+	@test -e "$(FLICKR30K)" || { echo "error: FLICKR30K names no file of captions without photos" \
+	  "($(FLICKR30K)): lines of photo id, a tab and a caption" >&2; exit 2; }
+	$(call train,flickr8k_soft,flickr8k_soft)
+	$(call train,flickr8k_soft_refined,$(refined))
+	$(call train,flickr8k_soft_text,$(refined) stages/text) --text.file "$(FLICKR30K)"
+	$(call train,flickr8k_soft_consensus,$(refined) stages/consensus)
+	$(call average,text consensus,averaged)
+	$(call train,flickr8k_soft_both,$(refined) stages/text stages/both) --text.file "$(FLICKR30K)"
+	$(call average,text consensus both,bundled)
+	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_soft/best
+	$(call evaluate,flickr8k_soft_bundled)
 	$(call evaluate,flickr8k_hard)
 
 lint: $(installed)

@@ -55,7 +55,16 @@ def model_part(config: Config) -> ModelConfig:
     return ModelConfig(**{field.name: getattr(config, field.name) for field in fields(ModelConfig)})
 
 
-@pytest.mark.parametrize("stages", [["refine"], ["refine", "self_critical"]])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        ["refine"],
+        ["refine", "self_critical"],
+        ["refine", "text"],
+        ["refine", "consensus"],
+        ["refine", "text", "both"],
+    ],
+)
 def test_every_stage_can_be_trained(stages: list[str]) -> None:
     files = [CONFIGS / "flickr8k_soft.yaml", *(CONFIGS / f"stages/{name}.yaml" for name in stages)]
     config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
@@ -63,7 +72,8 @@ def test_every_stage_can_be_trained(stages: list[str]) -> None:
     assert config.encoder.self_attention_layers == 1
     assert config.train.start_from is not None
     assert (config.self_critical.samples > 0) == ("self_critical" in stages)
-    assert {file.stem for file in (CONFIGS / "stages").iterdir()} == {"refine", "self_critical"}
+    there = {file.stem for file in (CONFIGS / "stages").iterdir()}
+    assert there == {"refine", "self_critical", "text", "consensus", "both"}
 
 
 def test_there_are_recipes() -> None:

@@ -33,7 +33,8 @@ class TextConfig:
     least two of each photo are needed. Vocabulary and encoder know nothing of them.
 
     Args:
-        file: Lines of photo id, a tab and a caption; none trains without.
+        file: Lines of photo id, a tab and a caption, as Flickr30k's; none trains without. Captions
+            that the validation photos have too are left out; leave out those of your test photos.
         batch_size: Such captions in a step.
         cells: Words that each is written from.
         weight: Of their cross-entropy.

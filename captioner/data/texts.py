@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +21,20 @@ FREQUENT = 5e-3  # share of all words above which a word is drawn less often tha
 def read_texts(path: Path) -> list[list[str]]:
     """Captions by photo, from lines of ID, a tab and a caption.
 
+    What stands behind a # in an id numbers the photo's captions, as in the files of Flickr30k.
+
     Raises:
         DataError: the file cannot be read, or a line is not such; the message names both.
     """
     found: dict[str, list[str]] = {}
     for number, line in numbered_lines(path):
-        name, tab, text = line.partition("\t")
-        if not (tab and name.strip() and text.strip()):
+        label, _, text = line.partition("\t")
+        name = label.partition("#")[0].strip()
+        if not (name and text.strip()):
             raise DataError(
                 f"{path}, line {number}: expected an id, a tab and a caption, not {shown(line)}"
             )
-        found.setdefault(name.strip(), []).append(one_line(text))
+        found.setdefault(name, []).append(one_line(text))
     return list(found.values())
 
 
@@ -51,23 +55,34 @@ class TextBatch:
 class TextCaptions:
     """Batches drawn from (seed, step).
 
+    Raises, when made:
+        DataError: nothing can be learned from the captions.
+
     Words that a caption is to be written from come from the photo's other captions, so that there
     is nothing to copy; the rarer a word, the likelier it is to be among them (the subsampling of
     Mikolov et al., 2013, section 2.3).
     """
 
     def __init__(
-        self, photos: list[list[str]], vocabulary: Vocabulary, *, max_words: int, seed: int
+        self,
+        photos: list[list[str]],
+        vocabulary: Vocabulary,
+        *,
+        max_words: int,
+        seed: int,
+        without: Iterable[str] = (),
     ) -> None:
+        """without: captions that must not be learned from, as those of the validation photos."""
         self.seed = seed
         self.vocabulary = vocabulary
-        self.photos = [
-            captions
-            for photo in photos
-            if len(captions := [c for c in self._encoded(photo, max_words) if len(c)]) > 1
-        ]
+        self.without = {tuple(tokenize(caption)) for caption in without}
+        encoded = (self._encoded(photo, max_words) for photo in photos)
+        self.photos = [captions for captions in encoded if len(captions) > 1]
         if not self.photos:
-            raise DataError("no photo has two captions with words")
+            raise DataError(
+                "no photo of the captions without photos has two with words that the vocabulary "
+                "knows; give others with text.file"
+            )
         counts = Counter(word for photo in self.photos for caption in photo for word in caption)
         share = np.zeros(len(vocabulary))
         share[list(counts)] = np.array(list(counts.values())) / counts.total()
@@ -75,23 +90,25 @@ class TextCaptions:
         self.weight[vocabulary.unknown] = 0.0
 
     def _encoded(self, photo: list[str], max_words: int) -> list[np.ndarray]:
-        return [
-            np.array(self.vocabulary.encode(tokenize(caption)[:max_words]), dtype=np.int64)
-            for caption in photo
-        ]
+        """Those of a photo's captions that know a word: each can be written from any other."""
+        encoded = (
+            np.array(self.vocabulary.encode(words[:max_words]), dtype=np.int64)
+            for words in map(tokenize, photo)
+            if tuple(words) not in self.without
+        )
+        return [caption for caption in encoded if (caption != self.vocabulary.unknown).any()]
 
     def batch(self, step: int, *, size: int, cells: int) -> TextBatch:
         """`size` captions, each with `cells` words to be written from."""
         generator = np.random.default_rng((self.seed, step))
         drawn: list[tuple[np.ndarray, np.ndarray]] = []
-        while len(drawn) < size:
+        for _ in range(size):
             photo = self.photos[generator.integers(len(self.photos))]
             chosen = int(generator.integers(len(photo)))
             others = np.concatenate([c for index, c in enumerate(photo) if index != chosen])
             weight = self.weight[others]
-            if weight.sum() > 0:
-                words = generator.choice(others, size=cells, p=weight / weight.sum())
-                drawn.append((photo[chosen], words))
+            words = generator.choice(others, size=cells, p=weight / weight.sum())
+            drawn.append((photo[chosen], words))
         drawn.sort(key=lambda pair: -len(pair[0]))
         lengths = torch.tensor([len(caption) + 1 for caption, _ in drawn])
         tokens = torch.zeros(size, int(lengths[0]), dtype=torch.long)

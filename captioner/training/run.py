@@ -21,7 +21,7 @@ from captioner.device import choose_device
 from captioner.errors import CheckpointError, ConfigError
 from captioner.training.loop import Trainer
 from captioner.training.run_log import RunLog
-from captioner.training.setup import changes, prepare
+from captioner.training.setup import prepare
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
@@ -125,3 +125,27 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
     if changed:
         print(f"{', '.join(changed)}: changed since {run} began", file=sys.stderr)
     return newest_checkpoint(run)
+
+
+def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
+    """Settings that differ between a run and the recipe to resume it with.
+
+    Returns those that cannot change, because data and model would be others, and those that can,
+    but make it another run than one that was never interrupted.
+    """
+    silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
+    silent |= {"train.checkpoint_every", "data.workers", "data.root", "data.cache"}
+    differing = [
+        f"{section}.{key}"
+        for section in vars(new)
+        for key, value in vars(getattr(new, section)).items()
+        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in silent
+    ]
+    allowed = [
+        key
+        for key in differing
+        if key.split(".")[0]
+        in ("loss", "text", "hard", "self_critical", "optim", "train", "decoding")
+        and key not in ("optim.name", "optim.ema_decay", "train.seed", "hard.baseline")
+    ]
+    return [key for key in differing if key not in allowed], allowed

@@ -116,7 +116,9 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         model=model,
         dataset=dataset,
         batches=batches,
-        objective=_objective(config, dataset, vocabulary, feature_dim=model.encoder.dim).to(device),
+        objective=_objective(
+            config, dataset, vocabulary, validation, feature_dim=model.encoder.dim
+        ).to(device),
         validation=validation,
         validation_transform=plain_transform,
         validation_cache=validation_cache,
@@ -124,7 +126,12 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
 
 
 def _objective(
-    config: Config, dataset: CaptionDataset, vocabulary: Vocabulary, *, feature_dim: int
+    config: Config,
+    dataset: CaptionDataset,
+    vocabulary: Vocabulary,
+    validation: list[CaptionedPhoto],
+    *,
+    feature_dim: int,
 ) -> Objective:
     """Cross-entropy, or self-critical training where `self_critical.samples` asks for it.
 
@@ -155,6 +162,7 @@ def _objective(
             vocabulary,
             max_words=config.data.max_words,
             seed=config.train.seed,
+            without=(caption for photo in validation for caption in photo.captions),
         )
     return WithConcepts(
         captions,
@@ -226,6 +234,22 @@ def check(config: Config) -> None:
         raise ConfigError(
             "self_critical.samples: the baseline leave_one_out needs 2 or more; use another "
             "self_critical.baseline for 1"
+        )
+    beside = {
+        "text.file": config.text.file,
+        "loss.visual_concepts": config.loss.visual_concepts,
+        "loss.consensus": config.loss.consensus,
+    }
+    for key, asked in beside.items():
+        if own.samples and asked:
+            raise ConfigError(
+                f"{key}: teaches beside the captions of the data, and self_critical.samples leaves "
+                "those; use one of the two"
+            )
+    if config.text.file is not None and config.attention.score == "location":
+        raise ConfigError(
+            "text.file: the score location knows photos of one size, and a text's words are "
+            "another grid; use another attention.score, or null"
         )
     if own.samples and config.attention.select == "hard":
         raise ConfigError(
@@ -309,27 +333,3 @@ def _cache(
     for photo, reason in cache.unreadable.items():
         print(f"{photos[photo].path}: {reason}, left out", file=sys.stderr)
     return cache
-
-
-def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
-    """Settings that differ between a run and the recipe to resume it with.
-
-    Returns those that cannot change, because data and model would be others, and those that can,
-    but make it another run than one that was never interrupted.
-    """
-    silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
-    silent |= {"train.checkpoint_every", "data.workers", "data.root", "data.cache"}
-    differing = [
-        f"{section}.{key}"
-        for section in vars(new)
-        for key, value in vars(getattr(new, section)).items()
-        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in silent
-    ]
-    allowed = [
-        key
-        for key in differing
-        if key.split(".")[0]
-        in ("loss", "text", "hard", "self_critical", "optim", "train", "decoding")
-        and key not in ("optim.name", "optim.ema_decay", "train.seed", "hard.baseline")
-    ]
-    return [key for key in differing if key not in allowed], allowed

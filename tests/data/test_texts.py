@@ -30,9 +30,11 @@ def test_lines_of_one_id_are_one_photo_s_wherever_they_stand(tmp_path: Path) -> 
     path = tmp_path / "captions.tsv"
     path.write_text("7\tA dog.\n8\tTwo men\n\n7\tIt  runs\n", encoding="utf-8")
     assert read_texts(path) == [["A dog.", "It runs"], ["Two men"]]
+    path.write_text("7.jpg#0\tA dog.\n7.jpg#1\tIt runs\n", encoding="utf-8")
+    assert read_texts(path) == [["A dog.", "It runs"]]
 
 
-@pytest.mark.parametrize("line", ["no tab", "\tno id", "7\t "])
+@pytest.mark.parametrize("line", ["no tab", "\tno id", "#1\tno id", "7\t "])
 def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "captions.tsv"
     path.write_text(f"7\tA dog\n{line}\n", encoding="utf-8")
@@ -46,8 +48,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_photos_with_one_caption_teach_nothing() -> None:
-    with pytest.raises(DataError, match="two captions"):
-        TextCaptions([["a dog"], ["two men", "..."]], VOCABULARY, max_words=4, seed=1)
+    with pytest.raises(DataError, match=r"has two with words .* text\.file"):
+        TextCaptions([["a dog"], ["two men", "...", "zebras"]], VOCABULARY, max_words=4, seed=1)
+
+
+def test_captions_that_are_validated_on_are_left_out() -> None:
+    held = ["The dog!", "A brown dog, on grass"]
+    captions = TextCaptions(
+        [*PHOTOS, [*held, "a dog"]], VOCABULARY, max_words=4, seed=1, without=held
+    )
+    assert [len(photo) for photo in captions.photos] == [2]  # of the men; the dog's has one left
+    assert captions.photos[0][0].tolist() == VOCABULARY.encode(["two", "men"])
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:

@@ -247,6 +247,10 @@ def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(tmp_p
         ({"self_critical__samples": 1}, "self_critical.samples"),
         ({"self_critical__samples": -1}, "self_critical.samples"),
         ({"self_critical__samples": 2, "attention__select": "hard"}, "self_critical.samples"),
+        ({"self_critical__samples": 2, "text__file": "x.tsv"}, "text.file"),
+        ({"self_critical__samples": 2, "loss__consensus": 0.5}, "loss.consensus"),
+        ({"self_critical__samples": 2, "loss__visual_concepts": 0.5}, "loss.visual_concepts"),
+        ({"text__file": "x.tsv", "attention__score": "location"}, "text.file"),
     ],
 )
 def test_settings_that_cannot_be_used_are_one_sentence(

@@ -11,7 +11,8 @@ import torch
 
 from captioner.config import Config
 from captioner.errors import CaptionerError, ConfigError, DataError
-from captioner.training.setup import Setup, changes, check, prepare
+from captioner.training.run import changes
+from captioner.training.setup import Setup, check, prepare
 
 CPU = torch.device("cpu")
 HERE = Path("here")
