@@ -34,9 +34,10 @@ caption: $(installed)
 	  'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))') || exit; \
 	$(python) caption.py "$$photo" --output out
 
-# Files stay with one process, so that what a file's tests share is made once.
+# Files stay with one process, so that what a file's tests share is made once. One thread a process:
+# more of them than cores wait for each other, and the suite takes twice as long.
 test: lint types
-	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 benchmark: $(installed)
 	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")
