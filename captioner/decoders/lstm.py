@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from captioner.attention import Attention, Memory
@@ -61,8 +60,6 @@ class LSTMDecoder(AttendingDecoder):
         return glimpse, self._advance(word_gates, state, glimpse.context)
 
     def readout(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
-        """Equation 7: L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh."""
-        if not self.deep:
-            return self.vocabulary(self.dropout(state))
-        hidden = words + self.from_h(self.dropout(state)) + self.from_context(context)
-        return self.vocabulary(self.dropout(torch.tanh(hidden)))
+        if self.deep:
+            return self.deep_output(words, state, context)
+        return self.vocabulary(self.dropout(state))

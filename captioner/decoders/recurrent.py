@@ -84,11 +84,7 @@ class RecurrentDecoder(Decoder):
         nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
         with torch.no_grad():
             self.embedding.weight[0].zero_()
-            self.word_gates.bias.zero_()
-            self.word_gates.bias[hidden : 2 * hidden] = 1.0
-            for gate in range(4):
-                rows = slice(gate * hidden, (gate + 1) * hidden)
-                nn.init.orthogonal_(self.state_gates.weight[rows, :hidden])
+            begin_gates(self.word_gates.bias, self.state_gates.weight[:, :hidden])
             self.vocabulary.bias.zero_()
 
     @abstractmethod
@@ -170,6 +166,16 @@ class RecurrentDecoder(Decoder):
         return LSTMState(*lstm_cell(gates, state.c), state.position + 1)
 
 
+@torch.no_grad()
+def begin_gates(bias: Tensor, recurrence: Tensor) -> None:
+    """First values of an LSTM's gates: bias [4H], weights [4H, H] of its own last state."""
+    hidden = recurrence.shape[1]
+    bias.zero_()
+    bias[hidden : 2 * hidden] = 1.0  # forgetting starts open
+    for rows in recurrence.split(hidden):
+        nn.init.orthogonal_(rows)
+
+
 def lstm_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """h and c after the gates [..., 4H] of input, forgetting, output and candidate."""
     i, f, o, g = gates.chunk(4, dim=-1)
@@ -181,7 +187,11 @@ class AttendingDecoder(RecurrentDecoder):
     """An LSTM that looks: attention, its gate, and a first state from the mean annotation vector.
 
     h_0 and c_0 are tanh layers of the mean, as in the original code of Show, Attend and Tell.
+    from_h, from_context: those of the deep output, for decoders that have it.
     """
+
+    from_h: Linear
+    from_context: Linear
 
     def __init__(
         self, attention: Attention, *, feature_dim: int, gate: GateKind, **words: Any
@@ -203,6 +213,11 @@ class AttendingDecoder(RecurrentDecoder):
         mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
         h, c = torch.tanh(self.initial_h(mean)), torch.tanh(self.initial_c(mean))
         return LSTMState(h.expand(-1, beams, -1), c.expand(-1, beams, -1))
+
+    def deep_output(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
+        """Equation 7: L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh."""
+        hidden = words + self.from_h(self.dropout(state)) + self.from_context(context)
+        return self.vocabulary(self.dropout(torch.tanh(hidden)))
 
     def look(self, h: Tensor, memory: Memory, position: int) -> Glimpse:
         """Attention from h, its context times beta = sigmoid(f_beta(h)) (section 4.2.1)."""

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from captioner.attention import Attention, Memory
-from captioner.decoders.recurrent import AttendingDecoder, GateKind, LSTMState, lstm_cell
+from captioner.decoders.recurrent import (
+    AttendingDecoder,
+    GateKind,
+    LSTMState,
+    begin_gates,
+    lstm_cell,
+)
 from captioner.grid import Glimpse
 from captioner.linear import Linear, StepLinear
 
@@ -52,12 +58,7 @@ class TopDownDecoder(AttendingDecoder):
         self.language_gates = StepLinear(feature_dim + 2 * hidden_dim, 4 * hidden_dim)
         self.from_h = Linear(hidden_dim, embed_dim)
         self.from_context = Linear(feature_dim, embed_dim, bias=False)
-        with torch.no_grad():
-            for gate_ in range(4):
-                rows = slice(gate_ * hidden_dim, (gate_ + 1) * hidden_dim)
-                torch.nn.init.orthogonal_(self.language_gates.weight[rows, -hidden_dim:])
-            self.language_gates.bias.zero_()
-            self.language_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0  # as for the other LSTM
+        begin_gates(self.language_gates.bias, self.language_gates.weight[:, -hidden_dim:])
 
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
         state = super().start(memory, beams)
@@ -81,5 +82,4 @@ class TopDownDecoder(AttendingDecoder):
         return glimpse, looking._replace(fed=fed, second_c=second_c, constant=state.constant)
 
     def readout(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
-        hidden = words + self.from_h(self.dropout(state)) + self.from_context(context)
-        return self.vocabulary(self.dropout(torch.tanh(hidden)))
+        return self.deep_output(words, state, context)
