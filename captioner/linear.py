@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -63,17 +63,15 @@ class StepLinear(Linear):
     one product in the end.
     """
 
-    _detached: Tensor | None = None
-    _shared: Tensor | None = None
-    _rows: list[tuple[Tensor, Tensor]] | None = None
+    _shared: Shared | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
-        if self._shared is None or self._detached is None:
+        if self._shared is None:
             return super().forward(rows)
-        outputs = linear(rows, self._detached)
+        outputs = linear(rows, self._shared.detached)
         if self.bias is not None:  # apart: oneDNN would make the weight's gradient with its own
             outputs = outputs + self.bias.to(outputs.dtype)
-        return _Keep.apply(outputs, rows.detach(), self._shared, self._rows)
+        return self._shared.keep(outputs, rows)
 
 
 @contextmanager
@@ -92,57 +90,87 @@ def gradients_at_once(module: nn.Module) -> Iterator[None]:
         layers = []
     try:
         for layer in layers:
-            layer._rows = []
-            layer._detached = _as_autocast_would(layer.weight.detach())
-            layer._shared = _Weight.apply(layer.weight, layer._rows)
+            layer._shared = Shared(layer.weight, _weight_gradient)
         yield
     finally:
         for layer in layers:
-            layer._shared = layer._detached = layer._rows = None
+            layer._shared = None
 
 
-def _as_autocast_would(weight: Tensor) -> Tensor:
+def _weight_gradient(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    gradient = torch.cat([rows.flatten(0, -2) for rows in gradients])
+    rows = torch.cat([rows.flatten(0, -2) for rows in inputs])
+    return linear(gradient.t(), rows.to(gradient.dtype).t())
+
+
+Combine = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+
+
+class Shared:
+    """A tensor that every step of a loop multiplies by, and whose gradient is made in the end.
+
+    A step multiplies by `detached`, and gives what it got and what it multiplied to `keep`.
+    combine: the gradient, of the steps' inputs and the gradients of their outputs.
+    """
+
+    def __init__(self, tensor: Tensor, combine: Combine) -> None:
+        self.detached = _as_autocast_would(tensor.detach())
+        self._steps: list[tuple[Tensor, Tensor]] = []
+        self._tensor: Tensor = _Wait.apply(tensor, self._steps, combine)
+
+    def keep(self, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """The outputs, through which the gradient of the tensor will be known."""
+        kept: Tensor = _Keep.apply(outputs, inputs.detach(), self._tensor, self._steps)
+        return kept
+
+
+def _as_autocast_would(tensor: Tensor) -> Tensor:
     """Cast once; autocast itself remembers only casts of what needs a gradient."""
-    kind = weight.device.type
+    kind = tensor.device.type
     if not torch.is_autocast_enabled(kind):
-        return weight
-    return weight.to(torch.get_autocast_dtype(kind))
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
 
 
-class _Weight(torch.autograd.Function):
-    """The weight, whose gradient waits for those of all steps (they are its consumers)."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, rows: list[tuple[Tensor, Tensor]]) -> Tensor:
-        ctx.rows = rows
-        ctx.set_materialize_grads(False)
-        return weight.view_as(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, nothing: Tensor | None) -> tuple[Tensor | None, None]:
-        if not ctx.rows:
-            return None, None
-        inputs, gradients = zip(*ctx.rows, strict=True)
-        ctx.rows.clear()
-        gradient = torch.cat(gradients)
-        return linear(gradient.t(), torch.cat(inputs).to(gradient.dtype).t()), None
-
-
-class _Keep(torch.autograd.Function):
-    """The outputs of a step; backward keeps the rows that went in and the gradient that came."""
+class _Wait(torch.autograd.Function):
+    """The tensor, whose gradient waits for those of all steps (they are its consumers)."""
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: Tensor, inputs: Tensor, weight: Tensor, rows: list[tuple[Tensor, Tensor]]
+        ctx: Any, tensor: Tensor, steps: list[tuple[Tensor, Tensor]], combine: Combine
+    ) -> Tensor:
+        ctx.steps, ctx.combine = steps, combine
+        ctx.set_materialize_grads(False)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, nothing: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if not ctx.steps:
+            return None, None, None
+        inputs, gradients = zip(*ctx.steps, strict=True)
+        ctx.steps.clear()
+        return ctx.combine(inputs, gradients), None, None
+
+
+class _Keep(torch.autograd.Function):
+    """The outputs of a step; backward keeps the inputs and the gradient that came."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        outputs: Tensor,
+        inputs: Tensor,
+        tensor: Tensor,
+        steps: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
         ctx.save_for_backward(inputs)
-        ctx.rows = rows
+        ctx.steps = steps
         return outputs.view_as(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (inputs,) = ctx.saved_tensors
-        ctx.rows.append((inputs.flatten(0, -2), gradient.flatten(0, -2)))
+        ctx.steps.append((inputs, gradient))
         return gradient, None, None, None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from captioner.attention.score import Score, split_heads
 from captioner.attention.select import Select
+from captioner.attention.values import Values
 from captioner.attention.window import Window
 from captioner.grid import Glimpse, Grid
 from captioner.linear import Linear
@@ -21,17 +23,20 @@ class Memory:
     grid: features [B, L, D]. keys: [B, heads, L, a].
     projected: values [B, heads, L, D / heads]; None where the values are the features.
     expected: [B], photos whose context is the expectation in this batch (see HardSelect), or None.
+    in_steps: it is for a loop that looks once a step, and the gradients of all are made at once.
     """
 
     grid: Grid
     keys: Tensor
     projected: Tensor | None = None
     expected: Tensor | None = None
+    in_steps: bool = False
 
-    @property
-    def values(self) -> Tensor:
-        """What contexts are made of, [B, heads, L, D / heads]."""
-        return self.grid.features.unsqueeze(1) if self.projected is None else self.projected
+    @cached_property
+    def values(self) -> Values:
+        """What contexts are made of, [B * heads, L, D / heads]."""
+        features = self.grid.features if self.projected is None else self.projected.flatten(0, 1)
+        return Values(features, at_once=self.in_steps)
 
     def select(self, index: Tensor | slice) -> Memory:
         """The photos of `index` ([B'] or a slice), for other batches than the encoder's."""
@@ -40,6 +45,7 @@ class Memory:
             self.keys[index],
             None if self.projected is None else self.projected[index],
             None if self.expected is None else self.expected[index],
+            self.in_steps,
         )
 
 
@@ -103,7 +109,7 @@ class Attention(nn.Module):
         expected = memory.expected
         if expected is not None:
             expected = expected.repeat_interleave(heads)
-        glimpse = self.select(scores.flatten(0, 1), memory.values.flatten(0, 1), expected)
+        glimpse = self.select(scores.flatten(0, 1), memory.values, expected)
         if self.values is None:
             return glimpse
         return self._merge(glimpse, self.values, photos, heads)

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from captioner.attention.values import Values
 from captioner.errors import ConfigError
 from captioner.grid import Glimpse
 
@@ -28,8 +29,8 @@ class Select(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def forward(self, scores: Tensor, values: Tensor, expected: Tensor | None = None) -> Glimpse:
-        """Scores [B, K, L], values [B, L, D] and what `expected` gave to a Glimpse."""
+    def forward(self, scores: Tensor, values: Values, expected: Tensor | None = None) -> Glimpse:
+        """Scores [B, K, L], values of B photos and what `expected` gave to a Glimpse."""
 
 
 class SoftSelect(Select):
@@ -39,10 +40,10 @@ class SoftSelect(Select):
         super().__init__()
         self.temperature = temperature
 
-    def forward(self, scores: Tensor, values: Tensor, expected: Tensor | None = None) -> Glimpse:
+    def forward(self, scores: Tensor, values: Values, expected: Tensor | None = None) -> Glimpse:
         _, attention, entropy = _distribution(scores, self.temperature)
         return Glimpse(
-            context=torch.bmm(attention.to(values.dtype), values),  # [B, K, D]
+            context=values.mix(attention),
             map=attention,
             entropy=entropy,
             log_prob=torch.zeros_like(entropy),
@@ -79,12 +80,13 @@ class HardSelect(Select):
             return None
         return torch.rand(photos, device=device) < self.semi_sampling
 
-    def forward(self, scores: Tensor, values: Tensor, expected: Tensor | None = None) -> Glimpse:
+    def forward(self, scores: Tensor, values: Values, expected: Tensor | None = None) -> Glimpse:
         log_map, attention, entropy = _distribution(scores, self.temperature)
         how = "sample" if self.training else _asked.get() or self.at_test
         if how == "expectation":
-            context = torch.bmm(attention.to(values.dtype), values)
-            return Glimpse(context, attention, entropy, log_prob=torch.zeros_like(entropy))
+            return Glimpse(
+                values.mix(attention), attention, entropy, log_prob=torch.zeros_like(entropy)
+            )
         cells = _sample(log_map) if how == "sample" else log_map.argmax(-1)  # [B, K]
         looked = torch.zeros_like(attention).scatter_(-1, cells.unsqueeze(-1), 1.0)
         log_prob = log_map.gather(-1, cells.unsqueeze(-1)).squeeze(-1)
@@ -92,7 +94,7 @@ class HardSelect(Select):
             looked = torch.where(expected.view(-1, 1, 1), attention, looked)
             log_prob = log_prob.masked_fill(expected.unsqueeze(-1), 0.0)
         return Glimpse(
-            context=torch.bmm(looked.to(values.dtype), values),
+            context=values.mix(looked),
             map=attention,
             entropy=entropy,
             log_prob=log_prob,

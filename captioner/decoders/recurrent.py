@@ -113,7 +113,7 @@ class RecurrentDecoder(Decoder):
 
     def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
         with gradients_at_once(self):
-            return self._forced(memory, tokens, lengths)
+            return self._forced(replace(memory, in_steps=True), tokens, lengths)
 
     def _forced(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> Forced:
         rows = rows_per_step(lengths)

@@ -22,6 +22,7 @@ from captioner.attention import (
     SoftSelect,
     uniform_glimpse,
 )
+from captioner.attention.values import Values
 from captioner.grid import Grid
 
 B, K, ROWS, COLUMNS, D, H, A = 3, 2, 2, 3, 5, 4, 6
@@ -46,7 +47,7 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     torch.manual_seed(1)
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
     values = torch.randn(B, L, D, dtype=torch.double)
-    glimpse = SoftSelect()(scores, values)
+    glimpse = SoftSelect()(scores, Values(values))
     for b in range(B):
         for k in range(K):
             expected = plain.softmax(scores[b, k].tolist())
@@ -66,7 +67,7 @@ def test_the_gradient_of_each_part_of_a_glimpse_is_the_numerical_one() -> None:
     values = torch.randn(B, L, D, dtype=torch.double)
 
     def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        glimpse = SoftSelect()(scores, values)
+        glimpse = SoftSelect()(scores, Values(values))
         return glimpse.context, glimpse.map, glimpse.entropy
 
     assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
@@ -75,7 +76,7 @@ def test_the_gradient_of_each_part_of_a_glimpse_is_the_numerical_one() -> None:
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
-    glimpse = SoftSelect()(scores, torch.eye(3).unsqueeze(0))
+    glimpse = SoftSelect()(scores, Values(torch.eye(3).unsqueeze(0)))
     assert glimpse.map[0].tolist() == [[0, 1, 0], [pytest.approx(1 / 3)] * 3, [0, 0, 1]]
     assert glimpse.entropy[0].tolist() == pytest.approx([0, math.log(3), 0], abs=1e-6)
     (glimpse.context.sum() + glimpse.entropy.sum()).backward()
@@ -321,9 +322,12 @@ def test_selected_photos_keep_their_projected_values() -> None:
     assert memory.projected is not None
     assert chosen.projected is not None
     assert torch.equal(chosen.projected, memory.projected[[1, 1, 2]])
-    assert torch.equal(chosen.values, chosen.projected)
+    heads, all_cells = 2, torch.eye(L).expand(2 * 3, L, L).double()
+    mixed = chosen.values.mix(all_cells)
+    assert torch.equal(mixed.unflatten(0, (3, heads)), chosen.projected)
     bare, features = random_attention()
-    assert torch.equal(bare.prepare(features).values[:, 0], features.features)
+    all_cells = torch.eye(L).expand(len(features.features), L, L).double()
+    assert torch.equal(bare.prepare(features).values.mix(all_cells), features.features)
 
 
 def test_the_uniform_glimpse_sees_every_cell_alike() -> None:

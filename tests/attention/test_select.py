@@ -14,6 +14,7 @@ from torch import Tensor
 
 from captioner.attention import HardSelect, Select, SoftSelect
 from captioner.attention.select import looking
+from captioner.attention.values import Values
 from captioner.errors import ConfigError
 
 B, K, L, D = 3, 2, 5, 4
@@ -28,7 +29,7 @@ def random_scores(scale: float = 2.0) -> tuple[Tensor, Tensor]:
 
 def test_argmax_looks_at_the_likeliest_cell() -> None:
     scores, values = random_scores()
-    glimpse = HardSelect(at_test="argmax").eval()(scores, values)
+    glimpse = HardSelect(at_test="argmax").eval()(scores, Values(values))
     assert glimpse.cells is not None
     for b, k in product(range(B), range(K)):
         shares = plain.softmax(scores[b, k].tolist())
@@ -44,8 +45,8 @@ def test_argmax_looks_at_the_likeliest_cell() -> None:
 
 def test_the_expectation_at_test_is_soft_attention() -> None:
     scores, values = random_scores()
-    found = HardSelect(at_test="expectation").eval()(scores, values)
-    expected = SoftSelect()(scores, values)
+    found = HardSelect(at_test="expectation").eval()(scores, Values(values))
+    expected = SoftSelect()(scores, Values(values))
     for name in ("context", "map", "entropy", "log_prob"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.cells is None
@@ -59,7 +60,7 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
     select = HardSelect(semi_sampling=0.0, at_test="sample").train(training)
     torch.manual_seed(0)
     many = scores.repeat_interleave(count, dim=1)  # as hypotheses of the same photo
-    glimpse = select(many, values)
+    glimpse = select(many, Values(values))
     assert glimpse.cells is not None
     for b, k in product(range(B), range(K)):
         shares = plain.softmax(scores[b, k].tolist())
@@ -72,7 +73,7 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
 
 def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None:
     scores, values = random_scores()
-    glimpse = HardSelect(semi_sampling=0.0).train()(scores, values)
+    glimpse = HardSelect(semi_sampling=0.0).train()(scores, Values(values))
     assert glimpse.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(glimpse.cells[b, k])
@@ -83,7 +84,8 @@ def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None
 
 def test_samples_of_photos_and_hypotheses_are_independent() -> None:
     torch.manual_seed(0)
-    cells = HardSelect(semi_sampling=0.0).train()(torch.zeros(500, 2, 2), torch.zeros(500, 2, 1))
+    select = HardSelect(semi_sampling=0.0).train()
+    cells = select(torch.zeros(500, 2, 2), Values(torch.zeros(500, 2, 1)))
     assert cells.cells is not None
     photos, hypotheses = cells.cells.double().unbind(1)
     assert abs(torch.corrcoef(torch.stack([photos, hypotheses]))[0, 1]) < 4 / math.sqrt(500)
@@ -93,7 +95,7 @@ def test_samples_of_photos_and_hypotheses_are_independent() -> None:
 def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
     scores = torch.full((1, 5000, 4), -torch.inf)
     scores[..., 1], scores[..., 3] = 0.0, -6.0
-    glimpse = HardSelect(semi_sampling=0.0).train()(scores, torch.zeros(1, 4, 2))
+    glimpse = HardSelect(semi_sampling=0.0).train()(scores, Values(torch.zeros(1, 4, 2)))
     assert glimpse.cells is not None
     assert set(glimpse.cells.unique().tolist()) == {1, 3}
     assert torch.isfinite(glimpse.log_prob).all()
@@ -102,8 +104,8 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool) -> None:
     scores, values = random_scores(scale=1e5)
-    hard = HardSelect(semi_sampling=0.0).train(training)(scores, values)
-    soft = SoftSelect()(scores, values)
+    hard = HardSelect(semi_sampling=0.0).train(training)(scores, Values(values))
+    soft = SoftSelect()(scores, Values(values))
     assert soft.map.max(-1).values.min() == 1
     for name in ("context", "map", "entropy", "log_prob"):
         assert torch.equal(getattr(hard, name), getattr(soft, name)), name
@@ -115,8 +117,8 @@ def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool
 def test_photos_of_the_expectation_have_soft_attentions_context_and_no_log_probability() -> None:
     scores, values = random_scores()
     expected = torch.tensor([True, False, True])
-    glimpse = HardSelect().train()(scores, values, expected)
-    soft = SoftSelect()(scores, values)
+    glimpse = HardSelect().train()(scores, Values(values), expected)
+    soft = SoftSelect()(scores, Values(values))
     assert glimpse.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(glimpse.cells[b, k])
@@ -152,7 +154,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
     scores, values = random_scores()
     scores.requires_grad_()
     values.requires_grad_()
-    glimpse = HardSelect(semi_sampling=0.0).train()(scores, values)
+    glimpse = HardSelect(semi_sampling=0.0).train()(scores, Values(values))
     (glimpse.context**2).sum().backward(retain_graph=True)
     assert scores.grad is None or not scores.grad.any()
     assert values.grad is not None
@@ -169,7 +171,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
     gradients = []
     for select in (SoftSelect(), HardSelect().train()):
         given = scores.clone().requires_grad_()
-        glimpse = select(given, values, torch.tensor([True, False, True]))
+        glimpse = select(given, Values(values), torch.tensor([True, False, True]))
         (glimpse.context**2).sum().backward()
         gradients.append(given.grad)
     soft, hard = gradients
@@ -190,7 +192,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
 def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -> None:
     scores, values = random_scores()
     select: Select = build(temperature=temperature)
-    glimpse = select(scores, values)
+    glimpse = select(scores, Values(values))
     for b, k in product(range(B), range(K)):
         shares = plain.softmax([score / temperature for score in scores[b, k].tolist()])
         assert glimpse.map[b, k].tolist() == pytest.approx(shares, rel=1e-12)
@@ -204,7 +206,7 @@ def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -
 def test_hard_attention_under_half_precision_has_maps_that_sum_to_one() -> None:
     scores, values = (tensor.bfloat16() for tensor in random_scores())
     for select in (HardSelect(semi_sampling=0.0).train(), HardSelect().eval()):
-        glimpse = select(scores, values)
+        glimpse = select(scores, Values(values))
         assert glimpse.map.dtype == glimpse.log_prob.dtype == glimpse.entropy.dtype == torch.float32
         assert glimpse.context.dtype == torch.bfloat16
         torch.testing.assert_close(glimpse.map.sum(-1), torch.ones(B, K))
@@ -218,7 +220,7 @@ def test_within_looking_the_same_module_looks_another_way_and_then_its_own_again
     select = HardSelect(at_test="argmax").eval()
     module = torch.nn.Sequential(select)
     with looking(module, "expectation"):
-        assert select(scores, values).cells is None
+        assert select(scores, Values(values)).cells is None
     assert select.at_test == "argmax"
     with pytest.raises(RuntimeError, match="on the way"), looking(module, "sample"):
         raise RuntimeError("on the way")
@@ -239,9 +241,9 @@ def test_a_way_to_look_is_its_own_threads() -> None:
     select = HardSelect().eval()
     scores, values = torch.randn(1, 2, 6), torch.randn(1, 6, 3)
     with looking(select, "expectation"):
-        here = select(scores, values)
+        here = select(scores, Values(values))
         with ThreadPoolExecutor(1) as thread:
-            there = thread.submit(select, scores, values).result()
+            there = thread.submit(select, scores, Values(values)).result()
     assert here.cells is None
     assert there.cells is not None
-    assert select(scores, values).cells is not None
+    assert select(scores, Values(values)).cells is not None

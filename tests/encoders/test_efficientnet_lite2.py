@@ -19,6 +19,7 @@ from captioner.encoders import Backbone, Preprocessing, build_backbone
 from captioner.encoders.efficientnet_lite import (
     PREPROCESSING,
     EfficientNetLite2,
+    SameConv,
     fold_batch_norms,
     set_drop_path,
 )
@@ -138,6 +139,22 @@ def test_folded_batch_norms_give_the_same_features(classifier: Any) -> None:
     found, expected = folded(photos), classifier(photos)
     assert found.std() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_depthwise_gradients_are_taken_in_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    conv = SameConv(6, 6, 5, groups=6)
+    x = torch.randn(2, 6, 8, 8).bfloat16()
+    expected = torch.autograd.grad(conv(x.float()).square().sum(), conv.weight)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = conv(x)
+        with torch.no_grad():
+            without = conv(x)
+    assert output.dtype == torch.float32
+    assert without.dtype == torch.bfloat16
+    found = torch.autograd.grad(output.square().sum(), conv.weight)[0]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(without.float(), output, rtol=0.02, atol=0.02)
 
 
 def test_networks_of_other_makes_are_not_folded() -> None:
