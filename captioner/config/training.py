@@ -17,12 +17,17 @@ class LossConfig:
             weigh alike) to 1 (by their CIDEr-D; Phan et al., 2017).
         visual_concepts: Weight of also saying from the cells which words a photo's captions hold
             (Fang et al., 2015).
+        teachers: Models (folders, or a bundled one's name) whose word probabilities are learnt
+            beside the captions, their mean where there are several (Hinton et al., 2015).
+        distillation: The teachers' share in what a word is to be, from 0 to 1.
     """
 
     doubly_stochastic: float = 1.0
     label_smoothing: float = 0.0
     consensus: float = 0.0
     visual_concepts: float = 0.0
+    teachers: tuple[str, ...] = ()
+    distillation: float = 0.5
 
 
 @dataclass(frozen=True)

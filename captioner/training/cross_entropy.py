@@ -13,6 +13,7 @@ from captioner.decoders import Forced
 from captioner.grid import Grid
 from captioner.model import CaptionModel
 from captioner.training.concepts import Concepts
+from captioner.training.distillation import Teachers
 from captioner.training.hard import HardAttentionLoss
 from captioner.training.losses import caption_losses
 from captioner.training.objective import Objective, Outcome
@@ -21,11 +22,19 @@ from captioner.training.objective import Objective, Outcome
 class CrossEntropy(Objective):
     """The captions of the data, word by word (equation 14, and equation 12 for hard attention)."""
 
-    def __init__(self, loss: LossConfig, hard: HardAttentionLoss | None, *, samples: int) -> None:
+    def __init__(
+        self,
+        loss: LossConfig,
+        hard: HardAttentionLoss | None,
+        *,
+        samples: int,
+        teachers: Teachers | None = None,
+    ) -> None:
         super().__init__()
         self.loss = loss
         self.hard = hard
         self.samples = samples if hard is not None else 1
+        self.teachers = teachers
 
     def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
         grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
@@ -42,6 +51,8 @@ class CrossEntropy(Objective):
             label_smoothing=self.loss.label_smoothing,
             hard=self.hard,
             weights=batch.weights,
+            taught=None if self.teachers is None else self.teachers(batch),
+            distillation=self.loss.distillation,
         )
         return parts, forced, batch.lengths
 

@@ -23,6 +23,7 @@ from captioner.model import CaptionModel, build_model, photo_transform, resolved
 from captioner.training.concepts import Concepts
 from captioner.training.consensus import caption_reward, consensus_weights
 from captioner.training.cross_entropy import CrossEntropy, WithConcepts
+from captioner.training.distillation import load_teachers
 from captioner.training.hard import build_hard_loss
 from captioner.training.objective import Objective
 from captioner.training.self_critical import SelfCritical
@@ -117,7 +118,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         dataset=dataset,
         batches=batches,
         objective=_objective(
-            config, dataset, vocabulary, validation, feature_dim=model.encoder.dim
+            whole, dataset, vocabulary, validation, device, feature_dim=model.encoder.dim
         ).to(device),
         validation=validation,
         validation_transform=plain_transform,
@@ -130,6 +131,7 @@ def _objective(
     dataset: CaptionDataset,
     vocabulary: Vocabulary,
     validation: list[CaptionedPhoto],
+    device: torch.device,
     *,
     feature_dim: int,
 ) -> Objective:
@@ -139,6 +141,7 @@ def _objective(
 
     Raises:
         DataError: `text.file` cannot be read.
+        CheckpointError, ConfigError: a teacher cannot be read, or not be learnt from.
     """
     own = config.self_critical
     if own.samples:
@@ -152,7 +155,8 @@ def _objective(
     if config.loss.consensus:
         dataset.weights = consensus_weights(dataset, config.loss.consensus)
     hard = build_hard_loss(config) if config.attention.select == "hard" else None
-    captions = CrossEntropy(config.loss, hard, samples=config.hard.samples)
+    teachers = load_teachers(config, vocabulary, device) if config.loss.teachers else None
+    captions = CrossEntropy(config.loss, hard, samples=config.hard.samples, teachers=teachers)
     if not config.loss.visual_concepts and config.text.file is None:
         return captions
     texts = None
@@ -219,6 +223,7 @@ def check(config: Config) -> None:
         "data.colour": (data.colour, 0, 1),
         "loss.label_smoothing": (config.loss.label_smoothing, 0, 0.99),
         "loss.consensus": (config.loss.consensus, 0, 1),
+        "loss.distillation": (config.loss.distillation, 0, 1),
         "optim.ema_decay": (optim.ema_decay, 0, 0.999999),
     }
     for key, (share, low, high) in shares.items():
@@ -239,6 +244,7 @@ def check(config: Config) -> None:
         "text.file": config.text.file,
         "loss.visual_concepts": config.loss.visual_concepts,
         "loss.consensus": config.loss.consensus,
+        "loss.teachers": config.loss.teachers,
     }
     for key, asked in beside.items():
         if own.samples and asked:

@@ -214,3 +214,30 @@ def test_weights_weigh_the_words_of_their_captions(label_smoothing: float) -> No
     assert parts["cross_entropy"].item() == pytest.approx(plainly / words, rel=CLOSE)
     penalty = parts["doubly_stochastic"].item() * len(lengths) / words
     assert parts["total"].item() == pytest.approx(smoothed / words + 0.3 * penalty, rel=CLOSE)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_teachers_have_their_share_in_what_a_word_is_to_be(label_smoothing: float) -> None:
+    lengths = [4, 3, 1]
+    forced, targets, of = random_batch(lengths)
+    taught = torch.softmax(torch.randn(sum(lengths), V, dtype=torch.float64), -1)
+    weights = [0.5, 2.0, 1.0]
+    parts = caption_losses(
+        forced,
+        targets,
+        of,
+        doubly_stochastic=0.0,
+        label_smoothing=label_smoothing,
+        weights=torch.tensor(weights),
+        taught=taught,
+        distillation=0.3,
+    )
+    total = 0.0
+    rows = zip(forced.logits.tolist(), taught.tolist(), places(lengths), strict=True)
+    for row, teacher, (caption, step) in rows:
+        for word, log_prob in enumerate(plain_log_probs(row)):
+            wanted = label_smoothing / V
+            if word == int(targets[caption, step]):
+                wanted += 1 - label_smoothing
+            total -= weights[caption] * (0.7 * wanted + 0.3 * teacher[word]) * log_prob
+    assert parts["total"].item() == pytest.approx(total / sum(lengths), rel=CLOSE)

@@ -1,0 +1,116 @@
+"""Learning what other models would write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import plain
+import pytest
+import tiny
+import torch
+
+from captioner.checkpoint import load_model, save_model
+from captioner.config import Config, from_yaml, to_yaml
+from captioner.errors import CheckpointError, ConfigError
+from captioner.training import train
+from captioner.training.distillation import Teachers
+from captioner.training.run import changes
+from captioner.training.setup import prepare
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.fixture(scope="module")
+def teachers(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two trained models of the recipe that learns from them."""
+    runs = tmp_path_factory.mktemp("runs")
+    return tuple(
+        str(train(tiny.recipe(table, runs / str(seed), train__epochs=1, train__seed=seed)))
+        for seed in (1, 2)
+    )
+
+
+def recipe(table: Path, run: Path, teachers: tuple[str, ...], **changed: object) -> Config:
+    return tiny.recipe(table, run, loss__teachers=teachers, train__seed=3, **changed)
+
+
+def test_teachers_give_the_mean_of_their_probabilities(table, tmp_path, teachers) -> None:
+    setup = prepare(recipe(table, tmp_path, teachers), CPU)
+    batch = setup.dataset[(0, range(6))].to(CPU)
+    models = [load_model(Path(name))[0].eval() for name in teachers]
+    taught = Teachers(models)(batch)
+    words = int(batch.lengths.sum())
+    assert taught.shape == (words, len(setup.vocabulary))
+    with torch.no_grad():
+        logits = [
+            model(
+                model.encoder(batch.inputs), batch.photo_index, batch.tokens, batch.lengths
+            ).logits.tolist()
+            for model in models
+        ]
+    for word in range(words):
+        both = [plain.softmax(of_model[word]) for of_model in logits]
+        mean = [sum(pair) / 2 for pair in zip(*both, strict=True)]
+        assert taught[word].tolist() == pytest.approx(mean, rel=1e-4, abs=1e-7)
+
+
+def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teachers) -> None:
+    alone = train(recipe(table, tmp_path / "alone", ()))
+    taught = train(recipe(table, tmp_path / "taught", teachers, loss__distillation=0.9))
+    unheard = train(recipe(table, tmp_path / "unheard", teachers, loss__distillation=0.0))
+    weights = [
+        load_model(folder)[0].state_dict()["decoder.vocabulary.weight"]
+        for folder in (alone, taught, unheard)
+    ]
+    assert not torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+    states = [folder.parent / "last" / "training_state.pt" for folder in (alone, taught)]
+    sizes = [state.stat().st_size for state in states]
+    assert abs(sizes[0] - sizes[1]) < 1000, "the paths of the teachers at most"
+
+
+def test_the_cached_features_of_the_recipe_are_what_teachers_read(
+    table: Path, tmp_path: Path, teachers
+) -> None:
+    cached = recipe(table, tmp_path, teachers, data__cache=str(tmp_path / "cache"))
+    setup = prepare(cached, CPU)
+    setup.dataset.transform.augmentation = None
+    batch = setup.dataset[(0, range(6))].to(CPU)
+    assert batch.from_frozen
+    models = [load_model(Path(name))[0] for name in teachers]
+    assert torch.isfinite(Teachers(models)(batch)).all()
+
+
+def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) -> None:
+    model, config, vocabulary = load_model(Path(teachers[0]))
+    larger = replace(config, preprocess=replace(config.preprocess, height_px=96))
+    save_model(tmp_path / "larger", model, larger, vocabulary, card="#")
+    with pytest.raises(ConfigError, match=r"larger has another preprocess"):
+        prepare(recipe(table, tmp_path, (str(tmp_path / "larger"),)), CPU)
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        prepare(recipe(table, tmp_path, teachers, data__min_count=6), CPU)
+    finer = replace(config, encoder=replace(config.encoder, trainable_from="layer4"))
+    save_model(tmp_path / "finer", model, finer, vocabulary, card="#")
+    cached = {"data__cache": str(tmp_path / "cache")}
+    with pytest.raises(ConfigError, match=r"another encoder\.trainable_from"):
+        prepare(recipe(table, tmp_path, (str(tmp_path / "finer"),), **cached), CPU)
+    with pytest.raises(CheckpointError, match="no model 'nobody'"):
+        prepare(recipe(table, tmp_path, ("nobody",)), CPU)
+
+
+def test_a_recipe_with_teachers_is_written_and_read(table, tmp_path, teachers) -> None:
+    before = recipe(table, tmp_path, teachers)
+    again = from_yaml(Config, to_yaml(before))
+    assert again == before
+    assert changes(before, again) == ([], [])
+
+
+def test_self_critical_training_leaves_no_captions_to_teach(table, tmp_path, teachers) -> None:
+    with pytest.raises(ConfigError, match=r"loss\.teachers: teaches beside the captions"):
+        prepare(recipe(table, tmp_path, teachers, self_critical__samples=2), CPU)
