@@ -41,6 +41,8 @@ class DataConfig:
         colour: Largest relative change of brightness, contrast and saturation in training.
         cache: Folder for the output of the frozen encoder stages; none computes them each time.
         cache_views: Augmented views a training photo that the cache holds (the first is plain).
+        cache_min_area: Cached features are mirrored and cropped anew whenever they are read, and
+            this is the smallest share that is kept; 1 takes them as they are.
     """
 
     format: Literal["flickr8k", "karpathy", "coco", "table"] = "flickr8k"
@@ -59,6 +61,7 @@ class DataConfig:
     colour: float = 0.2
     cache: str | None = None
     cache_views: int = 1
+    cache_min_area: float = 1.0
 
 
 @dataclass(frozen=True)

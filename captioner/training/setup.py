@@ -101,6 +101,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         max_words=config.data.max_words,
         seed=config.train.seed,
         cache=cache,
+        cache_min_area=config.data.cache_min_area,
     )
     if not len(dataset):
         raise DataError(f"{config.data.root}: the training captions hold no words")
@@ -220,6 +221,7 @@ def check(config: Config) -> None:
     shares = {
         "data.flip": (data.flip, 0, 1),
         "data.min_area": (data.min_area, 0.01, 1),
+        "data.cache_min_area": (data.cache_min_area, 0.01, 1),
         "data.colour": (data.colour, 0, 1),
         "loss.label_smoothing": (config.loss.label_smoothing, 0, 0.99),
         "loss.consensus": (config.loss.consensus, 0, 1),

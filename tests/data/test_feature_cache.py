@@ -386,6 +386,31 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
     assert sum(len(found) > 1 for found in views) > 5
 
 
+def test_the_dataset_crops_cached_features_anew_each_epoch_and_alike_each_time(
+    tmp_path: Path, photos: list[Path], encoder: Encoder
+) -> None:
+    captioned = read_split(format="table", root=photos[0].parent, split="train").photos
+    cache = build(tmp_path / "cache", [photo.path for photo in captioned], Encode(encoder), views=1)
+    words = Vocabulary(tiny.WORDS)
+
+    def inputs(epoch: int, min_area: float) -> torch.Tensor:
+        data = CaptionDataset(
+            captioned,
+            words,
+            transform(),
+            max_words=9,
+            seed=1,
+            cache=cache,
+            cache_min_area=min_area,
+        )
+        return data[(epoch, range(6))].inputs.float()
+
+    assert torch.equal(inputs(0, 1.0), inputs(1, 1.0))
+    assert torch.equal(inputs(0, 0.6), inputs(0, 0.6))
+    assert not torch.equal(inputs(0, 0.6), inputs(1, 0.6))
+    assert not torch.equal(inputs(0, 0.6), inputs(0, 1.0))
+
+
 def test_the_notes_say_which_cache_it_is(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
