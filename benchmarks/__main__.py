@@ -52,7 +52,7 @@ def main() -> int:
     print(json.dumps(machine(device)))
     for name in arguments.names or NAMES:
         if name == "step":
-            types = [torch.float32] + ([torch.bfloat16] if device.type == "cuda" else [])
+            types = [torch.float32, torch.bfloat16]
             for batch in (4,) if quick else (32, 256) if device.type == "cuda" else (32,):
                 for dtype in types:
                     done(

@@ -10,10 +10,11 @@ from captioner import Captioner
 
 @torch.inference_mode()
 def run(*, device: torch.device, batch: int, rounds: int) -> Table:
-    """Photos a second of what captions photos here, and of timm's eager float32 network."""
+    """Photos a second of what captions photos here and of timm's eager float32 network."""
     import timm
 
     captioner = Captioner.from_pretrained(device=str(device))
+    rough = Captioner.from_pretrained(device=str(device), precision="bfloat16")
     size = captioner.config.preprocess.height_px
     photos = torch.randn(batch, 3, size, size, device=device)
     theirs = timm.create_model("tf_efficientnet_lite2").eval().to(device)
@@ -21,6 +22,7 @@ def run(*, device: torch.device, batch: int, rounds: int) -> Table:
     found = in_turns(
         {
             "captioner, as it captions": lambda: captioner.model.encoder(last),
+            "the same in bfloat16": lambda: rough.model.encoder(last.to(rough.dtype)),
             "timm": lambda: theirs.forward_features(photos),
         },
         device=device,
@@ -37,7 +39,7 @@ def run(*, device: torch.device, batch: int, rounds: int) -> Table:
         for name, timing in found.items()
     ]
     title = (
-        f"Encoder, EfficientNet-Lite2 at {size} px, B {batch}, float32; peak memory "
+        f"Encoder, EfficientNet-Lite2 at {size} px, B {batch}; peak memory "
         f"{peak_memory_mib(device):.0f} MiB"
     )
     return Table(title, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,23 @@ from captioner.passes import side_by_side
 
 BATCH = 16  # as caption.py takes them
 WIDTH, HEIGHT = 640, 480
+ALONE, CAPTIONING = "encoder alone", "captioning, beam 5"
 
 
 def run(*, device: torch.device, photos: int, rounds: int) -> Table:
     """Photos a second of the whole way from JPEG to caption, and of its parts alone."""
     captioner = Captioner.from_pretrained(device=str(device))
+    rough = Captioner.from_pretrained(device=str(device), precision="bfloat16")
     own = captioner.config.preprocess
     with tempfile.TemporaryDirectory() as folder:
         paths = _draw(Path(folder), photos)
         inputs = torch.stack([captioner.transform(open_photo(path))[0] for path in paths])
         inputs = inputs.to(device, memory_format=torch.channels_last)
 
-        def encode() -> None:
+        def encode(captioner: Captioner) -> None:
             with torch.inference_mode():
                 for first in range(0, photos, BATCH):
-                    captioner.model.encoder(inputs[first : first + BATCH])
+                    captioner.model.encoder(inputs[first : first + BATCH].to(captioner.dtype))
 
         def decode() -> None:
             for path in paths:
@@ -41,7 +44,7 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
             for path in paths:
                 captioner.transform(open_photo(path))
 
-        def caption() -> None:
+        def caption(captioner: Captioner) -> None:
             batches = (
                 [open_photo(path) for path in paths[first : first + BATCH]]
                 for first in range(0, photos, BATCH)
@@ -51,17 +54,20 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
 
         found = in_turns(
             {
-                "encoder alone": encode,
+                ALONE: partial(encode, captioner),
+                f"{ALONE}, bfloat16": partial(encode, rough),
                 "Pillow's decode and resize alone": decode,
                 "loading": load,
-                "captioning, beam 5": caption,
+                CAPTIONING: partial(caption, captioner),
+                f"{CAPTIONING}, bfloat16": partial(caption, rough),
             },
             device=device,
             rounds=rounds,
         )
     limits = {
         "loading": "Pillow's decode and resize alone",
-        "captioning, beam 5": "encoder alone",
+        CAPTIONING: ALONE,
+        f"{CAPTIONING}, bfloat16": f"{ALONE}, bfloat16",
     }
     rows = [
         {
@@ -72,6 +78,9 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
             "share of the limit": found[limits[name]].median_s / timing.median_s
             if name in limits
             else 1.0,
+            "share of the encoder alone": found[ALONE].median_s / timing.median_s
+            if name.startswith(CAPTIONING)
+            else None,
         }
         for name, timing in found.items()
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from captioner.encoders import fold_batch_norms
 from captioner.errors import ConfigError, PhotoError
 from captioner.grid import Caption, Geometry, Grid
 from captioner.model import CaptionModel, photo_transform
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 # A path, the bytes of a file, a PIL image, or what `Captioner.transform` made of one.
 Photo: TypeAlias = "str | Path | bytes | Image.Image | tuple[Tensor, Geometry]"
@@ -46,9 +48,13 @@ class Captioner:
         config: ModelConfig,
         vocabulary: Vocabulary,
         device: torch.device | str = "cpu",
+        precision: Precision = "float32",
     ) -> None:
+        """precision: what the encoder, most of the work, computes in; the decoder in float32."""
         self.device = torch.device(device)
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         fold_batch_norms(model.encoder)
+        model.encoder.to(self.dtype)
         # The convolutions of a CPU are up to twice as fast on channels-last tensors.
         self.model = model.eval().to(self.device).to(memory_format=torch.channels_last)
         self.config = config
@@ -56,11 +62,18 @@ class Captioner:
         self.transform = photo_transform(config.preprocess)
 
     @classmethod
-    def from_pretrained(cls, model: str | Path = "soft", *, device: str = "auto") -> Captioner:
+    def from_pretrained(
+        cls,
+        model: str | Path = "soft",
+        *,
+        device: str = "auto",
+        precision: Precision = "float32",
+    ) -> Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
         A string that names a bundled model is that model, even where a folder has the same name;
-        a Path is always a path.
+        a Path is always a path. precision: the encoder's; bfloat16 is more than twice as fast on
+        processors that have it (AVX-512 BF16, AMX), and now and then another word is written.
 
         Raises:
             CheckpointError: there is no such model, or it is damaged.
@@ -68,7 +81,7 @@ class Captioner:
         """
         chosen = choose_device(device)
         network, config, vocabulary = load_model(model_folder(model))
-        return cls(network, config, vocabulary, chosen)
+        return cls(network, config, vocabulary, chosen, precision)
 
     def caption(
         self,
@@ -222,9 +235,10 @@ class Captioner:
                 pixels, geometry = self.transform(image)
             inputs.append(pixels)
             geometries.append(geometry)
-        batch = torch.stack(inputs).to(self.device, memory_format=torch.channels_last)
+        batch = torch.stack(inputs).to(self.device, self.dtype, memory_format=torch.channels_last)
         with torch.inference_mode():
-            return self.model.encoder(batch), geometries
+            grid = self.model.encoder(batch)
+            return replace(grid, features=grid.features.float()), geometries
 
     def _caption(
         self,

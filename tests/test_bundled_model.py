@@ -124,3 +124,10 @@ def test_hard_attention_looks_at_one_cell_a_word_and_elsewhere_for_the_next(
     )
     assert len(set(caption.cells.tolist())) > 1, "it does not stare at one cell"
     assert caption.paths.shape == (5, len(caption.words))
+
+
+def test_in_bfloat16_it_writes_much_the_same(name: str, captioner: Captioner, photo: Path) -> None:
+    rough = Captioner.from_pretrained(name, device="cpu", precision="bfloat16")
+    text = captioner.caption(photo).text
+    exact, near = captioner.score(photo, text), rough.score(photo, text)
+    np.testing.assert_allclose(near.log_probs, exact.log_probs, atol=0.2)

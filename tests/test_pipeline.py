@@ -57,6 +57,21 @@ def test_a_caption_has_what_it_promises(captioner: Captioner, paths: list[Path])
         assert count == 12 or caption.end_log_prob is not None
 
 
+def test_in_bfloat16_the_encoder_is_rougher_and_all_else_the_same(
+    captioner: Captioner, tiny_model: Path, paths: list[Path]
+) -> None:
+    rough = Captioner.from_pretrained(tiny_model, device="cpu", precision="bfloat16")
+    (exact, _), (near, _) = captioner.encode(paths), rough.encode(paths)
+    assert near.features.dtype == torch.float32
+    difference = (near.features - exact.features).norm() / exact.features.norm()
+    assert 1e-4 < difference < 0.03
+    assert {p.dtype for p in rough.model.encoder.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in rough.model.decoder.parameters()} == {torch.float32}
+    one, other = captioner.score(paths[0], "a red disc"), rough.score(paths[0], "a red disc")
+    np.testing.assert_allclose(one.log_probs, other.log_probs, atol=0.3)
+    np.testing.assert_allclose(other.maps.sum((1, 2)), 1, atol=1e-5)
+
+
 def test_the_tiny_model_is_a_test_of_anything(captioner: Captioner, paths: list[Path]) -> None:
     captions = captioner.caption_batch(paths)
     assert len({caption.text for caption in captions}) > 2

@@ -8,11 +8,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from captioner.allocator import keep_freed_memory
 from captioner.errors import CaptionerError
+
+if TYPE_CHECKING:
+    from captioner.pipeline import Captioner
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
@@ -77,8 +81,26 @@ def add_model_options(
         parser.add_argument(
             "--beam-size", type=whole_number, help="1 is greedy (default: the model's)"
         )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add_device_options(parser)
     return chosen
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """Where the model runs, and how exactly."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--precision",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="the encoder's; bfloat16 is about twice as fast on processors that have it",
+    )
+
+
+def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
+    """The model on the device of `add_device_options`."""
+    from captioner.pipeline import Captioner
+
+    return Captioner.from_pretrained(model, device=arguments.device, precision=arguments.precision)
 
 
 def chosen_model(arguments: argparse.Namespace) -> str | Path:

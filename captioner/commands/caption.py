@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from PIL import Image
 from tqdm import tqdm
 
-from captioner.commands import add_model_options, chosen_model, run_command, whole_number
+from captioner.commands import (
+    add_model_options,
+    chosen_model,
+    load_captioner,
+    run_command,
+    whole_number,
+)
 from captioner.commands.output import (
     CaptionWriter,
     add_output_options,
@@ -63,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.passes import side_by_side
-    from captioner.pipeline import Captioner
 
     failures = 0
 
@@ -79,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
             failed(Path(name), "the folder holds no photos")
         paths += found
     models = [
-        (str(name), Captioner.from_pretrained(name, device=arguments.device))
+        (str(name), load_captioner(name, arguments))
         for name in arguments.compare or [chosen_model(arguments)]
     ]
     check_looking(arguments, [captioner for _, captioner in models])

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from captioner.commands import add_model_options, chosen_model, run_command, show, whole_number
+from captioner.commands import (
+    add_model_options,
+    chosen_model,
+    load_captioner,
+    run_command,
+    show,
+    whole_number,
+)
 from captioner.commands.output import add_at_test, looks_at_random
 from captioner.commands.photos import opened
 from captioner.data.readers import FORMATS, CaptionedPhoto, Split, read_split
@@ -91,7 +98,6 @@ def _run(arguments: argparse.Namespace) -> int:
         scores_by_group,
         scores_by_length,
     )
-    from captioner.pipeline import Captioner
 
     for file in filter(None, (arguments.output, arguments.report)):
         check_writable(file)  # not after hours of captioning
@@ -104,7 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{path}: no such file", file=sys.stderr)
     photos = split.photos[: arguments.limit]
     model = chosen_model(arguments)
-    captioner = Captioner.from_pretrained(model, device=arguments.device)
+    captioner = load_captioner(model, arguments)
     found, unreadable = _captions(captioner, photos, arguments.beam_size, at_test=arguments.at_test)
     if not found:
         raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
@@ -245,6 +251,7 @@ def _signature(arguments: argparse.Namespace, captioner: Captioner) -> dict[str,
         "no_repeat_ngram": decoding.no_repeat_ngram,
         "max_words": decoding.max_words,
         "at_test": (arguments.at_test or attention.at_test) if captioner.looks_hard else None,
+        "precision": arguments.precision,
         "data": f"{arguments.format} {arguments.split}",
     }
 

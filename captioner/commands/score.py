@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from captioner.commands import add_model_options, chosen_model, run_command
+from captioner.commands import add_model_options, chosen_model, load_captioner, run_command
 from captioner.commands.output import (
     CaptionWriter,
     add_output_options,
@@ -35,7 +35,6 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.transforms import open_photo
     from captioner.data.vocabulary import tokenize
-    from captioner.pipeline import Captioner
 
     failures = 0
 
@@ -49,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except PhotoError as error:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
     model = chosen_model(arguments)
-    captioner = Captioner.from_pretrained(model, device=arguments.device)
+    captioner = load_captioner(model, arguments)
     check_looking(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **looking_options(arguments, captioner))
     unknown = [word for word in tokenize(arguments.text) if word not in captioner.vocabulary]

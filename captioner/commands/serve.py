@@ -9,7 +9,13 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.commands import run_command, show, whole_number
+from captioner.commands import (
+    add_device_options,
+    load_captioner,
+    run_command,
+    show,
+    whole_number,
+)
 from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
@@ -52,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a model folder, or a run; may come several times",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add_device_options(parser)
     parser.add_argument(
         "--max-requests",
         type=whole_number,
@@ -166,7 +172,6 @@ def _socket(host: str, port: int) -> socket.socket:
 
 def _models(arguments: argparse.Namespace) -> dict[str, Captioner]:
     from captioner.checkpoint import bundled_models
-    from captioner.pipeline import Captioner
 
     chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]
     if not chosen:
@@ -178,5 +183,5 @@ def _models(arguments: argparse.Namespace) -> dict[str, Captioner]:
             raise CaptionerError(
                 f"two models have the name '{name}'; rename the folder of one of them"
             )
-        models[name] = Captioner.from_pretrained(model, device=arguments.device)
+        models[name] = load_captioner(model, arguments)
     return models

@@ -58,6 +58,18 @@ def by_name(folder: Path) -> list[str]:
 # ------------------------------------------------------------------------------------ good photos
 
 
+def test_the_encoder_can_compute_in_bfloat16(caption: Caption, photos: list[Path]) -> None:
+    exact = as_json(caption(*photos, "--json", "--beam-size", 1))
+    rough = as_json(caption(*photos, "--json", "--beam-size", 1, "--precision", "bfloat16"))
+    assert len(exact) == len(rough) == 3
+    assert all(
+        one["log_probs"] != other["log_probs"] for one, other in zip(exact, rough, strict=True)
+    )
+    refused = caption(*photos, "--precision", "float8")
+    assert refused.code == 2
+    assert "float8" in refused.stderr
+
+
 def test_a_photo_is_captioned_on_one_line(caption: Caption, photos: list[Path]) -> None:
     outcome = caption(photos[0])
     assert outcome.code == 0
