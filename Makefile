@@ -49,8 +49,9 @@ train = $(python) train.py $(foreach recipe,$(2),--config configs/$(recipe).yaml
 	$$(test ! -e runs/$(1)/last -a ! -e runs/$(1)/previous || echo --resume)
 evaluate = $(python) -m captioner evaluate --checkpoint runs/$(1) --format flickr8k \
 	--root "$(FLICKR8K)" --split dev --output runs/$(1)/validation.json
-average = test -e runs/flickr8k_soft_$(2) || $(python) -m captioner average \
-	$(addprefix runs/flickr8k_soft_,$(1) $(2))
+# $(1): soft or hard; $(2): the runs, $(3): their average
+average = test -e runs/flickr8k_$(1)_$(3) || $(python) -m captioner average \
+	$(addprefix runs/flickr8k_$(1)_,$(2) $(3))
 refined := flickr8k_soft stages/refine
 
 reproduce-flickr8k: $(installed)
@@ -60,10 +61,15 @@ reproduce-flickr8k: $(installed)
 	$(call train,flickr8k_soft_refined,$(refined))
 	$(call train,flickr8k_soft_text,$(refined) stages/text) --text.file "$(FLICKR30K)"
 	$(call train,flickr8k_soft_consensus,$(refined) stages/consensus)
-	$(call average,text consensus,averaged)
+	$(call average,soft,text consensus,averaged)
 	$(call train,flickr8k_soft_both,$(refined) stages/text stages/both) --text.file "$(FLICKR30K)"
-	$(call average,text consensus both,bundled)
-	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_soft/best
+	$(call average,soft,text consensus both,bundled)
+	$(call train,flickr8k_hard_text,$(refined) stages/text stages/hard_text) \
+	  --text.file "$(FLICKR30K)"
+	$(call train,flickr8k_hard_consensus,$(refined) stages/consensus stages/hard_consensus)
+	$(call average,hard,text consensus,averaged)
+	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_hard_averaged \
+	  --loss.teachers "[runs/flickr8k_soft_bundled]"
 	$(call evaluate,flickr8k_soft_bundled)
 	$(call evaluate,flickr8k_hard)
 

@@ -63,6 +63,8 @@ def model_part(config: Config) -> ModelConfig:
         ["refine", "text"],
         ["refine", "consensus"],
         ["refine", "text", "both"],
+        ["refine", "text", "hard_text"],
+        ["refine", "consensus", "hard_consensus"],
     ],
 )
 def test_every_stage_can_be_trained(stages: list[str]) -> None:
@@ -73,7 +75,11 @@ def test_every_stage_can_be_trained(stages: list[str]) -> None:
     assert config.train.start_from is not None
     assert (config.self_critical.samples > 0) == ("self_critical" in stages)
     there = {file.stem for file in (CONFIGS / "stages").iterdir()}
-    assert there == {"refine", "self_critical", "text", "consensus", "both"}
+    assert there == {
+        *("refine", "self_critical", "text", "consensus", "both", "hard_text", "hard_consensus")
+    }
+    hard = any(name.startswith("hard") for name in stages)
+    assert config.attention.select == ("hard" if hard else "soft")
 
 
 def test_there_are_recipes() -> None:
