@@ -127,7 +127,7 @@ class Shared:
 def _as_autocast_would(tensor: Tensor) -> Tensor:
     """Cast once; autocast itself remembers only casts of what needs a gradient."""
     kind = tensor.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(kind))
 

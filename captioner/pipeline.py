@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from captioner.errors import ConfigError, PhotoError
 from captioner.grid import Caption, Geometry, Grid
 from captioner.model import CaptionModel, photo_transform
 
-Precision: TypeAlias = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16"]
 
 # A path, the bytes of a file, a PIL image, or what `Captioner.transform` made of one.
 Photo: TypeAlias = "str | Path | bytes | Image.Image | tuple[Tensor, Geometry]"
@@ -51,6 +51,8 @@ class Captioner:
         precision: Precision = "float32",
     ) -> None:
         """precision: what the encoder, most of the work, computes in; the decoder in float32."""
+        if precision not in get_args(Precision):
+            raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         fold_batch_norms(model.encoder)
@@ -77,7 +79,7 @@ class Captioner:
 
         Raises:
             CheckpointError: there is no such model, or it is damaged.
-            ConfigError: the device cannot be used.
+            ConfigError: the device cannot be used, or there is no such precision.
         """
         chosen = choose_device(device)
         network, config, vocabulary = load_model(model_folder(model))

@@ -67,6 +67,8 @@ def test_in_bfloat16_the_encoder_is_rougher_and_all_else_the_same(
     assert 1e-4 < difference < 0.03
     assert {p.dtype for p in rough.model.encoder.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in rough.model.decoder.parameters()} == {torch.float32}
+    with pytest.raises(ConfigError, match="precision: 'float16' is not accepted"):
+        Captioner.from_pretrained(tiny_model, device="cpu", precision="float16")  # type: ignore
     one, other = captioner.score(paths[0], "a red disc"), rough.score(paths[0], "a red disc")
     np.testing.assert_allclose(one.log_probs, other.log_probs, atol=0.3)
     np.testing.assert_allclose(other.maps.sum((1, 2)), 1, atol=1e-5)

@@ -66,6 +66,8 @@ def _in_words(hint: Any) -> str:
     }
     if hint in kinds:
         return kinds[hint]
+    if get_origin(hint) is tuple and Ellipsis in get_args(hint):
+        return "a list of texts, as [one, other]"
     if get_origin(hint) is tuple:
         return f"a list of {len(get_args(hint))} numbers"
     if get_origin(hint) is Literal:

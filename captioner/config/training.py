@@ -17,9 +17,10 @@ class LossConfig:
             weigh alike) to 1 (by their CIDEr-D; Phan et al., 2017).
         visual_concepts: Weight of also saying from the cells which words a photo's captions hold
             (Fang et al., 2015).
-        teachers: Models (folders, or a bundled one's name) whose word probabilities are learnt
-            beside the captions, their mean where there are several (Hinton et al., 2015).
-        distillation: The teachers' share in what a word is to be, from 0 to 1.
+        teachers: Models (folders or a bundled one's name, as [soft]) whose word probabilities are
+            learnt beside the captions, their mean where there are several (Hinton et al., 2015).
+        distillation: Weight of the teachers' probabilities in the target of a word, from 0 to 1;
+            the caption's own word has the rest.
     """
 
     doubly_stochastic: float = 1.0

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.data.feature_cache import FeatureCache
-from captioner.data.feature_views import random_view
+from captioner.data.feature_views import FeatureCrop
 from captioner.data.readers import CaptionedPhoto
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary, tokenize
@@ -93,13 +93,13 @@ class CaptionDataset(Dataset[Batch]):
         max_words: int,
         seed: int,
         cache: FeatureCache | None = None,
-        cache_min_area: float = 1.0,
+        cache_crop: FeatureCrop | None = None,
     ) -> None:
         self.photos = photos
         self.transform = transform
         self.seed = seed
         self.cache = cache
-        self.cache_min_area = cache_min_area
+        self.cache_crop = cache_crop
         pairs = [
             (photo, [*vocabulary.encode(words[:max_words]), vocabulary.end])
             for photo, captioned in enumerate(photos)
@@ -161,9 +161,7 @@ class CaptionDataset(Dataset[Batch]):
         generator = np.random.default_rng((self.seed, epoch, photo))
         if self.cache is not None:
             features = self.cache.read(photo, int(generator.integers(self.cache.views)))
-            if self.cache_min_area == 1:
-                return features
-            return random_view(features, generator, min_area=self.cache_min_area)
+            return features if self.cache_crop is None else self.cache_crop(features, generator)
         return self.transform(open_photo(self.photos[photo].path), generator)[0]
 
 

@@ -41,6 +41,9 @@ class CrossEntropy(Objective):
         return self.of_grid(model, grid, batch)
 
     def of_grid(self, model: CaptionModel, grid: Grid, batch: Batch) -> Outcome:
+        soft_targets = None
+        if self.teachers is not None:  # words are packed step by step, so their order stays
+            soft_targets = self.teachers(batch).repeat_interleave(self.samples, 0)
         batch = batch.repeated(self.samples)
         forced: Forced = model(grid, batch.photo_index, batch.tokens, batch.lengths)
         parts = caption_losses(
@@ -51,7 +54,7 @@ class CrossEntropy(Objective):
             label_smoothing=self.loss.label_smoothing,
             hard=self.hard,
             weights=batch.weights,
-            taught=None if self.teachers is None else self.teachers(batch),
+            soft_targets=soft_targets,
             distillation=self.loss.distillation,
         )
         return parts, forced, batch.lengths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,8 @@ from captioner.model import CaptionModel
 class Teachers:
     """Trained models that read a batch's captions on its photos, as the model that learns does.
 
-    They are no module of the objective's, so that checkpoints do not hold them.
+    One with hard attention looks as it does at test time. They are no module of the objective's,
+    so that checkpoints do not hold them.
     """
 
     def __init__(self, models: Sequence[CaptionModel]) -> None:
@@ -28,16 +30,19 @@ class Teachers:
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:
         """Mean of their probabilities of every word, float32 [M, V], packed as Forced's logits."""
-        total: Tensor | float = 0.0
-        for model in self.models:
-            grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-            forced: Forced = model(grid, batch.photo_index, batch.tokens, batch.lengths)
-            total = total + torch.softmax(forced.logits.float(), dim=-1)
-        return torch.as_tensor(total / len(self.models))
+        return torch.stack([_probabilities(model, batch) for model in self.models]).mean(0)
 
 
-def load_teachers(config: Config, vocabulary: Vocabulary, device: torch.device) -> Teachers:
-    """The models of `loss.teachers`.
+def _probabilities(model: CaptionModel, batch: Batch) -> Tensor:
+    grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
+    forced: Forced = model(grid, batch.photo_index, batch.tokens, batch.lengths)
+    return torch.softmax(forced.logits.float(), dim=-1)
+
+
+def load_teachers(
+    config: Config, student: CaptionModel, vocabulary: Vocabulary, device: torch.device
+) -> Teachers:
+    """The models of `loss.teachers`, for a student of the recipe.
 
     Raises:
         CheckpointError: one cannot be read.
@@ -51,15 +56,23 @@ def load_teachers(config: Config, vocabulary: Vocabulary, device: torch.device) 
             "vocabulary": words.tokens == vocabulary.tokens,
             "preprocess": its.preprocess == config.preprocess,
         }
-        if config.data.cache:  # of which it reads what its own first stages would have given
-            same["encoder.backbone"] = its.encoder.backbone == config.encoder.backbone
-            frozen = its.encoder.trainable_from == config.encoder.trainable_from
-            same["encoder.trainable_from"] = frozen
+        if config.data.cache:  # it reads what the student's frozen stages made of a photo
+            same["frozen encoder"] = _frozen(model) == _frozen(student)
         for key, alike in same.items():
             if not alike:
                 raise ConfigError(
                     f"loss.teachers: {name} has another {key} than this recipe; name a model that "
-                    "was trained with the same, or with train.start_from this one's beginning"
+                    "began as this one does (train.start_from)"
                 )
         models.append(model.to(memory_format=torch.channels_last))
     return Teachers(models)
+
+
+def _frozen(model: CaptionModel) -> str:
+    """What tells the frozen stages from others, even when stored in float16."""
+    encoder = model.encoder
+    stages = [name for name, _ in encoder.backbone.named_parameters()]
+    digest = hashlib.sha256(repr((encoder.frozen_stages, stages)).encode())
+    for value in encoder.backbone.stages[: encoder.frozen_stages].state_dict().values():
+        digest.update(value.half().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

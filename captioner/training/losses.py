@@ -26,7 +26,7 @@ def caption_losses(
     label_smoothing: float = 0.0,
     hard: HardAttentionLoss | None = None,
     weights: Tensor | None = None,
-    taught: Tensor | None = None,
+    soft_targets: Tensor | None = None,
     distillation: float = 0.0,
 ) -> dict[str, Tensor]:
     """Loss of a batch: sums over each caption, as in equation 14, divided by the number of words.
@@ -35,10 +35,11 @@ def caption_losses(
     words of the batch instead keeps their ratio and makes the loss comparable between batches.
 
     targets: [N, T]; lengths: [N], falling. weights: [N], of the captions in what is minimised of
-    the cross-entropy; None weighs all alike. taught: [M, V], what teachers take for the words'
-    probabilities, which have the share `distillation` in what the words are to be.
-    Returns `total`, `cross_entropy` (a word, without smoothing), `smoothed` (what is minimised of
-    it), `doubly_stochastic` (a caption, before lambda), and the parts of `hard` where it is given.
+    the cross-entropy; None weighs all alike. soft_targets: [M, V], teachers' probabilities of the
+    words; the target is then `distillation` times these plus the rest times the caption's own word.
+    Returns `total`, `cross_entropy` (a word, of the captions alone), `smoothed` (what is minimised
+    of it), `doubly_stochastic` (a caption, before lambda), and the parts of `hard` where there is
+    one.
     """
     words = packed(targets, lengths)
     logits = forced.logits
@@ -50,8 +51,8 @@ def caption_losses(
     of_words = -word_log_probs
     if label_smoothing:  # else its gradient of zeros would cost as much as that of the words
         of_words = (1 - label_smoothing) * of_words - label_smoothing * log_probs.mean(-1)
-    if taught is not None:  # cross-entropy with the mixture of target and teachers
-        of_words = (1 - distillation) * of_words - distillation * (taught * log_probs).sum(-1)
+    if soft_targets is not None:
+        of_words = (1 - distillation) * of_words - distillation * (soft_targets * log_probs).sum(-1)
     if weights is not None:
         of_words = of_words * packed(weights.unsqueeze(1).expand_as(targets), lengths)
     smoothed = of_words.mean()

@@ -18,6 +18,7 @@ from torch import Tensor
 from captioner.data import feature_cache
 from captioner.data.dataset import CaptionBatches, CaptionDataset, load_batches
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
+from captioner.data.feature_views import FeatureCrop
 from captioner.data.readers import read_split
 from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary
@@ -401,7 +402,7 @@ def test_the_dataset_crops_cached_features_anew_each_epoch_and_alike_each_time(
             max_words=9,
             seed=1,
             cache=cache,
-            cache_min_area=min_area,
+            cache_crop=None if min_area == 1 else FeatureCrop(min_area, flip=0.5),
         )
         return data[(epoch, range(6))].inputs.float()
 

@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.data.feature_views import random_view
+from captioner.data.feature_views import FeatureCrop
 
 
 class Drawn:
-    """A generator that gives the middle of every range, mirrored or not."""
-
-    def __init__(self, *, mirrored: bool) -> None:
-        self.mirrored = mirrored
+    """A generator that gives the middle of every range."""
 
     def random(self) -> float:
-        return 0.0 if self.mirrored else 0.9
+        return 0.5
 
     def uniform(self, low: float, high: float) -> float:
         return (low + high) / 2
@@ -26,14 +23,14 @@ class Drawn:
 def test_the_whole_map_is_the_map_or_its_mirror_image(mirrored: bool) -> None:
     features = torch.randn(3, 4, 6)
     expected = features.flip(-1) if mirrored else features
-    view = random_view(features.half(), Drawn(mirrored=mirrored), min_area=1.0)
+    view = FeatureCrop(1.0, flip=float(mirrored))(features.half(), Drawn())
     torch.testing.assert_close(view, expected.half().float())
 
 
 def test_a_crop_from_the_middle_reads_between_the_cells() -> None:
     rows, columns = 5, 8
     y, x = torch.meshgrid(torch.arange(5.0), torch.arange(8.0), indexing="ij")
-    view = random_view(torch.stack([y, x]), Drawn(mirrored=False), min_area=0.28)
+    view = FeatureCrop(0.28, flip=0.0)(torch.stack([y, x]), Drawn())
     share = 0.64**0.5  # the middle of 0.28 and 1
     for row in range(rows):
         for column in range(columns):
@@ -43,18 +40,23 @@ def test_a_crop_from_the_middle_reads_between_the_cells() -> None:
             assert view[1, row, column].item() == pytest.approx(expected_x, abs=1e-5)
 
 
-def test_crops_lie_inside_and_keep_their_share() -> None:
+@pytest.mark.parametrize("min_area", [0.5, 0.95])
+def test_crops_lie_inside_and_keep_their_share(min_area: float) -> None:
     x = torch.linspace(-1, 1, 64).expand(64, 64)  # a ramp across
     places = torch.stack([x, x.t()])
     generator = np.random.default_rng(0)
-    areas, mirrored = [], 0
+    crop = FeatureCrop(min_area, flip=0.3)
+    areas, stretches, mirrored = [], [], 0
     for _ in range(300):
-        view = random_view(places, generator, min_area=0.5)
+        view = crop(places, generator)
         assert view.abs().max() <= 1 + 1e-5
-        across = (view[0, 0, -1] - view[0, 0, 0]).item() / 2 / (63 / 64)
-        down = (view[1, -1, 0] - view[1, 0, 0]).item() / 2 / (63 / 64)
+        # away from the border, where there is nothing to read between
+        across = (view[0, 32, 40] - view[0, 32, 24]).item() * 63 / 32
+        down = (view[1, 40, 32] - view[1, 24, 32]).item() * 63 / 32
         mirrored += across < 0
         areas.append(abs(across) * down)
-    assert 0.45 < min(areas) < 0.55, "stretched crops are cut where they leave the map"
-    assert 0.95 < max(areas) < 1.05
-    assert 110 < mirrored < 190
+        stretches.append(abs(across) / down)
+    assert min_area - 1e-4 <= min(areas) < min_area + 0.05
+    assert 0.95 < max(areas) < 1 + 1e-4
+    assert max(stretches) > (1.15 if min_area == 0.5 else 1.01)
+    assert 60 < mirrored < 120

@@ -240,14 +240,15 @@ def test_nothing_is_left_where_a_caption_has_ended() -> None:
 
 def test_gradients_through_teacher_forcing_equal_those_through_the_steps() -> None:
     lengths = [4, 4, 3, 1]
-    decoder, grid = random_decoder(gate="vector"), random_grid(4)
+    decoder = random_decoder(gate="vector")
+    features = random_grid(4).features.requires_grad_()
+    grid = Grid(features, ROWS, COLUMNS)
     tokens = random_captions(lengths)
     weights = torch.randn(sum(lengths), V, dtype=torch.double)
 
     def gradients(logits: Tensor, maps: Tensor) -> list[Tensor]:
         loss = (torch.log_softmax(logits, -1) * weights).sum() + maps.square().sum()
-        parameters = list(decoder.parameters())
-        return list(torch.autograd.grad(loss, parameters))
+        return list(torch.autograd.grad(loss, [features, *decoder.parameters()]))
 
     forced = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
     steps = stepwise(decoder, grid, tokens, lengths)

@@ -75,16 +75,41 @@ def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teach
     assert abs(sizes[0] - sizes[1]) < 1000, "the paths of the teachers at most"
 
 
-def test_the_cached_features_of_the_recipe_are_what_teachers_read(
+def test_teachers_read_cached_features_as_they_read_photos(
     table: Path, tmp_path: Path, teachers
 ) -> None:
-    cached = recipe(table, tmp_path, teachers, data__cache=str(tmp_path / "cache"))
-    setup = prepare(cached, CPU)
-    setup.dataset.transform.augmentation = None
+    teacher = teachers[:1]
+    plain_view = recipe(table, tmp_path, teacher)
+    cached = recipe(table, tmp_path, teacher, data__cache=str(tmp_path / "cache"))
+    models = [load_model(Path(name))[0] for name in teacher]
+    photos, features = (prepare(each, CPU, Path(teacher[0])) for each in (plain_view, cached))
+    photos.dataset.transform = photos.validation_transform  # as the cache's only view
+    batches = [setup.dataset[(0, range(6))].to(CPU) for setup in (photos, features)]
+    assert [batch.from_frozen for batch in batches] == [False, True]
+    seen, read = (Teachers(models)(batch) for batch in batches)
+    torch.testing.assert_close(seen, read, rtol=0.02, atol=1e-4)
+
+
+def test_with_several_ways_of_looking_each_is_taught_the_same_words(
+    table: Path, tmp_path: Path, teachers
+) -> None:
+    settings = {"attention__select": "hard", "hard__samples": 3, "hard__baseline": "leave_one_out"}
+    setup = prepare(recipe(table, tmp_path, teachers, **settings), CPU)
     batch = setup.dataset[(0, range(6))].to(CPU)
-    assert batch.from_frozen
-    models = [load_model(Path(name))[0] for name in teachers]
-    assert torch.isfinite(Teachers(models)(batch)).all()
+    given: list[torch.Tensor] = []
+    asked = Teachers([load_model(Path(name))[0] for name in teachers])
+
+    class Watched(Teachers):
+        def __call__(self, batch):
+            given.append(asked(batch))
+            return given[-1]
+
+    setup.objective.teachers = Watched(asked.models)
+    setup.objective(setup.model, batch)
+    assert len(given) == 1
+    assert len(given[0]) == int(batch.lengths.sum()), "once for all ways of looking"
+    repeated = asked(batch.repeated(3))
+    torch.testing.assert_close(given[0].repeat_interleave(3, 0), repeated)
 
 
 def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) -> None:
@@ -92,16 +117,19 @@ def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) 
     larger = replace(config, preprocess=replace(config.preprocess, height_px=96))
     save_model(tmp_path / "larger", model, larger, vocabulary, card="#")
     with pytest.raises(ConfigError, match=r"larger has another preprocess"):
-        prepare(recipe(table, tmp_path, (str(tmp_path / "larger"),)), CPU)
+        prepare(recipe(table, tmp_path / "run", (str(tmp_path / "larger"),)), CPU)
     with pytest.raises(ConfigError, match="another vocabulary"):
-        prepare(recipe(table, tmp_path, teachers, data__min_count=6), CPU)
-    finer = replace(config, encoder=replace(config.encoder, trainable_from="layer4"))
-    save_model(tmp_path / "finer", model, finer, vocabulary, card="#")
-    cached = {"data__cache": str(tmp_path / "cache")}
-    with pytest.raises(ConfigError, match=r"another encoder\.trainable_from"):
-        prepare(recipe(table, tmp_path, (str(tmp_path / "finer"),), **cached), CPU)
+        prepare(recipe(table, tmp_path / "run", teachers, data__min_count=6), CPU)
+    cached = {"data__cache": str(tmp_path / "cache")}  # of the student's own frozen stages
+    with pytest.raises(ConfigError, match="another frozen encoder"):
+        prepare(recipe(table, tmp_path / "run", teachers, **cached), CPU, Path(teachers[0]))
+    assert not (tmp_path / "cache").exists(), "said before it is made"
+    save_model(tmp_path / "half", model, config, vocabulary, card="#", dtype=torch.float16)
+    prepare(
+        recipe(table, tmp_path / "run", (str(tmp_path / "half"),), **cached), CPU, Path(teachers[0])
+    )
     with pytest.raises(CheckpointError, match="no model 'nobody'"):
-        prepare(recipe(table, tmp_path, ("nobody",)), CPU)
+        prepare(recipe(table, tmp_path / "run", ("nobody",)), CPU)
 
 
 def test_a_recipe_with_teachers_is_written_and_read(table, tmp_path, teachers) -> None:
@@ -109,6 +137,16 @@ def test_a_recipe_with_teachers_is_written_and_read(table, tmp_path, teachers) -
     again = from_yaml(Config, to_yaml(before))
     assert again == before
     assert changes(before, again) == ([], [])
+
+
+def test_a_run_does_not_teach_itself(table, tmp_path, teachers) -> None:
+    with pytest.raises(ConfigError, match=r"loss\.teachers: .*best is in this run's own folder"):
+        prepare(recipe(table, tmp_path / "run", (str(tmp_path / "run" / "best"),)), CPU)
+
+
+def test_a_name_alone_is_refused_with_the_form_of_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"loss\.teachers: .*a list of texts, as \[one, other\]"):
+        from_yaml(Config, "loss: {teachers: soft}")
 
 
 def test_self_critical_training_leaves_no_captions_to_teach(table, tmp_path, teachers) -> None:

@@ -220,7 +220,7 @@ def test_weights_weigh_the_words_of_their_captions(label_smoothing: float) -> No
 def test_teachers_have_their_share_in_what_a_word_is_to_be(label_smoothing: float) -> None:
     lengths = [4, 3, 1]
     forced, targets, of = random_batch(lengths)
-    taught = torch.softmax(torch.randn(sum(lengths), V, dtype=torch.float64), -1)
+    soft_targets = torch.softmax(torch.randn(sum(lengths), V, dtype=torch.float64), -1)
     weights = [0.5, 2.0, 1.0]
     parts = caption_losses(
         forced,
@@ -229,11 +229,11 @@ def test_teachers_have_their_share_in_what_a_word_is_to_be(label_smoothing: floa
         doubly_stochastic=0.0,
         label_smoothing=label_smoothing,
         weights=torch.tensor(weights),
-        taught=taught,
+        soft_targets=soft_targets,
         distillation=0.3,
     )
     total = 0.0
-    rows = zip(forced.logits.tolist(), taught.tolist(), places(lengths), strict=True)
+    rows = zip(forced.logits.tolist(), soft_targets.tolist(), places(lengths), strict=True)
     for row, teacher, (caption, step) in rows:
         for word, log_prob in enumerate(plain_log_probs(row)):
             wanted = label_smoothing / V

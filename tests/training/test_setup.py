@@ -34,7 +34,7 @@ REFUSED = {
     "data__batch_size": [0, -4],
     "data__workers": [-1],
     "data__cache_views": [0],
-    "data__cache_min_area": [0.0, 1.5, NAN],
+    "data__cache_min_area": [0.0, 0.5, 1.5, NAN],  # 0.5: there is no cache
     "data__flip": [-0.1, 1.1, NAN],
     "data__min_area": [0.0, 1.1, NAN],
     "data__colour": [-0.1, 1.5, NAN],
