@@ -30,10 +30,10 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
         inputs = torch.stack([captioner.transform(open_photo(path))[0] for path in paths])
         inputs = inputs.to(device, memory_format=torch.channels_last)
 
-        def encode(captioner: Captioner) -> None:
+        def encode(by: Captioner) -> None:
             with torch.inference_mode():
                 for first in range(0, photos, BATCH):
-                    captioner.model.encoder(inputs[first : first + BATCH].to(captioner.dtype))
+                    by.model.encoder(inputs[first : first + BATCH].to(by.dtype))
 
         def decode() -> None:
             for path in paths:
@@ -44,12 +44,12 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
             for path in paths:
                 captioner.transform(open_photo(path))
 
-        def caption(captioner: Captioner) -> None:
+        def caption(by: Captioner) -> None:
             batches = (
                 [open_photo(path) for path in paths[first : first + BATCH]]
                 for first in range(0, photos, BATCH)
             )
-            for _ in side_by_side(captioner.caption_batch, batches, device):
+            for _ in side_by_side(by.caption_batch, batches, device):
                 pass
 
         found = in_turns(
@@ -78,7 +78,7 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
             "share of the limit": found[limits[name]].median_s / timing.median_s
             if name in limits
             else 1.0,
-            "share of the encoder alone": found[ALONE].median_s / timing.median_s
+            "share of the float32 encoder alone": found[ALONE].median_s / timing.median_s
             if name.startswith(CAPTIONING)
             else None,
         }

@@ -74,8 +74,8 @@ class Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
         A string that names a bundled model is that model, even where a folder has the same name;
-        a Path is always a path. precision: the encoder's; bfloat16 is more than twice as fast on
-        processors that have it (AVX-512 BF16, AMX), and now and then another word is written.
+        a Path is always a path. precision: the encoder's; bfloat16 is about twice as fast on
+        CPUs that have it (AVX-512 BF16), and about one caption in five is then another.
 
         Raises:
             CheckpointError: there is no such model, or it is damaged.

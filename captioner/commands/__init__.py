@@ -92,7 +92,7 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=["float32", "bfloat16"],
         default="float32",
-        help="the encoder's; bfloat16 is about twice as fast on processors that have it",
+        help="the encoder's; bfloat16 is about twice as fast on CPUs that have it",
     )
 
 
