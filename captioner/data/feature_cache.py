@@ -104,6 +104,8 @@ def build_feature_cache(
             torch.utils.data.Subset(items, range(done, len(items))),
             batch_size=CHUNK,
             num_workers=workers,
+            # its own, or a run that makes the cache would draw other numbers than one that finds it
+            generator=torch.Generator(),
         )
         for photos, reasons in loader if done < len(items) else ():
             flat[done : done + len(photos)] = encode(photos).cpu().numpy().astype(np.float16)

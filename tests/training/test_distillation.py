@@ -13,7 +13,7 @@ import torch
 from captioner.checkpoint import load_model, save_model
 from captioner.config import Config, from_yaml, to_yaml
 from captioner.errors import CheckpointError, ConfigError
-from captioner.training import train
+from captioner.training import loop, train
 from captioner.training.distillation import Teachers
 from captioner.training.run import changes
 from captioner.training.setup import prepare
@@ -73,6 +73,35 @@ def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teach
     states = [folder.parent / "last" / "training_state.pt" for folder in (alone, taught)]
     sizes = [state.stat().st_size for state in states]
     assert abs(sizes[0] - sizes[1]) < 1000, "the paths of the teachers at most"
+
+
+def test_a_taught_run_on_cropped_features_resumes_to_the_last_bit(
+    table: Path, tmp_path: Path, teachers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "train__start_from": teachers[0],
+        "data__cache": str(tmp_path / "cache"),
+        "data__cache_min_area": 0.6,
+    }
+    whole, cut = (recipe(table, tmp_path / n, teachers[:1], **settings) for n in ("whole", "cut"))
+    train(whole)
+    original, calls = loop.learning_rate_factor, []
+
+    def factor(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 6:
+            raise RuntimeError("a power cut")
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "learning_rate_factor", factor)
+        with pytest.raises(RuntimeError, match="a power cut"):
+            train(cut)
+    train(cut, resume=True)
+    first, second = (
+        (tmp_path / run / "last" / "model.safetensors").read_bytes() for run in ("whole", "cut")
+    )
+    assert first == second
 
 
 def test_teachers_read_cached_features_as_they_read_photos(
