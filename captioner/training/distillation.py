@@ -49,6 +49,7 @@ def load_teachers(
         ConfigError: one has other words, or cannot read this recipe's photos.
     """
     models = []
+    frozen = _frozen(student) if config.data.cache else ""
     for name in config.loss.teachers:
         with torch.random.fork_rng(devices=[]):  # or the run's own draws would be others
             model, its, words = load_model(model_folder(name), device)
@@ -57,7 +58,7 @@ def load_teachers(
             "preprocess": its.preprocess == config.preprocess,
         }
         if config.data.cache:  # it reads what the student's frozen stages made of a photo
-            same["frozen encoder"] = _frozen(model) == _frozen(student)
+            same["frozen encoder"] = _frozen(model) == frozen
         for key, alike in same.items():
             if not alike:
                 raise ConfigError(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import plain
 import pytest
 import tiny
 import torch
+from cuts import interrupt
 from torch.nn import functional as F
 
 from captioner.checkpoint import load_training_state
 from captioner.errors import DataError
-from captioner.training import loop, train
+from captioner.training import train
 from captioner.training.concepts import Concepts
 
 V, D = 5, 4
@@ -103,16 +103,8 @@ def test_a_resumed_run_goes_on_with_the_next_text_and_the_same_concepts(
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(tiny.recipe(table, whole, **learning(texts)))
-    original, calls = loop.validate, []
-
-    def validate(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(loop, "validate", validate)
     recipe = tiny.recipe(table, cut, **learning(texts))
+    interrupt(monkeypatch, "validate", 1, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         train(recipe)
     train(recipe, resume=True)

@@ -9,11 +9,12 @@ import plain
 import pytest
 import tiny
 import torch
+from cuts import Interrupted, interrupt
 
 from captioner.checkpoint import load_model, save_model
 from captioner.config import Config, from_yaml, to_yaml
 from captioner.errors import CheckpointError, ConfigError
-from captioner.training import loop, train
+from captioner.training import train
 from captioner.training.distillation import Teachers
 from captioner.training.run import changes
 from captioner.training.setup import prepare
@@ -85,17 +86,9 @@ def test_a_taught_run_on_cropped_features_resumes_to_the_last_bit(
     }
     whole, cut = (recipe(table, tmp_path / n, teachers[:1], **settings) for n in ("whole", "cut"))
     train(whole)
-    original, calls = loop.learning_rate_factor, []
-
-    def factor(*arguments, **options):
-        calls.append(1)
-        if len(calls) == 6:
-            raise RuntimeError("a power cut")
-        return original(*arguments, **options)
-
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "learning_rate_factor", factor)
-        with pytest.raises(RuntimeError, match="a power cut"):
+        interrupt(patched, "learning_rate_factor", 6, Interrupted)
+        with pytest.raises(Interrupted):
             train(cut)
     train(cut, resume=True)
     first, second = (

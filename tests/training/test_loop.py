@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from cuts import Interrupted, interrupt
 
 from captioner.checkpoint import load_model, load_training_state
 from captioner.config import Config
 from captioner.errors import CaptionerError
 from captioner.pipeline import Captioner
-from captioner.training import cross_entropy, loop, train
+from captioner.training import cross_entropy, train
 from captioner.training.loop import Trainer
 
 
@@ -42,28 +42,6 @@ def entries(run: Path) -> list[dict[str, Any]]:
 
 def steps(run: Path, kind: str = "train") -> list[dict[str, Any]]:
     return [entry for entry in entries(run) if entry["kind"] == kind]
-
-
-class Interrupted(Exception):
-    """A power cut: nothing is saved on the way out."""
-
-
-def interrupt(
-    monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: type[BaseException]
-) -> None:
-    """Let a function that the loop, or its objective, calls raise at its n-th call."""
-    calls = 0
-    module = loop if hasattr(loop, name) else cross_entropy
-    original: Callable[..., Any] = getattr(module, name)
-
-    def called(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise error
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(module, name, called)
 
 
 @pytest.fixture(scope="session")

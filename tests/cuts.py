@@ -1,0 +1,32 @@
+"""Runs that end in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from captioner.training import cross_entropy, loop
+
+
+class Interrupted(Exception):
+    """A power cut: nothing is saved on the way out."""
+
+
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: type[BaseException]
+) -> None:
+    """Let a function that the loop, or its objective, calls raise at its n-th call."""
+    calls = 0
+    module = loop if hasattr(loop, name) else cross_entropy
+    original: Callable[..., Any] = getattr(module, name)
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise error
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, name, called)
