@@ -22,6 +22,7 @@ from captioner.commands.output import add_at_test, looks_at_random
 from captioner.commands.photos import opened
 from captioner.data.readers import FORMATS, CaptionedPhoto, Split, read_split
 from captioner.errors import DataError, PhotoError
+from captioner.files import check_writable, save_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
     from captioner.evaluation.metrics import score_captions
     from captioner.evaluation.objects import Objects
-    from captioner.evaluation.results import check_writable, results_of, write_json
+    from captioner.evaluation.results import results_of, write_json
     from captioner.evaluation.statistics import (
         OBJECTS,
         corpus_statistics,
@@ -198,7 +199,6 @@ def _report(
     import random
 
     from captioner.data.transforms import open_photo
-    from captioner.evaluation.results import write_text
     from captioner.rendering import ReportedPhoto, report_page
 
     scores = {image["image_id"]: image["scores"] for image in results["images"]}
@@ -229,7 +229,7 @@ def _report(
         {heading: list(map(reported, part)) for heading, part in chosen.items() if part},
         title=f"captioner: {signature['model']} on {signature['data']}",
     )
-    write_text(path, page)
+    save_bytes(page.encode(errors="replace"), path)
 
 
 def _split(arguments: argparse.Namespace, name: str) -> Split:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from captioner.commands import show, whole_number
 from captioner.errors import CaptionerError
+from captioner.files import save_bytes
 
 if TYPE_CHECKING:
     from captioner.attention.select import AtTest
@@ -228,7 +229,7 @@ class CaptionWriter:
             CaptionerError: it cannot be saved.
         """
         if len(set(self.names.values())) > 1 and self.entries:
-            from captioner.rendering import gallery_page, save_bytes
+            from captioner.rendering import gallery_page
 
             file = self.arguments.output / GALLERY
             save_bytes(gallery_page(self.entries).encode(), file)
@@ -318,7 +319,7 @@ class CaptionWriter:
         self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]], file: Path
     ) -> None:
         """Captions come with all their heads, which the page lets its reader choose from."""
-        from captioner.rendering import Entry, caption_page, save_bytes
+        from captioner.rendering import Entry, caption_page
 
         several = len(set(self.names.values())) > 1
         page = caption_page(

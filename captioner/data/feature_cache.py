@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.errors import DataError, PhotoError
+from captioner.files import replacing
 
 CHUNK = 8  # photos through the encoder at once: larger batches fall out of a CPU's cache
 SAVE_EVERY = 256  # items between two progress marks
@@ -115,7 +116,9 @@ def build_feature_cache(
             done += len(photos)
             if done % SAVE_EVERY < CHUNK or done == len(items):
                 features.flush()
-                _write(notes, json.dumps({"done": done, "unreadable": unreadable, "key": key}))
+                with replacing(notes) as file:
+                    content = {"done": done, "unreadable": unreadable, "key": key}
+                    file.write(json.dumps(content).encode())
                 progress(done, len(items))
     except OSError as error:
         raise DataError(
@@ -172,9 +175,3 @@ def _reserve(array: Path, shape: tuple[int, ...]) -> None:
     except OSError:
         array.unlink()  # so that it does not keep what is left of the disk
         raise
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import DataError
+from captioner.files import save_bytes
 
 if TYPE_CHECKING:
     from captioner.evaluation.intervals import ImageScores
@@ -54,23 +53,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON, which has no NaN: it would make a file that other languages cannot read.
 
     Raises:
-        DataError: the file cannot be written there.
+        CaptionerError: the file cannot be written there.
         ValueError: a number is NaN or infinite.
     """
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, which appears whole or not at all; its folder is made where it is missing.
-
-    Raises:
-        DataError: the file cannot be written there.
-    """
-    with _partial(path) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(file.name, path)
+    save_bytes((json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), path)
 
 
 def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
@@ -98,33 +84,4 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
         raise DataError(
             f"{path} has no scores of each image; give a results file that captioner evaluate "
             "--output wrote"
-        ) from error
-
-
-def check_writable(path: Path) -> None:
-    """Find out, before the work, whether a file can be written there; makes the folder.
-
-    Raises:
-        DataError: it cannot.
-    """
-    with _partial(path):
-        pass
-
-
-@contextlib.contextmanager
-def _partial(path: Path) -> Iterator[IO[str]]:
-    """A file beside `path` for what will be its content; what is not renamed vanishes."""
-    if os.path.isdir(path):
-        raise DataError(f"cannot write {path}, which is a folder; name a file in it")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("w", encoding="utf-8") as file:
-                yield file
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path} ({error.strerror}); name a file in a folder that can be written"
         ) from error

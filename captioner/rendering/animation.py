@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageColor, ImageDraw
 
 from captioner.errors import CaptionerError
+from captioner.files import save_bytes
 from captioner.rendering.comparison import comparison_sheet
-from captioner.rendering.files import save_bytes
 from captioner.rendering.heat import colour_scale
 from captioner.rendering.labels import BAR_COLOURS
 from captioner.rendering.look import Look

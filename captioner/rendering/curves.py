@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from captioner.rendering.files import save_bytes
+from captioner.files import save_bytes
 from captioner.rendering.typography import INK, MUTED
 
 # Title, and which figures (kind, name) share a panel. What a run did not log is left out.

@@ -1,20 +1,19 @@
-"""Names of the pictures, and writing them so that no half-written file is ever seen."""
+"""Names of the pictures, and writing them."""
 
 from __future__ import annotations
 
 import os
 import re
-import secrets
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from captioner.errors import CaptionerError
+from captioner.files import save
 
 _LONGEST_WORD = 32  # characters of a word that go into a file name
 _PICTURE = re.compile(
@@ -24,50 +23,14 @@ _PICTURE = re.compile(
 
 
 def save_png(image: Image.Image, path: str | Path) -> None:
-    """Write an image as PNG; as `save_bytes`."""
+    """Write an image as PNG; as `captioner.files.save`."""
     # Level 3 takes half the time of Pillow's usual 6, for a file an eighth larger.
-    _save(path, lambda file: image.save(file, format="PNG", compress_level=3))
-
-
-def save_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file: all of it, or nothing, even when the disk fills up or we are stopped.
-
-    The folder is made when it is missing; a file of that name is replaced.
-
-    Raises:
-        CaptionerError: the file cannot be written; the message names it.
-    """
-    _save(path, lambda file: file.write(content))
+    save(path, lambda file: image.save(file, format="PNG", compress_level=3))
 
 
 def save_npz(arrays: Mapping[str, Any], path: str | Path) -> None:
-    """Write named arrays as a compressed .npz; as `save_bytes`."""
-    _save(path, lambda file: np.savez_compressed(file, **arrays))
-
-
-def _save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    path = Path(path)
-    # A sibling, because a rename is atomic only within one file system; its name is short,
-    # because the name of `path` may already be as long as the file system allows.
-    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with unfinished.open("xb") as file:
-                write(file)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)  # there only when something went wrong
-    except FileExistsError:
-        raise CaptionerError(
-            f"{path} cannot be written, because a file stands where its folder should be; choose "
-            "another folder"
-        ) from None
-    except OSError as error:
-        raise CaptionerError(
-            f"{path} cannot be written ({error.strerror or error}); choose another folder, or "
-            "free space and check its permissions"
-        ) from None
+    """Write named arrays as a compressed .npz; as `captioner.files.save`."""
+    save(path, lambda file: np.savez_compressed(file, **arrays))
 
 
 def output_names(photos: Sequence[str | Path]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from captioner.rendering.files import save_bytes
+from captioner.files import save_bytes
 
 VECTOR_FORMATS = ("pdf", "svg")
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper

@@ -12,8 +12,9 @@ import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
+from captioner.files import save_bytes
 from captioner.grid import Caption
-from captioner.rendering import caption_arrays, jpeg, save_bytes, save_npz, shrunk
+from captioner.rendering import caption_arrays, jpeg, save_npz, shrunk
 
 SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
 
@@ -32,9 +33,7 @@ class RunLog:
         if self.path.exists():
             lines = self.path.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if _step_of(line) <= resume_step]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        temporary.replace(self.path)
+        save_bytes("".join(f"{line}\n" for line in kept).encode(), self.path)
         self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
 
     def write(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from captioner.errors import DataError
 from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.results import check_writable, read_results, results_of, write_json
+from captioner.evaluation.results import read_results, results_of, write_json
 
 METRICS = {"Bleu_1": 0.5, "METEOR": None}
 CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
@@ -75,44 +73,6 @@ def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None
         coco.createIndex()
         loaded = coco.loadRes(json.loads(path.read_text())["captions"])
     assert [loaded.imgToAnns[key][0]["caption"] for key in CAPTIONS] == list(CAPTIONS.values())
-
-
-def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "results.json"
-    write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
-    before = path.read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"cannot write .*results.json \(No space left on device\)"):
-        write_json(path, results_of(metrics={}, captions={}, signature={}))
-    assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
-
-
-def test_a_place_that_cannot_hold_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / "results.json", tmp_path, Path(), Path("..")):
-        with pytest.raises(DataError, match="cannot write") as caught:
-            write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
-        assert str(path) in str(caught.value)
-        with pytest.raises(DataError, match="cannot write") as before:
-            check_writable(path)
-        assert str(before.value) == str(caught.value)
-
-
-def test_asking_for_a_place_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    path.write_text("old")
-    check_writable(path)
-    check_writable(tmp_path / "new" / "results.json")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new", "results.json"]
-    assert not list((tmp_path / "new").iterdir())
-    assert path.read_text() == "old"
 
 
 def test_no_nan_is_written(tmp_path: Path) -> None:

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import doctest
-import errno
 import importlib
 import itertools
-import os
 import pkgutil
-import stat
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import captioner.rendering
-from captioner.errors import CaptionerError
 from captioner.rendering.files import (
     is_picture_of,
     matrix_name,
@@ -36,74 +32,6 @@ def test_a_saved_picture_reads_back_and_its_folder_is_made(image, tmp_path):
         assert back.format == "PNG"
         assert back.tobytes() == image.tobytes()
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_who_has_the_old_picture_open_reads_it_to_its_end(image, tmp_path):
-    path = tmp_path / "a.png"
-    save_png(image, path)
-    with path.open("rb") as before:
-        save_png(Image.new("RGB", (3, 3)), path)
-        with Image.open(before) as old, Image.open(path) as new:
-            assert old.tobytes() == image.tobytes()
-            assert new.size == (3, 3)
-
-
-def test_a_saved_picture_is_as_readable_as_any_new_file(image, tmp_path):
-    (tmp_path / "plain").write_text("")
-    save_png(image, tmp_path / "a.png")
-    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "a.png")}
-    assert len(modes) == 1
-
-
-@pytest.mark.parametrize(
-    ("failure", "raised"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), CaptionerError),
-        (KeyboardInterrupt(),) * 2,
-    ],
-)
-def test_a_failed_save_leaves_the_old_picture_and_nothing_else(
-    image, tmp_path, monkeypatch, failure, raised
-):
-    path = tmp_path / "a.png"
-    save_png(image, path)
-    before = path.read_bytes()
-
-    def fail_half_way(self, file, **settings):
-        file.write(b"\x89PNG half a pict")
-        raise failure
-
-    monkeypatch.setattr(Image.Image, "save", fail_half_way)
-    with pytest.raises(raised if isinstance(raised, type) else type(raised)) as caught:
-        save_png(image, path)
-    if raised is CaptionerError:
-        assert str(path) in str(caught.value)
-        assert "No space left on device" in str(caught.value)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_place_that_cannot_be_written_is_named_in_one_sentence(image, tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.png").mkdir()
-    for path in (
-        tmp_path / "file" / "a.png",
-        tmp_path / "file" / "b" / "a.png",
-        tmp_path / "folder.png",
-        tmp_path / ("x" * 300 + ".png"),
-    ):
-        with pytest.raises(CaptionerError) as caught:
-            save_png(image, path)
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder.png"]
-
-
-def test_a_name_as_long_as_the_file_system_allows_can_be_written(image, tmp_path):
-    longest = os.pathconf(tmp_path, "PC_NAME_MAX")
-    path = tmp_path / ("x" * (longest - 4) + ".png")
-    save_png(image, path)
-    assert path.is_file()
 
 
 def test_photos_that_differ_in_suffix_folder_or_case_do_not_share_a_name():
