@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "decoding": "grid decoders.base",
     "rendering": "grid data.transforms files",
     "evaluation": "grid files",
-    "evaluation.faithfulness": "grid decoders.base decoding",
+    "evaluation.faithfulness": "grid decoders.base decoding evaluation.intervals",
     "checkpoint": "grid config data model",
     "pipeline": "grid config device data encoders attention model checkpoint decoding",
     "serving": "__init__ grid data rendering pipeline",

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from captioner.commands import run_command, show
+from captioner.errors import DataError
 
 # Scores of different tokenizers or scorers are not of one scale, other parts may well differ.
 SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
@@ -37,6 +38,12 @@ def _run(a: Path, b: Path) -> int:
                 "what they score is not quite the same",
                 file=sys.stderr,
             )
+    photos_a, photos_b = signature_a.get("photos"), signature_b.get("photos")
+    if photos_a != photos_b and None not in (photos_a, photos_b):
+        raise DataError(
+            f"{a} and {b} are not of the same photos and references; evaluate both models on the "
+            "same split"
+        )
     found = paired_bootstrap(scores_a, scores_b)
     show(f"A {a}\nB {b}\n{len(scores_a.image_ids)} photos\n")
     show(f"{'':8}  {'A':>7}  {'B':>7}  {'B - A':>8}  {'95 % interval':^20}  {'p':>7}")

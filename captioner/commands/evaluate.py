@@ -14,14 +14,18 @@ from captioner.commands import (
     add_model_options,
     chosen_model,
     load_captioner,
+    looking,
     run_command,
     show,
     whole_number,
 )
 from captioner.commands.output import add_at_test, looks_at_random
 from captioner.commands.photos import opened
-from captioner.data.readers import FORMATS, CaptionedPhoto, Split, read_split
+from captioner.data.captioned import CaptionedPhoto
+from captioner.data.readers import FORMATS, read_captions, read_split
 from captioner.errors import DataError, PhotoError
+from captioner.evaluation.metrics import PYTHON_TOKENIZER
+from captioner.evaluation.results import captions_list, digest_of, results_of, write_json
 from captioner.files import check_writable, save_bytes
 
 if TYPE_CHECKING:
@@ -30,13 +34,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from captioner.attention.select import AtTest
-    from captioner.evaluation.grounding import GroundedWord
-    from captioner.evaluation.objects import Objects
     from captioner.grid import Caption
     from captioner.pipeline import Captioner
 
 REPORTED = 6  # photos of a kind in a report
-REMOVALS = ("delete", "blur")  # as in evaluation.faithfulness, which brings torch
+NAMED = 10  # missing photos that are named one by one
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,39 +62,90 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
     )
+    parser.add_argument(
+        "--captions",
+        type=Path,
+        metavar="FILE",
+        help="write the captions alone here, as COCO's server takes them, also of photos without "
+        "references",
+    )
     parser.add_argument("--limit", type=whole_number, help="only the first so many photos")
     parser.add_argument(
         "--train-split", metavar="SPLIT", help="count the captions that are not in this split"
     )
     parser.add_argument(
-        "--objects",
-        type=Path,
-        metavar="FILE",
-        help="COCO's instances_*.json of the photos: does attention lie on the objects named?",
+        "--time-limit",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="for the scorers, in seconds",
     )
-    parser.add_argument(
-        "--faithfulness",
-        type=whole_number,
-        default=0,
-        metavar="N",
-        help="on the first N photos, take away the cells looked at: do the words become unlikely?",
-    )
-    parser.add_argument(
-        "--removal", choices=REMOVALS, default="delete", help="how (default: delete, in the grid)"
-    )
-    parser.add_argument(
-        "--time-limit", type=float, default=600.0, metavar="S", help="for the scorers, in seconds"
-    )
+    looking.add_options(parser)
     add_model_options(parser)
     add_at_test(parser)
     return parser
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return seconds
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
+        check_writable(file)  # not after hours of captioning
+    split = read_split(split=arguments.split, **_data(arguments))
+    training = arguments.train_split and read_captions(
+        split=arguments.train_split, **_data(arguments)
+    )
+    photos = split.photos[: arguments.limit]
+    if not (photos or arguments.captions):
+        raise DataError(
+            f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
+            "against; name a file with --captions to write captions without scores"
+        )
+    objects = looking.objects_in(photos, arguments)
+    missing = [] if arguments.limit else split.missing  # with a limit, other photos stand in
+    for path in missing[:NAMED]:
+        print(f"{path}: no such file", file=sys.stderr)
+    if len(missing) > NAMED:
+        print(f"... and {len(missing) - NAMED} more that are not there", file=sys.stderr)
+    unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
+    if split.uncaptioned:
+        print(
+            f"{len(split.uncaptioned)} photos have no references: they are not scored",
+            file=sys.stderr,
+        )
+    captioner = load_captioner(chosen_model(arguments), arguments)
+    found, unreadable = _captions(
+        captioner, photos + unscored, arguments.beam_size, at_test=arguments.at_test
+    )
+    if not found:
+        raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
+    if arguments.captions:
+        write_json(arguments.captions, captions_list({i: c.text for i, c in found.items()}))
+    photos = [photo for photo in photos if photo.image_id in found]
+    if photos:
+        _score(arguments, captioner, photos, found, training, objects)
+    for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
+        if photos or file == arguments.captions:
+            show(str(file))
+    return 1 if unreadable or missing else 0
+
+
+def _score(
+    arguments: argparse.Namespace,
+    captioner: Captioner,
+    photos: list[CaptionedPhoto],
+    found: dict[int | str, Caption],
+    training: list[str] | None,
+    objects: looking.ObjectsOfPhotos | None,
+) -> None:
+    """Score the captions found of these photos; write and show what was asked for."""
     from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
     from captioner.evaluation.metrics import score_captions
-    from captioner.evaluation.objects import Objects
-    from captioner.evaluation.results import results_of, write_json
     from captioner.evaluation.statistics import (
         OBJECTS,
         corpus_statistics,
@@ -100,57 +153,46 @@ def _run(arguments: argparse.Namespace) -> int:
         scores_by_length,
     )
 
-    for file in filter(None, (arguments.output, arguments.report)):
-        check_writable(file)  # not after hours of captioning
-    split = _split(arguments, arguments.split)
-    training = arguments.train_split and [
-        text for photo in _split(arguments, arguments.train_split).photos for text in photo.captions
-    ]
-    objects = Objects.read(arguments.objects) if arguments.objects else None
-    for path in split.missing:
-        print(f"{path}: no such file", file=sys.stderr)
-    photos = split.photos[: arguments.limit]
-    model = chosen_model(arguments)
-    captioner = load_captioner(model, arguments)
-    found, unreadable = _captions(captioner, photos, arguments.beam_size, at_test=arguments.at_test)
-    if not found:
-        raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
-    photos = [photo for photo in photos if photo.image_id in found]
-    captions = {image_id: caption.text for image_id, caption in found.items()}
+    captions = {photo.image_id: found[photo.image_id].text for photo in photos}
     references = {photo.image_id: photo.captions for photo in photos}
+    names = {photo.image_id: photo.path.name for photo in photos}
     scores = score_captions(captions, references, time_limit_s=arguments.time_limit)
     images = ImageScores.of(scores.per_image, scores.counts)
     groups = {
         "words in the references": scores_by_length(images, references),
         "words in the caption": scores_by_length(images, {i: [t] for i, t in captions.items()}),
     }
-    further: dict[str, Any] = {}
     if objects:
-        counts = {image_id: objects.count(image_id) for image_id in captions}
-        groups["objects in the photo"] = scores_by_group(images, counts, OBJECTS)
-        further["grounding"] = _grounding(captioner, photos, found, objects, arguments.at_test)
-    if arguments.faithfulness:
-        further["faithfulness"] = _faithfulness(
-            captioner, photos[: arguments.faithfulness], found, arguments
-        )
+        groups["objects in the photo"] = scores_by_group(images, objects.counts(), OBJECTS)
     statistics = corpus_statistics(list(captions.values()), training)
     intervals = bootstrap_intervals(images)
+    signature = scores.signature | _signature(arguments, captioner)
     results = results_of(
         metrics=scores.metrics,
         captions=captions,
-        signature=scores.signature | _signature(arguments, captioner),
+        signature=signature | {"photos": digest_of(names, references)},
         scores=scores,
+        names=names,
         intervals=intervals,
         statistics=statistics,
         groups=groups,
-        **further,
     )
     if arguments.output:
+        write_json(arguments.output, results)  # what follows may take long, or be stopped
+    further = looking.further(captioner, photos, found, objects, arguments)
+    results |= further
+    if arguments.output and further:
         write_json(arguments.output, results)
     if arguments.report:
         _report(arguments.report, results, photos, found)
+    if scores.signature["tokenizer"] == PYTHON_TOKENIZER:
+        print(
+            "scored with the Python tokenizer, whose figures differ a little from published ones",
+            file=sys.stderr,
+        )
     for name, value in scores.metrics.items():
         if value is None:
+            print(f"{name}: {scores.signature[name]}", file=sys.stderr)
             show(f"{name:8} not computed")
         else:
             show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *intervals[name]))
@@ -158,35 +200,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for name, number in statistics.items():
         show(f"{name:20} {'not computed' if number is None else f'{number:.4g}'}")
     if further:
-        show("\n" + "\n".join(_told(further)))
-    for file in filter(None, (arguments.output, arguments.report)):
-        show(str(file))
-    return 1 if unreadable or split.missing else 0
-
-
-def _told(further: dict[str, Any]) -> list[str]:
-    """Grounding and faithfulness in lines for the terminal; results.json has more."""
-    lines = []
-    for source, found in further.get("grounding", {}).items():
-        lines.append(f"attention on the objects named, {source}: {found['num_words']} words")
-        for name, key in (("correctness", "correctness"), ("pointing game", "hit")):
-            if found["num_words"]:
-                own, uniform, centre = (found[key + kind] for kind in ("", "_uniform", "_centre"))
-                lines.append(f"  {name:14} {own:.3f}  (uniform {uniform:.3f}, centre {centre:.3f})")
-    if faithfulness := further.get("faithfulness"):
-        shares = "".join(f"{share:8.0%}" for share in faithfulness["shares"])
-        lines += [
-            f"fall of a word's log-probability, cells taken away: {shares}",
-            *(
-                f"  in order of {order:37} " + "".join(f"{fall:8.3f}" for fall in faithfulness[key])
-                for order, key in (
-                    ("attention", "attention"),
-                    ("chance", "random"),
-                    ("attention, least first", "reverse"),
-                )
-            ),
-        ]
-    return lines
+        show("\n" + "\n".join(looking.told(further)))
 
 
 def _report(
@@ -203,11 +217,12 @@ def _report(
 
     scores = {image["image_id"]: image["scores"] for image in results["images"]}
     ranked = sorted(photos, key=lambda photo: -scores[photo.image_id]["CIDEr"])
-    middle = ranked[REPORTED:-REPORTED]
     chosen = {
         "Best photos by CIDEr": ranked[:REPORTED],
         "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
-        "Photos at random": random.Random(0).sample(middle, min(REPORTED, len(middle))),
+        "Photos at random": random.Random(0).sample(ranked, REPORTED)
+        if len(ranked) > REPORTED  # or all of them are above
+        else [],
     }
 
     def reported(photo: CaptionedPhoto) -> ReportedPhoto:
@@ -232,14 +247,9 @@ def _report(
     save_bytes(page.encode(errors="replace"), path)
 
 
-def _split(arguments: argparse.Namespace, name: str) -> Split:
-    return read_split(
-        format=arguments.format,
-        root=arguments.root,
-        split=name,
-        file=arguments.file,
-        coco_splits=arguments.coco_splits,
-    )
+def _data(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("format", "root", "file", "coco_splits")
+    return {name: getattr(arguments, name) for name in names}
 
 
 def _signature(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, object]:
@@ -289,61 +299,3 @@ def _captions(
             captions |= found
             bar.update(len(found))
     return captions, len(photos) - len(captions)
-
-
-def _grounding(
-    captioner: Captioner,
-    photos: list[CaptionedPhoto],
-    captions: dict[int | str, Caption],
-    objects: Objects,
-    at_test: AtTest | None,
-) -> dict[str, object]:
-    """Of the model's captions, and of the first reference of each photo, which it only reads."""
-    from captioner.evaluation.grounding import ground, summary
-
-    written: list[GroundedWord] = []
-    read: list[GroundedWord] = []
-    for photo in tqdm(photos, desc="grounding", unit="photo", disable=None):
-        caption = captioner.score(photo.path, photo.captions[0], at_test=at_test)
-        written += ground(captions[photo.image_id], photo.image_id, objects)
-        read += ground(caption, photo.image_id, objects)
-    return {"captions": summary(written), "references": summary(read)}
-
-
-def _faithfulness(
-    captioner: Captioner,
-    photos: list[CaptionedPhoto],
-    captions: dict[int | str, Caption],
-    arguments: argparse.Namespace,
-) -> dict[str, object]:
-    import numpy as np
-
-    from captioner.data.transforms import open_photo
-    from captioner.evaluation.faithfulness import deletion_in_grid, deletion_in_photo, summary
-
-    generator = np.random.default_rng(0)
-    falls = []
-    for photo in tqdm(photos, desc="faithfulness", unit="photo", disable=None):
-        image, caption = open_photo(photo.path), captions[photo.image_id]
-        if not caption.words:
-            continue
-        grid, geometries = captioner.encode([image])
-        tokens = captioner.vocabulary.encode(caption.words)
-        maps = caption.maps.reshape(len(tokens), -1)
-        decoder = captioner.model.decoder
-        with captioner.looking(arguments.at_test):
-            if arguments.removal == "delete":
-                fall = deletion_in_grid(decoder, grid, tokens, maps, generator)
-            else:
-                fall = deletion_in_photo(
-                    decoder,
-                    grid,
-                    tokens,
-                    maps,
-                    generator,
-                    photo=image,
-                    geometry=geometries[0],
-                    encode=lambda variants: captioner.encode(variants)[0],
-                )
-        falls.append(fall)
-    return {"removal": arguments.removal, **summary(falls)}

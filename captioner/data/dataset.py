@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from captioner.data.captioned import CaptionedPhoto
 from captioner.data.feature_cache import FeatureCache
 from captioner.data.feature_views import FeatureCrop
-from captioner.data.readers import CaptionedPhoto
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary, tokenize
 from captioner.errors import PhotoError

@@ -2,20 +2,19 @@
 
 Readers look at names only; no photo is opened. Several splits are joined with "+", such as
 "train+restval". An image that the captions name and that is not on disk is returned in
-`Split.missing`, so that the caller can name and count it; when none is on disk at all, or when a
-file cannot be understood, the reader stops with one sentence.
+`Split.missing`, so that the caller can name and count it, and one that has no captions in
+`Split.uncaptioned`; when none is on disk at all, or when a file cannot be understood, the reader
+stops with one sentence.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from captioner.data.captioned import CaptionedPhoto, Disk, splits_there
+from captioner.data.coco import coco_split, coco_split_by_name
 from captioner.data.text_files import (
     csv_rows,
     jsonl_rows,
@@ -31,25 +30,19 @@ from captioner.errors import DataError
 FORMATS = ("flickr8k", "karpathy", "coco", "table")
 # Where the images of a Karpathy file lie: in its own folder, or under the archives' own names.
 _KARPATHY_FOLDERS = ("", "images", "flickr30k-images", "Flicker8k_Dataset")
-_COCO_SPLIT_LISTS = ("train", "val", "test", "restval")
-_COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
-
-
-@dataclass(frozen=True)
-class CaptionedPhoto:
-    """A photo, its captions with white space made single spaces, and its id in COCO results."""
-
-    path: Path
-    captions: tuple[str, ...]
-    image_id: int | str
 
 
 @dataclass(frozen=True)
 class Split:
-    """The photos of a split that are on disk, in the order of its file, and paths that are not."""
+    """The photos of a split, each part in the order of its file.
+
+    photos: those with captions on disk. missing: paths that are not there. uncaptioned: photos on
+    disk without captions, as all of COCO's test split are.
+    """
 
     photos: list[CaptionedPhoto]
     missing: list[Path]
+    uncaptioned: list[CaptionedPhoto] = field(default_factory=list)
 
 
 def read_split(
@@ -66,7 +59,8 @@ def read_split(
         Ids are positions in the token file.
     karpathy: dataset_*.json (or `file`), and its images in root or root/images, below the folder
         that the file gives as `filepath` if it does. Ids are cocoid, else positions in the file.
-    coco: annotations/captions_{split}.json beside {split}/, such as train2017. With `coco_splits`,
+    coco: annotations/captions_{split}.json beside {split}/, such as train2017; for a split whose
+        captions are kept back, image_info_{split}.json. With `coco_splits`,
         a folder of coco_{train,val,test,restval}.txt, the split is one of these four lists of
         image names, looked up in all captions_*.json that lie beside their images; a COCO name of
         2014 also finds the image under its name of 2017, by its number, and a name found nowhere
@@ -76,14 +70,50 @@ def read_split(
         in JSONL a caption may be a list. Image paths are relative to the table. Without a split
         column every row belongs to every split asked for. Ids are positions of the images.
 
-    No id depends on which images are on disk. In the JSON formats, images without captions are
-    left out.
+    No id depends on which images are on disk.
 
     Raises:
         DataError: something is missing, malformed or empty; the message names the file and, where
             it has lines, the line.
     """
-    root = Path(root)
+    disk = Disk()
+    found = _found(format, Path(root), split, file, coco_splits, disk)
+    present = [photo for photo in found if photo.path in disk]
+    missing = [photo.path for photo in found if photo.path not in disk]
+    if not present:
+        raise DataError(
+            f"none of the {len(found)} images of split {split!r} is on disk, the first was looked "
+            f"for at {missing[0]}; put the images there or correct the data root"
+        )
+    return Split(
+        [photo for photo in present if photo.captions],
+        missing,
+        [photo for photo in present if not photo.captions],
+    )
+
+
+def read_captions(
+    *,
+    format: str,
+    root: str | Path,
+    split: str,
+    file: str | Path | None = None,
+    coco_splits: str | Path | None = None,
+) -> list[str]:
+    """All captions of a split, also of photos that are not on disk; else as `read_split`."""
+    photos = _found(format, Path(root), split, file, coco_splits, Disk())
+    return [text for photo in photos for text in photo.captions]
+
+
+def _found(
+    format: str,
+    root: Path,
+    split: str,
+    file: str | Path | None,
+    coco_splits: str | Path | None,
+    disk: Disk,
+) -> list[CaptionedPhoto]:
+    """The photos that the files of a split name."""
     if format not in FORMATS:
         raise DataError(f"unknown data format {format!r}; use one of {', '.join(FORMATS)}")
     if not root.exists():
@@ -99,7 +129,6 @@ def read_split(
         raise DataError(
             f'{split!r} is no split name; give one such as "train", or several joined with "+"'
         )
-    disk = _Disk()
     if format == "flickr8k":
         photos = _flickr8k(root, names)
     elif format == "karpathy":
@@ -107,42 +136,12 @@ def read_split(
     elif format == "table":
         photos = _table(root, names, file)
     elif coco_splits is not None:
-        photos = _coco_by_name(root, names, Path(coco_splits), disk)
+        photos = coco_split_by_name(root, names, Path(coco_splits), disk)
     else:
-        photos = _coco(root, names)
+        photos = coco_split(root, names)
     if not photos:
         raise DataError(f"split {split!r} of {root} is empty; ask for another or fill it")
-    present = [photo for photo in photos if photo.path in disk]
-    missing = [photo.path for photo in photos if photo.path not in disk]
-    if not present:
-        raise DataError(
-            f"none of the {len(photos)} images of split {split!r} is on disk, the first was looked "
-            f"for at {missing[0]}; put the images there or correct the data root"
-        )
-    return Split(present, missing)
-
-
-class _Disk:
-    """Knows which files exist after listing each folder once.
-
-    One listing of a folder takes the place of a hundred thousand stats, slow on network disks.
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[str, frozenset[str]] = {}
-
-    def __contains__(self, path: Path) -> bool:
-        folder, name = os.path.split(path)
-        if folder not in self._names:
-            try:
-                self._names[folder] = frozenset(os.listdir(folder or "."))
-            except (FileNotFoundError, NotADirectoryError):
-                self._names[folder] = frozenset()
-            except OSError as error:
-                raise DataError(
-                    f"the folder {folder} cannot be listed ({error.strerror}); check its rights"
-                ) from error
-        return name in self._names[folder]
+    return photos
 
 
 def _flickr8k(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
@@ -165,7 +164,7 @@ def _flickr8k(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
         if not split_file.is_file():
             raise DataError(
                 f"there is no {split_file}; "
-                + _splits_there(wildcards(root, "Flickr_8k.*Images.txt"))
+                + splits_there(wildcards(root, "Flickr_8k.*Images.txt"))
             )
         for number, name in numbered_lines(split_file):
             if name not in captions:
@@ -178,7 +177,7 @@ def _flickr8k(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
 
 
 def _karpathy(
-    root: Path, names: Sequence[str], file: str | Path | None, disk: _Disk
+    root: Path, names: Sequence[str], file: str | Path | None, disk: Disk
 ) -> list[CaptionedPhoto]:
     path = the_captions_file(root, file, ("dataset_*.json",))
     data = read_json_object(path)
@@ -188,6 +187,7 @@ def _karpathy(
     # Positions and cocoids could collide, so one or the other for all of a file.
     have_cocoid = all(isinstance(image, dict) and "cocoid" in image for image in images)
     splits: set[str] = set()
+    ids: set[int | str] = set()
     photos = []
     for index, image in enumerate(images):
         try:
@@ -201,96 +201,19 @@ def _karpathy(
                 f"{path}, image number {index + 1}: expected filename, split and sentences with "
                 f"raw text ({type(error).__name__}: {error})"
             ) from error
-        if split in names and captions:
+        if split in names:
             places = [root / base / relative for base in _KARPATHY_FOLDERS]
             usual = places[0] if folder else places[1]
             found = next((place for place in places if place in disk), usual)
             image_id = image["cocoid"] if have_cocoid else index
+            if not isinstance(image_id, (int, str)) or image_id in ids:
+                raise DataError(
+                    f"{path}, image number {index + 1}: cocoid must be a number or a text that no "
+                    f"other image has, not {shown(repr(image_id))}"
+                )
+            ids.add(image_id)
             photos.append(CaptionedPhoto(found, captions, image_id))
     _check_splits(path, names, splits)
-    return photos
-
-
-def _coco(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
-    photos = []
-    for split in names:
-        path = root / "annotations" / f"captions_{split}.json"
-        if not path.is_file():
-            raise DataError(f"there is no {path}; " + _splits_there(_coco_annotated(root)))
-        photos += _coco_captions(path, root / split)
-    return photos
-
-
-def _coco_captions(path: Path, folder: Path) -> list[CaptionedPhoto]:
-    from pycocotools.coco import COCO
-
-    coco = COCO()
-    coco.dataset = read_json_object(path)
-    # Captions have no category, but some tools export the list, and the index would ask for them.
-    coco.dataset.pop("categories", None)
-    photos = []
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
-            coco.createIndex()
-        for image_id, image in coco.imgs.items():
-            annotations = coco.imgToAnns.get(image_id, ())
-            texts = (one_line(annotation["caption"]) for annotation in annotations)
-            captions = tuple(text for text in texts if text)
-            if captions:
-                photos.append(CaptionedPhoto(folder / image["file_name"], captions, image_id))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} is not a COCO captions file: expected images with id and file_name, and "
-            f"annotations with id, image_id and caption ({type(error).__name__}: {error})"
-        ) from error
-    return photos
-
-
-def _coco_annotated(root: Path) -> list[str]:
-    return wildcards(root / "annotations", "captions_*.json")
-
-
-def _coco_by_name(
-    root: Path, names: Sequence[str], coco_splits: Path, disk: _Disk
-) -> list[CaptionedPhoto]:
-    wanted: dict[str, None] = {}  # an ordered set
-    for split in names:
-        split_file = coco_splits / f"coco_{split}.txt"
-        if split not in _COCO_SPLIT_LISTS or not split_file.is_file():
-            raise DataError(
-                f"there is no list {split_file}; the splits by name are "
-                f"{', '.join(_COCO_SPLIT_LISTS)}, one file coco_SPLIT.txt each"
-            )
-        wanted.update((name, None) for _, name in numbered_lines(split_file))
-    folders = [folder for folder in _coco_annotated(root) if (root / folder).is_dir()]
-    if not folders:
-        raise DataError(
-            f"{root} has no annotations/captions_NAME.json beside a folder NAME of images; "
-            "correct the data root"
-        )
-    # An image may be there twice, under its names of 2014 and of 2017.
-    by_name: dict[str, list[CaptionedPhoto]] = {}
-    by_number: dict[str, list[CaptionedPhoto]] = {}
-    for folder in folders:
-        path = root / "annotations" / f"captions_{folder}.json"
-        for photo in _coco_captions(path, root / folder):
-            by_name.setdefault(photo.path.name, []).append(photo)
-            if match := _COCO_NAME.fullmatch(photo.path.name):
-                by_number.setdefault(match[2], []).append(photo)
-    photos = []
-    for name in wanted:
-        match = _COCO_NAME.fullmatch(name)
-        candidates = by_name.get(name, []) + (by_number.get(match[2], []) if match else [])
-        if not candidates:  # in no captions file; this is where it would lie
-            folder = match[1] or "" if match else ""
-            candidates = [CaptionedPhoto(root / folder / name, (), name)]
-            if candidates[0].path in disk:
-                raise DataError(
-                    f"{candidates[0].path} has no caption in any of {root}/annotations/"
-                    f"captions_*.json; put captions_{folder or 'NAME'}.json there"
-                )
-        there = (photo for photo in candidates if photo.path in disk)
-        photos.append(next(there, candidates[0]))
     return photos
 
 
@@ -320,8 +243,4 @@ def _table(root: Path, names: Sequence[str], file: str | Path | None) -> list[Ca
 def _check_splits(path: Path, names: Sequence[str], splits: Iterable[str]) -> None:
     for name in names:
         if name not in splits:
-            raise DataError(f"{path} has no split {name!r}; " + _splits_there(splits))
-
-
-def _splits_there(names: Iterable[str]) -> str:
-    return f"the splits there are: {', '.join(sorted(map(str, names))) or 'none'}"
+            raise DataError(f"{path} has no split {name!r}; " + splits_there(splits))

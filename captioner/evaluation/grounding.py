@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from captioner.evaluation.objects import CATEGORY_OF_WORD, Objects
+from captioner.evaluation.intervals import interval_of_mean
+from captioner.evaluation.objects import Objects, named_categories
 from captioner.grid import Caption, Geometry
 
 TOLERANCE_PX = 15.0  # of the pointing game, as its authors have it
+FIGURES = ("correctness", "hit")
 CENTRE_SIGMA = 0.25  # of the centred map, in sides of the photo
 
 
@@ -30,7 +32,7 @@ class GroundedWord:
     hit_uniform is the chance of a cell drawn at random.
     """
 
-    image_id: int | str
+    image: int
     word: str
     category: str
     correctness: float
@@ -41,14 +43,20 @@ class GroundedWord:
     hit_centre: float
 
 
-def ground(caption: Caption, image_id: int | str, objects: Objects) -> Iterator[GroundedWord]:
-    """The words of a caption that name a category of which the photo shows an object."""
+def ground(
+    caption: Caption, image: int, objects: Objects, *, boxes: bool = False
+) -> Iterator[GroundedWord]:
+    """The words of a caption that name a category of which the photo shows an object.
+
+    image: the photo's number in the file of objects. boxes: their boxes, not their outlines. What
+    lies on a letterbox's bars lies on no photo: neither figure counts it.
+    """
     rows, columns = caption.maps.shape[-2:]
     uniform = np.full((rows, columns), 1 / (rows * columns))
-    centre = centred_map(rows, columns)
-    for word, attention in zip(caption.words, caption.maps, strict=True):
-        category = CATEGORY_OF_WORD.get(word)
-        mask = None if category is None else objects.mask(image_id, category)
+    centre = centred_map(caption.geometry, rows, columns)
+    categories = named_categories(caption.words)
+    for word, category, attention in zip(caption.words, categories, caption.maps, strict=True):
+        mask = None if category is None else objects.mask(image, category, boxes=boxes)
         if category is None or mask is None:
             continue
         covered, seen = coverage(mask, caption.geometry, rows, columns)
@@ -57,35 +65,34 @@ def ground(caption: Caption, image_id: int | str, objects: Objects) -> Iterator[
         def correctness(
             weights: np.ndarray, covered: np.ndarray = covered, seen: np.ndarray = seen
         ) -> float:
-            # What lies on a letterbox's bars lies on no photo.
             inside = weights * seen
-            return float((inside * covered).sum() / inside.sum())
+            total = inside.sum()
+            # all of it beside the photo: nothing lies on the object
+            return float((inside * covered).sum() / total) if total > 0 else 0.0
 
         yield GroundedWord(
-            image_id=image_id,
+            image=image,
             word=word,
             category=category,
             correctness=correctness(attention),
             correctness_uniform=correctness(uniform),
             correctness_centre=correctness(centre),
-            hit=float(hits.flat[attention.argmax()]),
-            hit_uniform=float(hits.mean()),
-            hit_centre=float(
-                point_hits(
-                    mask, caption.geometry.photo_width_px / 2, caption.geometry.photo_height_px / 2
-                )
-            ),
+            hit=float(hits.flat[(attention * seen).argmax()]),
+            hit_uniform=float(np.average(hits, weights=seen)),
+            hit_centre=float(point_hits(mask, mask.shape[1] / 2, mask.shape[0] / 2)),
         )
 
 
-def centred_map(rows: int, columns: int) -> np.ndarray:
-    """A Gaussian [rows, columns] at the middle of the grid, a quarter of its sides wide."""
+def centred_map(geometry: Geometry, rows: int, columns: int) -> np.ndarray:
+    """A Gaussian [rows, columns] at the middle of the photo, a quarter of its sides wide."""
 
-    def side(cells: int) -> np.ndarray:
-        positions = (np.arange(cells) + 0.5) / cells - 0.5
-        return np.exp(-0.5 * (positions / CENTRE_SIGMA) ** 2)
+    def side(cells: int, start_px: float, length_px: float, photo_px: int) -> np.ndarray:
+        middles = start_px + (np.arange(cells) + 0.5) * length_px / cells
+        return np.exp(-0.5 * ((middles / photo_px - 0.5) / CENTRE_SIGMA) ** 2)
 
-    weights = np.outer(side(rows), side(columns))
+    down = side(rows, geometry.top_px, geometry.height_px, geometry.photo_height_px)
+    across = side(columns, geometry.left_px, geometry.width_px, geometry.photo_width_px)
+    weights = np.outer(down, across[::-1] if geometry.flipped else across)
     return weights / weights.sum()
 
 
@@ -122,12 +129,17 @@ def _overlaps(
 
 
 def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> np.ndarray:
-    """Whether the centre of each cell hits a mask; bool [rows, columns]."""
+    """Whether the centre of each cell hits a mask; bool [rows, columns].
+
+    The mask may have another size than the photo: the tolerance is in its pixels.
+    """
+    down = mask.shape[0] / geometry.photo_height_px
+    across = mask.shape[1] / geometry.photo_width_px
     hits = np.zeros((rows, columns), bool)
     for row in range(rows):
         for column in range(columns):
             x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
-            hits[row, column] = point_hits(mask, (x0 + x1) / 2, (y0 + y1) / 2)
+            hits[row, column] = point_hits(mask, across * (x0 + x1) / 2, down * (y0 + y1) / 2)
     return hits
 
 
@@ -142,18 +154,18 @@ def point_hits(mask: np.ndarray, x_px: float, y_px: float) -> bool:
 
 
 def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
-    """Means over words, and the same by category, most frequent first; no words, no means."""
+    """Means over words with their 95 % intervals, and means by category, most frequent first.
 
-    def means(of: Sequence[GroundedWord]) -> dict[str, float | int]:
-        names = ("correctness", "hit")
-        kinds = ("", "_uniform", "_centre")
+    The intervals are of the percentile bootstrap over photos, whose words go together. No words,
+    no means.
+    """
+
+    figures = [name + kind for name in FIGURES for kind in ("", "_uniform", "_centre")]
+
+    def means(of: Sequence[GroundedWord]) -> dict[str, Any]:
         return {
             "num_words": len(of),
-            **{
-                name + kind: float(np.mean([getattr(word, name + kind) for word in of]))
-                for name in names
-                for kind in kinds
-            },
+            **{name: float(np.mean([getattr(word, name) for word in of])) for name in figures},
         }
 
     if not words:
@@ -162,4 +174,15 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
     for word in words:
         by_category.setdefault(word.category, []).append(word)
     ranked = sorted(by_category.items(), key=lambda entry: (-len(entry[1]), entry[0]))
-    return {**means(words), "by_category": {name: means(of) for name, of in ranked}}
+    return {
+        **means(words),
+        "intervals": {name: _interval(words, name) for name in figures},
+        "by_category": {name: means(of) for name, of in ranked},
+    }
+
+
+def _interval(words: Sequence[GroundedWord], figure: str) -> tuple[float, float]:
+    by_photo: dict[int, list[float]] = {}
+    for word in words:
+        by_photo.setdefault(word.image, []).append(getattr(word, figure))
+    return interval_of_mean(list(by_photo.values()))

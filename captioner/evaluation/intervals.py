@@ -125,6 +125,21 @@ def bootstrap_intervals(
     return {name: _interval(values) for name, values in drawn.items()}
 
 
+def interval_of_mean(
+    groups: Sequence[Sequence[float]], *, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the mean of all values, over groups of them.
+
+    groups: at least one, none empty, such as the words of each photo: they are drawn together.
+    """
+    sums = np.array([sum(group) for group in groups])
+    sizes = np.array([len(group) for group in groups])
+    count = len(groups)
+    generator = np.random.default_rng(seed)
+    weights = generator.multinomial(count, np.full(count, 1 / count), resamples)
+    return _interval((weights @ sums) / (weights @ sizes))
+
+
 def paired_bootstrap(
     a: ImageScores, b: ImageScores, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Difference]:

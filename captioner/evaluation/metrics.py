@@ -182,7 +182,8 @@ def _run_worker(
     Nothing that it started is left when this returns or raises, be it by an interrupt.
     """
     package_root = str(Path(__file__).resolve().parents[2])
-    search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    search_path = os.pathsep.join((package_root, *map(os.path.abspath, others)))
     with tempfile.TemporaryDirectory(prefix="captioner-scores-") as folder:
         captions, scores = Path(folder, "captions.json"), Path(folder, "scores.jsonl")
         arguments = (captions, scores, Path(java).absolute())
@@ -196,6 +197,7 @@ def _run_worker(
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": search_path},
+                cwd=folder,  # Python looks for modules here first, and the user's may be like ours
                 start_new_session=True,
             )
             try:

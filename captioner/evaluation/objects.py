@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,26 +15,26 @@ import numpy as np
 
 from captioner.errors import DataError
 
-# COCO's 80 categories -> the words of captions that name one of them. One word each, singular and
-# plural, of those that COCO's and Flickr's captioners use; a word that would name several
-# categories (glass, board, ball) is left out unless captions nearly always mean the one. "man" and
-# its like are persons. Lower case.
+# COCO's 80 categories -> the words of captions that name one of them, singular and plural, of those
+# that COCO's and Flickr's captioners use; two words are joined by "_". A word that would name
+# several categories (glass, board, ball) is left out unless captions nearly always mean the one.
+# "man" and its like are persons. Lower case.
 CATEGORY_WORDS: dict[str, str] = {
     "person": "person persons people man men woman women boy boys girl girls child children kid "
     "kids lady ladies guy guys baby toddler player skier snowboarder surfer skateboarder rider "
     "cyclist biker climber worker officer crowd couple",
     "bicycle": "bicycle bicycles bike bikes",
     "car": "car cars taxi cab suv",
-    "motorcycle": "motorcycle motorcycles motorbike motorbikes dirtbike",
+    "motorcycle": "motorcycle motorcycles motorbike motorbikes dirtbike dirt_bike dirt_bikes",
     "airplane": "airplane airplanes plane planes jet jets aircraft airliner",
     "bus": "bus buses",
     "train": "train trains locomotive",
     "truck": "truck trucks",
     "boat": "boat boats ship ships canoe kayak sailboat sailboats",
-    "traffic light": "stoplight stoplights",
+    "traffic light": "stoplight stoplights traffic_light traffic_lights",
     "fire hydrant": "hydrant hydrants",
-    "stop sign": "",
-    "parking meter": "meter meters",
+    "stop sign": "stop_sign stop_signs",
+    "parking meter": "parking_meter parking_meters meter meters",
     "bench": "bench benches",
     "bird": "bird birds seagull seagulls duck ducks pigeon pigeons parrot owl geese goose",
     "cat": "cat cats kitten kittens",
@@ -53,13 +56,13 @@ CATEGORY_WORDS: dict[str, str] = {
     "snowboard": "snowboard snowboards",
     "sports ball": "ball balls soccerball",
     "kite": "kite kites",
-    "baseball bat": "bat bats",
-    "baseball glove": "mitt glove",
+    "baseball bat": "bat bats baseball_bat baseball_bats",
+    "baseball glove": "mitt baseball_glove glove",
     "skateboard": "skateboard skateboards",
     "surfboard": "surfboard surfboards",
     "tennis racket": "racket rackets racquet racquets",
     "bottle": "bottle bottles",
-    "wine glass": "wineglass wineglasses",
+    "wine glass": "wineglass wineglasses wine_glass wine_glasses",
     "cup": "cup cups mug mugs",
     "fork": "fork forks",
     "knife": "knife knives",
@@ -71,7 +74,7 @@ CATEGORY_WORDS: dict[str, str] = {
     "orange": "oranges",
     "broccoli": "broccoli",
     "carrot": "carrot carrots",
-    "hot dog": "hotdog hotdogs",
+    "hot dog": "hotdog hotdogs hot_dog hot_dogs",
     "pizza": "pizza pizzas",
     "donut": "donut donuts doughnut doughnuts",
     "cake": "cake cakes cupcake cupcakes",
@@ -86,7 +89,7 @@ CATEGORY_WORDS: dict[str, str] = {
     "mouse": "mouse",
     "remote": "remote remotes controller",
     "keyboard": "keyboard keyboards",
-    "cell phone": "cellphone phone phones",
+    "cell phone": "cellphone cell_phone cell_phones phone phones",
     "microwave": "microwave microwaves",
     "oven": "oven ovens stove",
     "toaster": "toaster",
@@ -96,11 +99,35 @@ CATEGORY_WORDS: dict[str, str] = {
     "clock": "clock clocks",
     "vase": "vase vases",
     "scissors": "scissors",
-    "teddy bear": "teddy",
-    "hair drier": "hairdryer",
+    "teddy bear": "teddy teddy_bear teddy_bears",
+    "hair drier": "hairdryer hair_dryer hair_drier",
     "toothbrush": "toothbrush toothbrushes",
 }
 CATEGORY_OF_WORD = {word: name for name, words in CATEGORY_WORDS.items() for word in words.split()}
+# Persons, unless what they are of or like comes next: a couple of dogs, a baby elephant.
+COLLECTIVES = frozenset({"couple", "crowd"})
+YOUNG = frozenset({"baby"})
+# COCO's file names of 2014 and of 2017 end in the same number.
+_COCO_NUMBER = re.compile(r"(?:.*_)?(\d{12})\.\w+")
+
+
+def named_categories(words: Sequence[str]) -> list[str | None]:
+    """For each word of a caption the category that it names, or None.
+
+    Where two words name one together (a hot dog), the second names it.
+
+    >>> named_categories("a hot dog on a couple of buses".split())
+    [None, None, 'hot dog', None, None, None, None, 'bus']
+    """
+    categories = [CATEGORY_OF_WORD.get(word) for word in words]
+    for index, (word, following) in enumerate(itertools.pairwise(words)):
+        if together := CATEGORY_OF_WORD.get(f"{word}_{following}"):
+            categories[index : index + 2] = [None, together]
+        elif (word in COLLECTIVES and following == "of") or (
+            word in YOUNG and CATEGORY_OF_WORD.get(following)
+        ):
+            categories[index] = None
+    return categories
 
 
 @dataclass(frozen=True)
@@ -113,6 +140,7 @@ class Objects:
 
     coco: Any  # pycocotools.coco.COCO
     categories: dict[str, int]
+    by_name: dict[str, int]
 
     @classmethod
     def read(cls, path: Path) -> Objects:
@@ -124,37 +152,51 @@ class Objects:
             with contextlib.redirect_stdout(io.StringIO()):
                 coco = COCO(str(path))
             categories = {c["name"]: c["id"] for c in coco.dataset["categories"]}
-            # Only captions have none of these.
-            if not all("category_id" in a and "bbox" in a for a in coco.dataset["annotations"]):
-                raise KeyError("bbox")
+            for annotation in coco.dataset["annotations"]:
+                annotation["category_id"], annotation["image_id"]  # captions have none
+                x, y, width, height = annotation["bbox"]
+                x + y + width + height
+            sizes = [image["height"] * image["width"] for image in coco.dataset["images"]]
+            if min(sizes, default=1) < 1:
+                raise ValueError("an image without a size")
         except (ValueError, LookupError, TypeError, AssertionError, AttributeError) as error:
             raise DataError(
                 f"{path} is no file of COCO instances; name one such as instances_val2017.json"
             ) from error
-        return cls(coco, categories)
+        by_name: dict[str, int] = {}
+        for number, image in coco.imgs.items():
+            name = Path(str(image.get("file_name", ""))).name
+            for key in {name, _number_in(name)} - {""}:
+                by_name[key] = number
+        return cls(coco, categories, by_name)
 
-    def count(self, image_id: int | str) -> int:
-        """Annotated objects in an image; 0 for one that the file does not know."""
-        return len(self.coco.imgToAnns.get(image_id, ()))
+    def image(self, photo: Path) -> int | None:
+        """The number of a photo in the file, found by its name; COCO's two names are one photo."""
+        keys = (photo.name, _number_in(photo.name))
+        return next((self.by_name[key] for key in keys if key in self.by_name), None)
 
-    def mask(self, image_id: int | str, category: str, *, boxes: bool = False) -> np.ndarray | None:
-        """Where an image shows objects of a category: bool [height, width] of the photo, or None.
+    def count(self, image: int) -> int:
+        """Annotated objects in an image."""
+        return len(self.coco.imgToAnns.get(image, ()))
 
-        boxes: their bounding boxes instead of their outlines.
+    def mask(self, image: int, category: str, *, boxes: bool = False) -> np.ndarray | None:
+        """Where an image shows objects of a category: bool [height, width] of the file, or None.
+
+        boxes: their bounding boxes instead of their outlines, as where an object has no outline.
         """
-        image = self.coco.imgs.get(image_id)
-        if image is None or category not in self.categories:
+        if category not in self.categories:
             return None
         found = [
             annotation
-            for annotation in self.coco.imgToAnns.get(image_id, ())
+            for annotation in self.coco.imgToAnns.get(image, ())
             if annotation["category_id"] == self.categories[category]
         ]
         if not found:
             return None
-        mask = np.zeros((image["height"], image["width"]), bool)
+        size = self.coco.imgs[image]
+        mask = np.zeros((size["height"], size["width"]), bool)
         for annotation in found:
-            if boxes:
+            if boxes or not annotation.get("segmentation"):
                 x, y, width, height = annotation["bbox"]
                 mask[
                     round(y) : max(round(y) + 1, round(y + height)),
@@ -163,3 +205,8 @@ class Objects:
             else:
                 mask |= self.coco.annToMask(annotation).astype(bool)
         return mask if mask.any() else None
+
+
+def _number_in(name: str) -> str:
+    match = _COCO_NUMBER.fullmatch(name)
+    return match[1] if match else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,26 +22,26 @@ def results_of(
     captions: Mapping[int, str] | Mapping[str, str] | Mapping[int | str, str],
     signature: Mapping[str, object],
     scores: Scores | None = None,
+    names: Mapping[Any, str] | None = None,
     **further: object,
 ) -> dict[str, Any]:
     """The content of results.json: metrics, num_images, captions, signature, further.
 
     "captions" is what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...].
-    "images", from `scores`, holds what `read_results` needs of each image; other fields are taken
-    as given.
+    "images", from `scores`, holds what `read_results` needs of each image, and its file name from
+    `names`; other fields are taken as given.
     """
     content: dict[str, Any] = {
         "metrics": dict(metrics),
         "num_images": len(captions),
-        "captions": [
-            {"image_id": image_id, "caption": text} for image_id, text in captions.items()
-        ],
+        "captions": captions_list(captions),
         "signature": dict(signature),
     }
     if scores is not None:
         content["images"] = [
             {
                 "image_id": image_id,
+                **({"file_name": names[image_id]} if names else {}),
                 "scores": {name: each[image_id] for name, each in scores.per_image.items()},
                 "counts": {name: each[image_id] for name, each in scores.counts.items()},
             }
@@ -49,7 +50,12 @@ def results_of(
     return content | further
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def captions_list(captions: Mapping[Any, str]) -> list[dict[str, Any]]:
+    """Captions as COCO's server takes them."""
+    return [{"image_id": image_id, "caption": text} for image_id, text in captions.items()]
+
+
+def write_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write JSON, which has no NaN: it would make a file that other languages cannot read.
 
     Raises:
@@ -59,12 +65,23 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     save_bytes((json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), path)
 
 
+def digest_of(names: Mapping[Any, str], references: Mapping[Any, Sequence[str]]) -> str:
+    """What tells the photos and references of one evaluation from those of another.
+
+    It does not depend on their order.
+    """
+    rows = sorted(json.dumps([str(i), names[i], list(references[i])]) for i in references)
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
+
+
 def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
     """The signature of results and what comparisons need of each image.
 
     Raises:
         DataError: it is no file of results with scores.
     """
+    import numpy as np
+
     from captioner.evaluation.intervals import ImageScores
 
     try:
@@ -74,8 +91,13 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
         for image in images:
             for kind, table in tables.items():
                 for name, value in image[kind].items():
+                    if not np.isfinite(np.asarray(value, dtype=float)).all():
+                        raise ValueError(f"{name} is no number")
                     table.setdefault(name, {})[image["image_id"]] = value
-        return content["signature"], ImageScores.of(tables["scores"], tables["counts"])
+        signature = content["signature"]
+        if not isinstance(signature, dict):
+            raise TypeError("signature")
+        return signature, ImageScores.of(tables["scores"], tables["counts"])
     except OSError as error:
         raise DataError(
             f"cannot read {path} ({error.strerror}); name a file of captioner evaluate --output"

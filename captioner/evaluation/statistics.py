@@ -66,10 +66,12 @@ def scores_by_group(
 ) -> list[dict[str, float | None]]:
     """Corpus figures of the images between bounds of a value, such as an image's objects.
 
+    Images without a value are in no group.
+
     Returns, for each group that has images, "from" and "to" (from <= value < to; None is open),
     num_images and the metrics.
     """
-    values = np.array([value_of[image_id] for image_id in images.image_ids])
+    values = np.array([value_of.get(image_id, np.nan) for image_id in images.image_ids])
     edges = [-np.inf, *sorted(set(bounds)), np.inf]
     groups = []
     for low, high in itertools.pairwise(edges):

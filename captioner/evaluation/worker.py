@@ -108,6 +108,14 @@ class _Meteor(Meteor):
         self.counts.append(counts)
         return line
 
+    def ended(self) -> str:
+        """How its process ended, if it did."""
+        try:
+            code = self.meteor_p.wait(1)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"its process was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
     def error_text(self) -> str:
         self.errors.seek(0)
         return self.errors.read().decode(errors="replace")
@@ -125,7 +133,8 @@ def meteor_scores(
     try:
         corpus, images = meteor.compute_score(*_by_index(candidates, references))
     except (ValueError, OSError, IndexError) as error:  # no number where METEOR died or complained
-        raise JavaFailure(f"METEOR failed: {_last_line(meteor.error_text()) or error}") from error
+        reason = _last_line(meteor.error_text()) or meteor.ended() or error
+        raise JavaFailure(f"METEOR failed: {reason}") from error
     return {"METEOR": Scored(corpus, images, meteor.counts)}
 
 

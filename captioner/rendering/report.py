@@ -70,7 +70,9 @@ def report_page(
             [len(entry["caption"].split()) for entry in results["captions"]],
             whole=True,
         ),
-        _faithfulness(results["faithfulness"]) if "faithfulness" in results else "",
+        _faithfulness(results["faithfulness"])
+        if results.get("faithfulness", {"num_words": 0})["num_words"]
+        else "",
         "</div>",
         "<h2>Captions</h2>",
         _table(
@@ -113,9 +115,11 @@ def _grounding(results: Mapping[str, Any]) -> str:
         if not found["num_words"]:
             continue
         for name, key in (("attention correctness", "correctness"), ("pointing game", "hit")):
-            values = [found[key + kind] for kind in ("", "_uniform", "_centre")]
-            rows.append([source, name, found["num_words"], *values])
-    return _table(["words of", "", "words", "model", "uniform", "centre"], rows)
+            model, *others = (found[key + kind] for kind in ("", "_uniform", "_centre"))
+            rows.append(
+                [source, name, found["num_words"], model, *found["intervals"][key], *others]
+            )
+    return _table(["words of", "", "words", "model", "from", "to", "uniform", "centre"], rows)
 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> str:

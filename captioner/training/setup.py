@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from captioner.checkpoint import VOCABULARY, load_matching_weights
 from captioner.config import Config, DataConfig
+from captioner.data.captioned import CaptionedPhoto
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
 from captioner.data.feature_views import FeatureCrop
-from captioner.data.readers import CaptionedPhoto, Split, read_split
+from captioner.data.readers import Split, read_split
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary
@@ -200,6 +201,8 @@ def _read(data: DataConfig, split_name: str) -> list[CaptionedPhoto]:
             "photos are missing",
             file=sys.stderr,
         )
+    if not split.photos:
+        raise DataError(f"{data.root}: no photo of split {split_name!r} has a caption to learn")
     return split.photos
 
 

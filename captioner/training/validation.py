@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from captioner.data.captioned import CaptionedPhoto
 from captioner.data.feature_cache import FeatureCache
-from captioner.data.readers import CaptionedPhoto
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary
 from captioner.decoding import Hypothesis, search

@@ -12,8 +12,9 @@ import tiny
 import torch
 from PIL import Image
 
+from captioner.data.captioned import CaptionedPhoto
 from captioner.data.dataset import Batch, CaptionBatches, CaptionDataset, load_batches
-from captioner.data.readers import CaptionedPhoto, read_split
+from captioner.data.readers import read_split
 from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary, tokenize
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from captioner.data.readers import CaptionedPhoto, Split, read_split
+from captioner.data.captioned import CaptionedPhoto
+from captioner.data.readers import Split, read_captions, read_split
 from captioner.errors import DataError
 
 
@@ -181,8 +182,10 @@ def test_karpathy_reads_raw_captions_and_positions_as_ids(tmp_path: Path) -> Non
             CaptionedPhoto(tmp_path / "images" / "a.jpg", ("A dog.", "Dog!"), 0),
             CaptionedPhoto(tmp_path / "images" / "c.jpg", ("A cat.",), 2),
         ],
-        [tmp_path / "images" / "d.jpg"],
+        [tmp_path / "images" / "d.jpg", tmp_path / "images" / "e.jpg"],
     )
+    texts = read_captions(format="karpathy", root=tmp_path, split="train")
+    assert texts == ["A dog.", "Dog!", "A cat.", "Not there."], "those of photos not there too"
     assert read_split(format="karpathy", root=tmp_path, split="val").photos[0].captions == (
         "A café.",
     )
@@ -221,6 +224,34 @@ def test_karpathy_coco_joins_train_and_restval_in_the_order_of_the_file(tmp_path
     split = read_split(format="karpathy", root=tmp_path, split="train+restval")
     assert names(split) == ["a.jpg", "b.jpg", "d.jpg"]
     assert ids(split) == [70, 30, 10]
+
+
+def test_coco_s_test_split_has_photos_and_no_captions(tmp_path: Path) -> None:
+    write_coco(tmp_path, "test2017", {coco_name(3): (3, [])})
+    folder = tmp_path / "annotations"
+    (folder / "captions_test2017.json").rename(folder / "image_info_test2017.json")
+    touch(tmp_path / "test2017", coco_name(3))
+    split = read_split(format="coco", root=tmp_path, split="test2017")
+    assert split == Split([], [], [CaptionedPhoto(tmp_path / "test2017" / coco_name(3), (), 3)])
+
+
+@pytest.mark.parametrize("cocoid", [None, [1], 1.5])
+def test_an_id_that_names_no_image_is_refused(tmp_path: Path, cocoid: object) -> None:
+    touch(tmp_path, "a.jpg")
+    write_karpathy(tmp_path, karpathy_image("a.jpg", "test", "A.", cocoid=cocoid))
+    told = sentence(format="karpathy", root=tmp_path, split="test")
+    assert "image number 1" in told
+    assert "cocoid" in told
+
+
+def test_an_id_that_names_two_images_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    write_karpathy(
+        tmp_path,
+        karpathy_image("a.jpg", "test", "A.", cocoid=7),
+        karpathy_image("b.jpg", "test", "B.", cocoid=7),
+    )
+    assert "image number 2" in sentence(format="karpathy", root=tmp_path, split="test")
 
 
 def test_karpathy_uses_positions_when_one_image_has_no_cocoid(tmp_path: Path) -> None:
@@ -341,6 +372,7 @@ def test_coco_reads_its_own_ids_and_prints_nothing(
             CaptionedPhoto(tmp_path / "train2017" / coco_name(4), ("A cat.",), 4),
         ],
         [],
+        [CaptionedPhoto(tmp_path / "train2017" / coco_name(n), (), n) for n in (5, 6)],
     )
     both = read_split(format="coco", root=tmp_path, split="val2017+train2017+val2017")
     assert ids(both) == [2, 9, 4]
@@ -634,6 +666,7 @@ def test_an_empty_split_is_an_error(flickr8k: Path, tmp_path: Path) -> None:
     (flickr8k / "Flickr_8k.devImages.txt").write_text("\n")
     assert "split 'val' of" in sentence(format="flickr8k", root=flickr8k, split="val")
     write_coco(tmp_path, "val2017", {coco_name(1): (1, [])})
+    write_coco(tmp_path, "val2017", {})
     assert "is empty" in sentence(format="coco", root=tmp_path, split="val2017")
     (tmp_path / "captions.csv").write_text("image,caption\n")
     assert "is empty" in sentence(format="table", root=tmp_path, split="train")

@@ -10,11 +10,24 @@ import numpy as np
 import pytest
 
 from captioner.errors import DataError
-from captioner.evaluation.grounding import cell_hits, coverage, ground, point_hits, summary
-from captioner.evaluation.objects import CATEGORY_OF_WORD, CATEGORY_WORDS, Objects
+from captioner.evaluation.grounding import (
+    GroundedWord,
+    cell_hits,
+    coverage,
+    ground,
+    point_hits,
+    summary,
+)
+from captioner.evaluation.objects import (
+    CATEGORY_OF_WORD,
+    CATEGORY_WORDS,
+    Objects,
+    named_categories,
+)
 from captioner.grid import Caption, Geometry
 
 WIDTH, HEIGHT = 80, 60
+OTHERS = ("correctness_uniform", "correctness_centre", "hit", "hit_uniform", "hit_centre")
 
 
 def instances(tmp_path: Path, boxes: dict[str, list[float]]) -> Path:
@@ -29,7 +42,9 @@ def instances(tmp_path: Path, boxes: dict[str, list[float]]) -> Path:
             | {"segmentation": [outline], "area": w * h / 2, "iscrowd": 0}
         )
     path = tmp_path / "instances.json"
-    content = {"images": [{"id": 7, "width": WIDTH, "height": HEIGHT}], "categories": categories}
+    image = {"id": 7, "file_name": "COCO_val2014_000000000007.jpg"}
+    image |= {"width": WIDTH, "height": HEIGHT}
+    content = {"images": [image], "categories": categories}
     path.write_text(json.dumps({**content, "annotations": annotations}))
     return path
 
@@ -88,7 +103,6 @@ def test_a_word_is_grounded_by_what_lies_on_its_object(tmp_path: Path) -> None:
     # the right, at (70, 15), too; below, at (50, 45), 15 px and half a pixel.
     assert found[0].hit_uniform == pytest.approx(3 / 8)
     assert found[0].hit_centre == 1  # (40, 30) touches its corner
-    assert list(ground(caption(words, maps, GEOMETRIES[0]), 8, objects)) == []
 
 
 def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:
@@ -107,7 +121,75 @@ def test_boxes_and_outlines_differ(tmp_path: Path) -> None:
     assert (outline.sum(), box.sum()) == (20 * 30, 40 * 30)
     assert objects.mask(7, "cat") is None
     assert objects.count(7) == 1
-    assert objects.count("no such photo") == 0
+    words = list(ground(caption(["dog"], np.ones((1, 2, 4)), GEOMETRIES[0]), 7, objects))
+    boxed = list(
+        ground(caption(["dog"], np.ones((1, 2, 4)), GEOMETRIES[0]), 7, objects, boxes=True)
+    )
+    assert (words[0].correctness, boxed[0].correctness) == pytest.approx((1 / 8, 1 / 4))
+
+
+def test_an_object_without_an_outline_is_its_box(tmp_path: Path) -> None:
+    path = instances(tmp_path, {"dog": [40, 0, 40, 30], "cat": [0, 0, 10, 10]})
+    content = json.loads(path.read_text())
+    content["annotations"][0]["segmentation"] = []
+    del content["annotations"][1]["segmentation"]
+    path.write_text(json.dumps(content))
+    objects = Objects.read(path)
+    dog, cat = objects.mask(7, "dog"), objects.mask(7, "cat")
+    assert dog is not None
+    assert cat is not None
+    assert (dog.sum(), cat.sum()) == (40 * 30, 100)
+
+
+def test_photos_are_found_by_name_under_both_of_coco_s(tmp_path: Path) -> None:
+    objects = Objects.read(instances(tmp_path, {}))
+    assert objects.image(Path("a/COCO_val2014_000000000007.jpg")) == 7
+    assert objects.image(Path("val2017/000000000007.jpg")) == 7
+    assert objects.image(Path("7.jpg")) is None
+    assert objects.image(Path("000000000008.jpg")) is None
+
+
+@pytest.mark.parametrize("scale", [0.5, 1, 3])
+def test_a_photo_of_another_size_than_its_annotations_is_grounded_alike(
+    tmp_path: Path, scale: float
+) -> None:
+    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    maps = np.random.default_rng(3).random((1, 2, 4)).astype(np.float32)
+    width, height = round(WIDTH * scale), round(HEIGHT * scale)
+    whole = next(ground(caption(["dog"], maps, GEOMETRIES[0]), 7, objects))
+    scaled = next(
+        ground(caption(["dog"], maps, Geometry(width, height, 0, 0, width, height)), 7, objects)
+    )
+    assert vars(scaled) == pytest.approx(vars(whole))
+
+
+def test_what_lies_on_a_letterbox_s_bars_counts_for_nothing(tmp_path: Path) -> None:
+    # The photo fills the middle row of three; the dog fills the photo.
+    objects = Objects.read(instances(tmp_path, {"dog": [0, 0, 2 * WIDTH, HEIGHT]}))
+    geometry = Geometry(WIDTH, HEIGHT, 0, -HEIGHT, WIDTH, 3 * HEIGHT)
+    maps = np.zeros((2, 3, 2), np.float32)
+    maps[0, 0], maps[0, 1, 0] = 0.4, 0.2  # mostly above the photo
+    maps[1, 2, 1] = 1  # wholly below it
+    partly, beside = ground(caption(["dog", "dog"], maps, geometry), 7, objects)
+    for name in ("correctness", "hit"):
+        for kind in ("", "_uniform", "_centre"):
+            assert getattr(partly, name + kind) == pytest.approx(1)
+    assert beside.correctness == 0
+
+
+def test_two_words_can_name_one_thing() -> None:
+    def named(text: str) -> dict[str, str]:
+        words = text.split()
+        pairs = zip(words, named_categories(words), strict=True)
+        return {word: category for word, category in pairs if category}
+
+    assert named_categories(["hot", "dog", "dog"]) == [None, "hot dog", "dog"]
+    assert named("a teddy bear") == {"bear": "teddy bear"}
+    assert named("a dirt bike at a stop sign") == {"bike": "motorcycle", "sign": "stop sign"}
+    assert named("a traffic light") == {"light": "traffic light"}
+    assert named("a couple of dogs") == {"dogs": "dog"}
+    assert named("a couple with a baby elephant") == {"couple": "person", "elephant": "elephant"}
+    assert named("a baby") == {"baby": "person"}
 
 
 def test_a_point_hits_within_fifteen_pixels() -> None:
@@ -142,7 +224,21 @@ def test_summaries_are_means_over_words(tmp_path: Path) -> None:
     assert found["correctness"] == pytest.approx(np.mean([word.correctness for word in words]))
     assert list(found["by_category"]) == ["dog", "person"]
     assert found["by_category"]["person"]["hit"] == words[0].hit
+    for name in ("correctness", "hit_centre"):
+        low, high = found["intervals"][name]
+        assert low == high == pytest.approx(found[name]), "one photo is drawn again and again"
     assert summary([]) == {"num_words": 0}
+
+
+def test_intervals_draw_photos_and_not_words() -> None:
+    words = [
+        GroundedWord(photo, "dog", "dog", correctness=float(photo), **dict.fromkeys(OTHERS, 0.5))
+        for photo in (0, 1)
+        for _ in range(1 + 3 * photo)
+    ]
+    found = summary(words)
+    assert found["correctness"] == 0.8
+    assert found["intervals"]["correctness"] == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", '{"images": []}', '{"categories": 3}'])

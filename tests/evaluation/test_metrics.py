@@ -70,6 +70,66 @@ def test_scores_of_real_captions_equal_a_direct_run_of_pycocoevalcap(
     assert scores.signature["java"][0].isdigit()
 
 
+# What pycocoevalcap 1.2 itself gave (`direct_run`), with Java 17. The captions hold what tokenizers
+# differ in: hyphens, apostrophes, brackets, dots, capitals, accents.
+GOLDEN_CAPTIONS = {
+    "a black dog runs in the snow": [
+        "a dog runs in the deep snow",
+        "The black dog plays in the snow.",
+    ],
+    "two men aren't sitting on a red-painted bench .": [
+        "two old men sit on a bench",
+        "Men don't sit on a red bench!",
+        "a couple of men sitting on benches",
+    ],
+    "a girl's kite (blue) flies over the beach": [
+        "a child flies a blue kite",
+        "girl with a kite at the sea-side; it is windy",
+    ],
+    "a": ["a café at night ..."],
+    "a man in a T-shirt rides a bike, a bike": [
+        "a man rides his bicycle",
+        "the man in the t-shirt rides a bike",
+    ],
+    "people walking up the stairs of an old building": [
+        "people climb the steps of a building",
+        "a crowd walks upstairs",
+    ],
+}
+GOLDEN_SCORES = {
+    "Bleu_1": 0.6595744680710729,
+    "Bleu_2": 0.43937021493518535,
+    "Bleu_3": 0.29930197061103386,
+    "Bleu_4": 0.2039385173610845,
+    "METEOR": 0.38235988749521754,
+    "ROUGE_L": 0.5591399297784782,
+    "CIDEr": 1.5661409259388634,
+}
+GOLDEN_METEOR = [0.518761998, 0.480046477, 0.330856862, 0.057553957, 0.456258903, 0.283050186]
+GOLDEN_CIDER = [4.100550993, 1.592413716, 0.748810464, 0.0, 2.454567238, 0.500503146]
+
+
+@pytest.mark.java
+def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave() -> None:
+    scores = score_captions(
+        dict(enumerate(GOLDEN_CAPTIONS)), dict(enumerate(GOLDEN_CAPTIONS.values()))
+    )
+    assert scores.signature["tokenizer"] == "PTB 3.4.1 via pycocoevalcap"
+    assert scores.metrics == pytest.approx(GOLDEN_SCORES, abs=1e-6)
+    assert list(scores.per_image["METEOR"].values()) == pytest.approx(GOLDEN_METEOR, abs=1e-6)
+    assert list(scores.per_image["CIDEr"].values()) == pytest.approx(GOLDEN_CIDER, abs=1e-6)
+
+
+@pytest.mark.java
+def test_modules_in_the_user_s_folder_are_not_the_scorers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pycocoevalcap").mkdir()
+    (tmp_path / "pycocoevalcap" / "__init__.py").write_text("raise RuntimeError('another clone')")
+    monkeypatch.chdir(tmp_path)
+    assert score_captions(CANDIDATES, REFERENCES).signature["tokenizer"].startswith("PTB")
+
+
 def direct_run(
     candidates: dict[int, str], references: dict[int, list[str]]
 ) -> tuple[dict[str, float], dict[str, dict[int, float]]]:

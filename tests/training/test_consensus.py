@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tiny
 
+from captioner.data.captioned import CaptionedPhoto
 from captioner.data.dataset import CaptionDataset
-from captioner.data.readers import CaptionedPhoto
 from captioner.data.vocabulary import Vocabulary
 from captioner.training import train
 from captioner.training.consensus import consensus_weights

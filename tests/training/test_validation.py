@@ -9,8 +9,9 @@ import pytest
 import tiny
 import torch
 
+from captioner.data.captioned import CaptionedPhoto
 from captioner.data.feature_cache import build_feature_cache
-from captioner.data.readers import CaptionedPhoto, read_split
+from captioner.data.readers import read_split
 from captioner.errors import PhotoError
 from captioner.evaluation.metrics import quick_scores
 from captioner.model import photo_transform
