@@ -63,14 +63,20 @@ reproduce-flickr8k: $(installed)
 	$(call train,flickr8k_soft_consensus,$(refined) stages/consensus)
 	$(call average,soft,text consensus,averaged)
 	$(call train,flickr8k_soft_both,$(refined) stages/text stages/both) --text.file "$(FLICKR30K)"
-	$(call average,soft,text consensus both,bundled)
+	$(call average,soft,text consensus both,three)
+	$(call train,flickr8k_soft_views,$(refined) stages/text stages/views) --text.file "$(FLICKR30K)"
+	$(call train,flickr8k_soft_larger,$(refined) stages/text stages/views stages/larger) \
+	  --text.file "$(FLICKR30K)"
 	$(call train,flickr8k_hard_text,$(refined) stages/text stages/hard_text) \
 	  --text.file "$(FLICKR30K)"
 	$(call train,flickr8k_hard_consensus,$(refined) stages/consensus stages/hard_consensus)
 	$(call average,hard,text consensus,averaged)
-	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_hard_averaged \
-	  --loss.teachers "[runs/flickr8k_soft_bundled]"
-	$(call evaluate,flickr8k_soft_bundled)
+	$(call train,flickr8k_hard_taught,flickr8k_hard stages/hard_taught)
+	test -e runs/flickr8k_hard_begun || $(python) -m captioner average \
+	  runs/flickr8k_hard_taught/best runs/flickr8k_soft_larger/best runs/flickr8k_hard_begun
+	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_hard_begun \
+	  --loss.teachers "[runs/flickr8k_soft_larger/best]"
+	$(call evaluate,flickr8k_soft_larger)
 	$(call evaluate,flickr8k_hard)
 
 lint: $(installed)

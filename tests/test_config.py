@@ -65,10 +65,15 @@ def model_part(config: Config) -> ModelConfig:
         ["refine", "text", "both"],
         ["refine", "text", "hard_text"],
         ["refine", "consensus", "hard_consensus"],
+        ["refine", "text", "views"],
+        ["refine", "text", "views", "larger"],
+        ["hard_taught"],
     ],
 )
 def test_every_stage_can_be_trained(stages: list[str]) -> None:
-    files = [CONFIGS / "flickr8k_soft.yaml", *(CONFIGS / f"stages/{name}.yaml" for name in stages)]
+    hard = any(name.startswith("hard") for name in stages)
+    base = "flickr8k_hard" if stages == ["hard_taught"] else "flickr8k_soft"
+    files = [CONFIGS / f"{base}.yaml", *(CONFIGS / f"stages/{name}.yaml" for name in stages)]
     config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
     setup.check(config)
     assert config.encoder.self_attention_layers == 1
@@ -76,9 +81,9 @@ def test_every_stage_can_be_trained(stages: list[str]) -> None:
     assert (config.self_critical.samples > 0) == ("self_critical" in stages)
     there = {file.stem for file in (CONFIGS / "stages").iterdir()}
     assert there == {
-        *("refine", "self_critical", "text", "consensus", "both", "hard_text", "hard_consensus")
+        *("refine", "self_critical", "text", "consensus", "both", "views", "larger"),
+        *("hard_text", "hard_consensus", "hard_taught"),
     }
-    hard = any(name.startswith("hard") for name in stages)
     assert config.attention.select == ("hard" if hard else "soft")
 
 

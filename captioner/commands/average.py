@@ -12,9 +12,11 @@ from captioner.errors import CheckpointError
 if TYPE_CHECKING:
     from captioner.config import ModelConfig
 
-# What a setting of training leaves no trace of in a model.
+# Settings of training, which leave no trace in a model.
 OF_TRAINING = {"weights", "trainable_from", "batch_norm", "dropout", "drop_path", "embed_dropout"}
 OF_TRAINING |= {"semi_sampling"}
+# Settings that the same weights can have in several ways: the average has the first model's.
+OF_READING = {"height_px", "width_px", "select", "at_test"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +24,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="captioner average",
         description="Average the weights of models that were trained on from the same model (model "
         "soups, Wortsman et al., 2022): often better than each, at the cost of one. Models that "
-        "began apart do not average; evaluate the result.",
+        "began apart do not average; evaluate the result. It looks as the first model does, at "
+        "photos of that model's size.",
     )
     parser.add_argument("models", type=Path, nargs="+", help="two or more runs or model folders")
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
@@ -67,6 +70,6 @@ def _difference(one: ModelConfig, other: ModelConfig) -> str:
         ours: dict[str, Any] = vars(getattr(one, section))
         theirs: dict[str, Any] = vars(getattr(other, section))
         for name in ours:
-            if name not in OF_TRAINING and ours[name] != theirs[name]:
+            if name not in OF_TRAINING | OF_READING and ours[name] != theirs[name]:
                 return f"{section}.{name}"
     return ""

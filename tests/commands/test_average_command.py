@@ -20,7 +20,7 @@ def average(programs: Programs, *arguments: object) -> Outcome:
 
 @pytest.fixture
 def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
-    """Three models of one kind; one was trained with another dropout."""
+    """Three models of one kind; two were trained otherwise, and one at another size."""
     folders = []
     for number in range(3):
         model, config, vocabulary = load_model(tiny_model)
@@ -30,6 +30,10 @@ def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
                 parameter.add_(torch.randn_like(parameter))
         if number:
             config = replace(config, decoder=replace(config.decoder, dropout=0.1))
+        if number == 2:
+            larger = replace(config.preprocess, height_px=96, width_px=64)
+            harder = replace(config.attention, select="hard", at_test="sample")
+            config = replace(config, preprocess=larger, attention=harder)
         folders.append(tmp_path / str(number))
         save_model(folders[-1], model, config, vocabulary, card="")
     return folders
