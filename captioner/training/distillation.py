@@ -65,6 +65,13 @@ def load_teachers(
                     f"loss.teachers: {name} has another {key} than this recipe; name a model that "
                     "began as this one does (train.start_from)"
                 )
+        decoder, reads = its.decoder, config.data.max_words + 1  # the start token too
+        learned = decoder.kind == "transformer" and decoder.positions == "learned"
+        if learned and reads > decoder.max_positions:
+            raise ConfigError(
+                f"loss.teachers: {name} reads {decoder.max_positions} words and no more; lower "
+                f"data.max_words to {decoder.max_positions - 1}, or name another teacher"
+            )
         models.append(model.to(memory_format=torch.channels_last))
     return Teachers(models)
 

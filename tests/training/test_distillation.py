@@ -14,6 +14,7 @@ from cuts import Interrupted, interrupt
 from captioner.checkpoint import load_model, save_model
 from captioner.config import Config, from_yaml, to_yaml
 from captioner.errors import CheckpointError, ConfigError
+from captioner.model import build_model
 from captioner.training import train
 from captioner.training.distillation import Teachers
 from captioner.training.run import changes
@@ -150,6 +151,12 @@ def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) 
     prepare(
         recipe(table, tmp_path / "run", (str(tmp_path / "half"),), **cached), CPU, Path(teachers[0])
     )
+    short = replace(config.decoder, kind="transformer", positions="learned", max_positions=8)
+    shorter = replace(config, decoder=replace(short, hidden_dim=16, heads=2))
+    untrained = build_model(shorter, len(vocabulary), pretrained=False)
+    save_model(tmp_path / "short", untrained, shorter, vocabulary, card="#")
+    with pytest.raises(ConfigError, match=r"short reads 8 words.*data\.max_words to 7"):
+        prepare(recipe(table, tmp_path / "run", (str(tmp_path / "short"),)), CPU)
     with pytest.raises(CheckpointError, match="no model 'nobody'"):
         prepare(recipe(table, tmp_path / "run", ("nobody",)), CPU)
 
