@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any, Literal
 
 import torch
@@ -11,20 +12,34 @@ from captioner.errors import ConfigError
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """`auto` is the GPU if there is one, else the CPU.
+    """`auto` is the GPU if there is one that works, else the CPU.
 
     Raises:
         ConfigError: no such device on this machine.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        try:
+            return _tried("cuda")
+        except RuntimeError as error:  # of a kind that this PyTorch has no kernels for, or full
+            reason = str(error).partition("\n")[0]
+            print(f"the GPU cannot be used ({reason}); going on with the CPU", file=sys.stderr)
+            return torch.device("cpu")
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # `meta` has no values
+        device = _tried(name)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(
             f"device: '{name}' cannot be used on this machine; use auto, cpu or cuda"
         ) from None
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # or pinned memory would be asked of the first GPU
+    return device
+
+
+def _tried(name: str) -> torch.device:
+    device = torch.device(name)
+    (torch.zeros(1, device=device) + 1).item()  # `meta` has no values
     return device
 
 
@@ -32,8 +47,14 @@ def autocast(
     device: torch.device, precision: Literal["auto", "float32", "bfloat16"]
 ) -> contextlib.AbstractContextManager[Any]:
     """Context of a forward pass; `auto` is bfloat16 on a GPU that has it, else float32."""
-    if precision == "bfloat16" or (
-        precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
-    ):
+    if precision == "bfloat16" or (precision == "auto" and _has_bfloat16(device)):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether it is a GPU with units for it: older ones emulate it, slower than float32."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -114,7 +114,7 @@ class Shared:
     """
 
     def __init__(self, tensor: Tensor, combine: Combine) -> None:
-        self.detached = _as_autocast_would(tensor.detach())
+        self.detached = as_autocast_would(tensor.detach())
         self._steps: list[tuple[Tensor, Tensor]] = []
         self._tensor: Tensor = _Wait.apply(tensor, self._steps, combine)
 
@@ -124,7 +124,7 @@ class Shared:
         return kept
 
 
-def _as_autocast_would(tensor: Tensor) -> Tensor:
+def as_autocast_would(tensor: Tensor) -> Tensor:
     """Cast once; autocast itself remembers only casts of what needs a gradient."""
     kind = tensor.device.type
     if not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from captioner.linear import Shared
+from captioner.linear import Shared, as_autocast_would
 
 
 class Values:
@@ -18,7 +18,7 @@ class Values:
     """
 
     def __init__(self, vectors: Tensor, *, at_once: bool = False) -> None:
-        self._vectors = vectors
+        self._vectors = as_autocast_would(vectors)
         self._shared = Shared(vectors, _gradient) if at_once and vectors.requires_grad else None
 
     def mix(self, maps: Tensor) -> Tensor:

@@ -32,6 +32,16 @@ def run_command(command: Callable[[], int]) -> int:
     except CaptionerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's; to import it here takes seconds
+            raise
+        reason = str(error).partition("\n")[0]
+        print(
+            f"error: {reason} Make batches smaller (in training data.batch_size, with "
+            "optim.accumulate for the same effect), or use --device cpu",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -12,8 +12,10 @@ from captioner.grid import Grid
 
 def writable(logits: Tensor, *, first: bool) -> Tensor:
     """Logits [..., V] with what is never written at minus infinity."""
-    never = torch.tensor(unwritable(first=first), device=logits.device)
-    return logits.index_fill(-1, never, -torch.inf)
+    logits = logits.clone()
+    for token in unwritable(first=first):
+        logits[..., token] = -torch.inf
+    return logits
 
 
 @torch.no_grad()
@@ -40,10 +42,14 @@ def sample(
         if greedy:
             read = logits.argmax(-1)
         else:
-            read = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1).view_as(read)
+            # As torch.multinomial draws; which on a GPU ends the process when there are NaNs.
+            shares = logits.softmax(-1)
+            read = (shares / torch.empty_like(shares).exponential_()).argmax(-1)
         written.append(read.masked_fill(~running, PAD))
         running = running & (read != END)
         if not bool(running.any()):
             break
+    # Under autocast, weights that were cast here have no history: training must not meet them.
+    torch.clear_autocast_cache()
     tokens = torch.stack(written, dim=-1)
     return tokens, (tokens != PAD).sum(-1)

@@ -160,7 +160,8 @@ class _Beam:
             )
         rows, beams, vocabulary = log_probs.shape
         totals = self.totals.unsqueeze(-1) + log_probs
-        totals[..., unwritable(first=not self.trace)] = -torch.inf
+        for never in unwritable(first=not self.trace):
+            totals[..., never] = -torch.inf
         if self.no_repeat_ngram:
             self._forbid_repeats(totals)
         # each beam has one end token, so among 2K continuations at least K go on

@@ -153,14 +153,18 @@ class Batcher:
     async def _answer(self, batch: list[_Job[Any, Any]]) -> None:
         running = asyncio.get_running_loop()
         items = [job.item for job in batch]
+        results: list[Any] | None = None
         try:
-            results = await running.run_in_executor(self._threads, batch[0].work, items)
+            results = list(await running.run_in_executor(self._threads, batch[0].work, items))
         except Exception as error:  # noqa: BLE001  it belongs to whoever asked
-            if len(batch) > 1:
-                for job in batch:
-                    await self._answer([job])
-            elif not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
+            if len(batch) == 1:
+                if not batch[0].answer.done():
+                    batch[0].answer.set_exception(error)
+                return
+        if results is None:
+            # One by one, and not above: an error holds on to the memory of the pass that it ended.
+            for job in batch:
+                await self._answer([job])
             return
         for job, result in zip(batch, results, strict=True):
             if not job.answer.done():

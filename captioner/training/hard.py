@@ -88,7 +88,9 @@ class LearnedValue(Baseline):
 
     def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
         with torch.no_grad():
-            return count * self.value(queries).squeeze(-1)
+            baseline = count * self.value(queries).squeeze(-1)
+        torch.clear_autocast_cache()  # or `update` would meet weights cast without history
+        return baseline
 
     @torch.enable_grad()
     def update(self, rewards: Tensor, count: Tensor, queries: Tensor) -> None:

@@ -315,6 +315,8 @@ class Trainer:
                 self.model.load_state_dict(state["raw"], strict=False)
             load_state(self.optimizer, state["optimizer"])
             self.objective.load_state_dict(state["objective"])
+        except torch.OutOfMemoryError:
+            raise
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
                 f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"

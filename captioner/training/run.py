@@ -28,7 +28,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     """Run a recipe; return the folder of the best model.
 
     A resumed run goes through the same steps as one that was never interrupted, to the last bit
-    (on the same machine, with the same number of threads).
+    (on the same CPU, with the same number of threads; a GPU adds up in any order).
 
     Raises:
         CaptionerError: in one sentence, whatever cannot be used.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 import anyio
@@ -72,6 +74,32 @@ def test_items_of_different_keys_are_never_mixed_and_passes_never_overlap() -> N
 
     assert asyncio.run(run()) == [f"{'AB'[n % 2]}{n}" for n in range(20)]
     assert all(len(keys) == 1 for keys in passes)
+
+
+def test_a_pass_that_failed_holds_no_memory_while_its_items_are_tried_alone() -> None:
+    class Memory:
+        pass
+
+    held: list[weakref.ref[Memory]] = []
+    alive: list[bool] = []
+
+    def work(items: Sequence[int]) -> list[int]:
+        if len(items) > 1:
+            memory = Memory()
+            held.append(weakref.ref(memory))
+            raise MemoryError("too many at once")
+        gc.collect()
+        alive.append(held[0]() is not None)
+        return list(items)
+
+    async def run() -> list[int]:
+        batcher = Batcher(max_batch=4, wait_s=0.05)
+        answers = await asyncio.gather(*(batcher.submit("k", work, n) for n in range(4)))
+        await batcher.close()
+        return answers
+
+    assert asyncio.run(run()) == [0, 1, 2, 3]
+    assert alive == [False] * 4
 
 
 def test_one_that_fails_fails_alone() -> None:

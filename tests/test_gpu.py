@@ -1,0 +1,98 @@
+"""A GPU does what the CPU does. Run with -m gpu where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from captioner import Captioner
+from captioner.checkpoint import load_model
+from captioner.decoding import sample, search
+from captioner.training import train
+from captioner.training.setup import prepare
+
+pytestmark = pytest.mark.gpu
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+KINDS = [
+    {},
+    {"attention__select": "hard"},
+    {"decoder__kind": "luong"},
+    {"decoder__kind": "top_down"},
+    {"decoder__kind": "transformer"},
+    {"encoder__trainable_from": "layer4", "encoder__self_attention_layers": 1},
+    {"loss__visual_concepts": 0.5, "loss__consensus": 0.5},
+]
+
+
+@pytest.mark.parametrize("changed", KINDS, ids=str)
+def test_a_step_has_the_cpu_s_loss_and_gradients(
+    drawn_photos: Path, tmp_path: Path, changed: dict[str, object]
+) -> None:
+    plain = {"encoder__dropout": 0.0, "decoder__dropout": 0.0, "decoder__embed_dropout": 0.0}
+    if changed.get("attention__select") == "hard":
+        changed = changed | {"attention__semi_sampling": 1.0}  # no draws
+    config = tiny.recipe(drawn_photos, tmp_path / "run", **(plain | changed))
+    found = []
+    for device in (CPU, GPU):
+        torch.manual_seed(0)
+        setup = prepare(config, device)
+        batch = setup.dataset[(0, range(4))].to(device)
+        parts = setup.objective(setup.model, batch)[0]
+        parts["total"].backward()
+        gradients = {
+            name: parameter.grad.cpu()
+            for name, parameter in setup.model.named_parameters()
+            if parameter.grad is not None
+        }
+        found.append((float(parts["total"].detach()), gradients))
+    (ours, gradients), (theirs, others) = found
+    assert theirs == pytest.approx(ours, rel=1e-3)
+    assert gradients.keys() == others.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=2e-2, atol=2e-3, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["float32", "auto"])
+@pytest.mark.parametrize("changed", [{}, {"self_critical__samples": 3}], ids=str)
+def test_a_run_is_resumed_and_read_on_the_cpu(
+    drawn_photos: Path, tmp_path: Path, precision: str, changed: dict[str, object]
+) -> None:
+    def run(name: str, epochs: int, *, resume: bool = False) -> Path:
+        changes = {"train__precision": precision, "train__device": GPU.type, **changed}
+        config = tiny.recipe(drawn_photos, tmp_path / name, train__epochs=epochs, **changes)
+        return train(config, resume=resume)
+
+    whole = run("whole", 2)
+    run("parts", 1)
+    parts = run("parts", 2, resume=True)
+    first, second = (load_model(folder)[0].state_dict() for folder in (whole, parts))
+    for name, value in first.items():  # a GPU adds up in any order
+        torch.testing.assert_close(second[name], value, rtol=5e-2, atol=5e-2, msg=name)
+    Captioner.from_pretrained(parts, device="cpu").caption(drawn_photos / "00.jpg")
+
+
+@pytest.mark.parametrize("model", ["soft", "hard"])
+def test_captions_are_the_cpu_s(drawn_photos: Path, model: str) -> None:
+    photos = sorted(drawn_photos.glob("*.jpg"))[:6]
+    ours = Captioner.from_pretrained(model, device="cpu").caption_batch(photos)
+    theirs = Captioner.from_pretrained(model, device=GPU.type).caption_batch(photos)
+    same = sum(a.text == b.text for a, b in zip(ours, theirs, strict=True))
+    assert same >= 5, "convolutions in TF32 may turn one over"
+
+
+def test_search_and_samples_stay_on_the_device(drawn_photos: Path) -> None:
+    captioner = Captioner.from_pretrained("soft", device=GPU.type)
+    photos = sorted(drawn_photos.glob("*.jpg"))[:3]
+    grid, _ = captioner.encode(photos)
+    assert grid.features.device.type == GPU.type
+    found = search(captioner.model.decoder, grid, beam_size=3, no_repeat_ngram=2)
+    assert len(found) == 3
+    torch.manual_seed(1)
+    tokens, lengths = sample(captioner.model.decoder, grid, samples=4, max_words=9)
+    assert tokens.device.type == lengths.device.type == GPU.type
+    assert tokens.shape[:2] == (3, 4)
+    assert ((tokens != 0).sum(-1) == lengths).all()
