@@ -76,8 +76,11 @@ reproduce-flickr8k: $(installed)
 	  runs/flickr8k_hard_taught/best runs/flickr8k_soft_larger/best runs/flickr8k_hard_begun
 	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_hard_begun \
 	  --loss.teachers "[runs/flickr8k_soft_larger/best]"
+	test -e runs/flickr8k_hard_bundled || $(python) -m captioner average \
+	  runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_soft_larger \
+	  runs/flickr8k_hard_bundled
 	$(call evaluate,flickr8k_soft_larger)
-	$(call evaluate,flickr8k_hard)
+	$(call evaluate,flickr8k_hard_bundled)
 
 lint: $(installed)
 	$(python) -m ruff check .
