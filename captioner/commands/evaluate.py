@@ -87,9 +87,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
     return seconds
 
 
@@ -119,11 +122,10 @@ def _run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     captioner = load_captioner(chosen_model(arguments), arguments)
-    found, unreadable = _captions(
-        captioner, photos + unscored, arguments.beam_size, at_test=arguments.at_test
-    )
+    asked = photos + unscored
+    found, unreadable = _captions(captioner, asked, arguments.beam_size, at_test=arguments.at_test)
     if not found:
-        raise DataError(f"{arguments.root}: none of the {len(photos)} photos can be read")
+        raise DataError(f"{arguments.root}: none of the {len(asked)} photos can be read")
     if arguments.captions:
         write_json(arguments.captions, captions_list({i: c.text for i, c in found.items()}))
     photos = [photo for photo in photos if photo.image_id in found]
