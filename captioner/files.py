@@ -20,9 +20,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written, or not be put there.
     """
-    # A sibling, because a rename is atomic only within one file system; its name is short,
-    # because the name of `path` may already be as long as the file system allows.
-    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    unfinished = _sibling(path)
     try:
         with unfinished.open("xb") as file:
             yield file
@@ -61,12 +59,18 @@ def check_writable(path: str | Path) -> None:
     """
     path = Path(path)
     _make_place(path)
-    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    unfinished = _sibling(path)
     try:
         unfinished.open("xb").close()
         unfinished.unlink()
     except OSError as error:
         raise _unwritable(path, error) from None
+
+
+def _sibling(path: Path) -> Path:
+    # Beside it, because a rename is atomic only within one file system; its name is short,
+    # because the name of `path` may already be as long as the file system allows.
+    return path.with_name(f".{secrets.token_hex(8)}.tmp")
 
 
 def _make_place(path: Path) -> None:
