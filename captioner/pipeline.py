@@ -25,6 +25,7 @@ from captioner.encoders import fold_batch_norms
 from captioner.errors import ConfigError, PhotoError
 from captioner.grid import Caption, Geometry, Grid
 from captioner.model import CaptionModel, photo_transform
+from captioner.passes import read_ahead
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -226,21 +227,21 @@ class Captioner:
         Raises:
             PhotoError: a photo cannot be read.
         """
-        inputs, geometries = [], []
-        for photo in photos:
-            if isinstance(photo, tuple):
-                pixels, geometry = photo
-            else:
-                image = photo if isinstance(photo, Image.Image) else open_photo(photo)
-                if image.mode != "RGB":
-                    raise PhotoError(f"is a PIL image of mode {image.mode}; convert it to RGB")
-                pixels, geometry = self.transform(image)
-            inputs.append(pixels)
-            geometries.append(geometry)
-        batch = torch.stack(inputs).to(self.device, self.dtype, memory_format=torch.channels_last)
+        read = list(read_ahead(self._input, photos, self.device))
+        batch = torch.stack([pixels for pixels, _ in read])
+        batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
         with torch.inference_mode():
             grid = self.model.encoder(batch)
-            return replace(grid, features=grid.features.float()), geometries
+            grid = replace(grid, features=grid.features.float())
+        return grid, [geometry for _, geometry in read]
+
+    def _input(self, photo: Photo) -> tuple[Tensor, Geometry]:
+        if isinstance(photo, tuple):
+            return photo
+        image = photo if isinstance(photo, Image.Image) else open_photo(photo)
+        if image.mode != "RGB":
+            raise PhotoError(f"is a PIL image of mode {image.mode}; convert it to RGB")
+        return self.transform(image)
 
     def _caption(
         self,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from captioner import passes
-from captioner.passes import shared_cores, side_by_side
+from captioner.passes import read_ahead, shared_cores, side_by_side
 
 CPU = torch.device("cpu")
 
@@ -90,3 +90,43 @@ def test_what_goes_wrong_reaches_the_caller_after_what_came_before() -> None:
     with pytest.raises(ZeroDivisionError):
         next(results)
     assert not [t for t in threading.enumerate() if t.name.startswith("pass_")]
+
+
+GPU = torch.device("cuda")  # named and never used: what is read for it is read on the CPU
+
+
+def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "_cores", lambda: 3)
+    all_three = threading.Barrier(3)
+
+    def read(item: int) -> tuple[int, str]:
+        all_three.wait(timeout=30)
+        return item, threading.current_thread().name
+
+    found = list(read_ahead(read, range(12), GPU))
+    assert [item for item, _ in found] == list(range(12))
+    assert len({name for _, name in found}) == 3
+
+
+def test_no_more_is_read_ahead_than_twice_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_cores", lambda: 64)
+    begun: list[int] = []
+    results = read_ahead(begun.append, range(1000), GPU)
+    next(results)
+    assert len(begun) <= 2 * passes.READERS + 1
+    results.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name.startswith("pass_")]
+
+
+@pytest.mark.parametrize(("device", "cores"), [(CPU, 64), (GPU, 1)])
+def test_without_a_gpu_or_cores_to_spare_an_item_is_read_when_asked_for(
+    device: torch.device, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "_cores", lambda: cores)
+    begun: list[threading.Thread] = []
+    results = read_ahead(lambda _: begun.append(threading.current_thread()), range(5), device)
+    next(results)
+    next(results)
+    assert begun == [threading.current_thread()] * 2

@@ -100,12 +100,13 @@ def _run(arguments: argparse.Namespace) -> int:
             return batch, [_captions(captioner, images, arguments) for _, captioner in models]
 
         results: Iterator[tuple[_Batch, list[list[Caption]]]]
-        batches = opened(((path, path) for path in paths), unreadable)
+        device = models[0][1].device
+        batches = opened(((path, path) for path in paths), unreadable, device)
         at_random = (arguments.at_test, arguments.paths or 0)
         if any(looks_at_random(captioner, *at_random) for _, captioner in models):
             results = map(captioned, batches)
         else:
-            results = side_by_side(captioned, batches, models[0][1].device)
+            results = side_by_side(captioned, batches, device)
         for batch, by_model in results:
             for place, (path, image) in enumerate(batch):
                 captions = [captions[place] for captions in by_model]

@@ -292,7 +292,8 @@ def _captions(
             return {i: replace(c, heads=None) for (i, _), c in zip(batch, found, strict=True)}
 
         results: Iterator[dict[int | str, Caption]]
-        batches = opened(((photo.image_id, photo.path) for photo in photos), failed)
+        named = ((photo.image_id, photo.path) for photo in photos)
+        batches = opened(named, failed, captioner.device)
         if looks_at_random(captioner, at_test):
             results = map(captioned, batches)
         else:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
 from captioner.errors import PhotoError
+
+if TYPE_CHECKING:
+    import torch
 
 BATCH_PHOTOS = 16
 BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
@@ -17,18 +20,29 @@ Key = TypeVar("Key")
 
 
 def opened(
-    photos: Iterable[tuple[Key, Path]], failed: Callable[[Path, PhotoError], None]
+    photos: Iterable[tuple[Key, Path]],
+    failed: Callable[[Path, PhotoError], None],
+    device: torch.device,
 ) -> Iterator[list[tuple[Key, Image.Image]]]:
-    """Batches of photos with their keys; `failed` is told of each that cannot be read."""
+    """Batches of photos with their keys; `failed` is told of each that cannot be read.
+
+    device: the one that waits for them.
+    """
     from captioner.data.transforms import open_photo
+    from captioner.passes import read_ahead
+
+    def read(photo: tuple[Key, Path]) -> tuple[Key, Path, Image.Image | PhotoError]:
+        key, path = photo
+        try:
+            return key, path, open_photo(path)
+        except PhotoError as error:
+            return key, path, error
 
     batch: list[tuple[Key, Image.Image]] = []
     pixels = 0
-    for key, path in photos:
-        try:
-            image = open_photo(path)
-        except PhotoError as error:
-            failed(path, error)
+    for key, path, image in read_ahead(read, photos, device):
+        if isinstance(image, PhotoError):
+            failed(path, image)
             continue
         batch.append((key, image))
         pixels += image.width * image.height

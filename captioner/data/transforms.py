@@ -8,6 +8,7 @@ from an allow-list of formats, because torchvision's decoders can crash on damag
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,37 @@ _RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+
+
+class _WarningsOfPillow:
+    """Within it, a decompression bomb is an error and complaints of tags are not printed.
+
+    `warnings.catch_warnings` changes what the whole process does, and photos are read by several
+    threads: the first in sets it, the last out sets it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._caught = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._caught = warnings.catch_warnings()
+                self._caught.__enter__()
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                warnings.simplefilter("ignore", UserWarning)  # harmless EXIF and TIFF tags
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._caught.__exit__(None, None, None)
+
+
+_warnings_of_pillow = _WarningsOfPillow()
 
 
 def open_photo(source: str | Path | bytes | IO[bytes]) -> Image.Image:
@@ -66,16 +98,15 @@ def open_photo(source: str | Path | bytes | IO[bytes]) -> Image.Image:
         source = io.BytesIO(source)
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        warnings.simplefilter("ignore", UserWarning)  # harmless EXIF and TIFF tag complaints
+    with _warnings_of_pillow:
         try:
             with Image.open(source, formats=PHOTO_FORMATS) as image:
                 if image.width * image.height > MAX_PHOTO_PIXELS:
                     raise PhotoError(_too_large(f"{image.width} x {image.height} pixels"))
                 image.seek(0)
                 image.load()
-                return _to_rgb(ImageOps.exif_transpose(image))
+                ImageOps.exif_transpose(image, in_place=True)
+                return _to_rgb(image)
         except PhotoError:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -106,7 +137,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 @dataclass(frozen=True)

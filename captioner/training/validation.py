@@ -16,6 +16,7 @@ from captioner.decoding import Hypothesis, search
 from captioner.errors import PhotoError
 from captioner.evaluation.metrics import quick_scores
 from captioner.model import CaptionModel
+from captioner.passes import read_ahead
 from captioner.training.diagnostics import written_attention
 
 BATCH = 25
@@ -57,7 +58,7 @@ def validate(
     found: dict[int | str, Hypothesis] = {}
     grid_shape = (0, 0)
     unreadable: list[tuple[str, str]] = []
-    for members, inputs in _batches(photos, transform, cache, unreadable):
+    for members, inputs in _batches(photos, transform, cache, device, unreadable):
         with torch.inference_mode():
             grid = model.encoder(inputs.to(device).float(), from_frozen=cache is not None)
         grid_shape = (grid.height, grid.width)
@@ -88,19 +89,25 @@ def _batches(
     photos: Sequence[CaptionedPhoto],
     transform: PhotoTransform,
     cache: FeatureCache | None,
+    device: torch.device,
     unreadable: list[tuple[str, str]],
 ) -> Iterator[tuple[list[CaptionedPhoto], Tensor]]:
+    def read(index: int) -> Tensor | PhotoError:
+        try:
+            if cache is not None:
+                return cache.read(index, 0)
+            return transform(open_photo(photos[index].path))[0]
+        except PhotoError as error:
+            return error
+
+    found = iter(read_ahead(read, range(len(photos)), device))
     for first in range(0, len(photos), BATCH):
         members, inputs = [], []
-        for index in range(first, min(first + BATCH, len(photos))):
-            try:
-                if cache is not None:
-                    inputs.append(cache.read(index, 0))
-                else:
-                    inputs.append(transform(open_photo(photos[index].path))[0])
-            except PhotoError as error:
-                unreadable.append((str(photos[index].path), str(error)))
-                continue
-            members.append(photos[index])
+        for photo, pixels in zip(photos[first : first + BATCH], found, strict=False):
+            if isinstance(pixels, PhotoError):
+                unreadable.append((str(photo.path), str(pixels)))
+            else:
+                members.append(photo)
+                inputs.append(pixels)
         if members:
             yield members, torch.stack(inputs)

@@ -6,6 +6,8 @@ import io
 import os
 import random
 import struct
+import threading
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -392,10 +394,42 @@ def test_a_colour_profile_that_is_damaged_does_not_cost_the_photo() -> None:
 
 
 def test_reading_a_photo_leaves_the_warning_filters_alone() -> None:
-    import warnings
-
     before = list(warnings.filters)
     open_photo(encoded(Image.new("RGB", (8, 8)), "PNG"))
+    assert warnings.filters == before
+
+
+def test_threads_that_read_photos_together_leave_the_warning_filters_alone() -> None:
+    before = list(warnings.filters)
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+    among: list[bool] = []
+
+    class Slow(io.BytesIO):
+        """A file whose reader waits for another's to come and go."""
+
+        def read(self, *arguments: int) -> bytes:
+            second_in.set()
+            assert first_out.wait(timeout=30)
+            among.append(warnings.filters != before)
+            return super().read(*arguments)
+
+    class Slower(io.BytesIO):
+        def read(self, *arguments: int) -> bytes:
+            first_in.set()
+            assert second_in.wait(timeout=30)
+            return super().read(*arguments)
+
+    photo = encoded(Image.new("RGB", (8, 8)), "PNG")
+    first = threading.Thread(target=open_photo, args=(Slower(photo),))
+    second = threading.Thread(target=open_photo, args=(Slow(photo),))
+    first.start()
+    assert first_in.wait(timeout=30)
+    second.start()
+    first.join(timeout=30)
+    first_out.set()
+    second.join(timeout=30)
+    assert among
+    assert all(among)
     assert warnings.filters == before
 
 
