@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,12 @@ def newest_checkpoint(run: Path) -> Path:
     for name in CHECKPOINTS:
         try:
             verify(run / name, needs_state=True)
-            return run / name
         except CheckpointError as error:
             reasons.append(str(error))
+            continue
+        if reasons:
+            print(f"{reasons[0]}; going on from {run / name}", file=sys.stderr)
+        return run / name
     raise CheckpointError(f"{run}: no checkpoint to resume from ({'; '.join(reasons)})")
 
 

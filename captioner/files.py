@@ -1,10 +1,11 @@
-"""Writing a file so that nobody ever sees half of it."""
+"""Writing a file so that nobody ever sees half of it, and keeping others away meanwhile."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,35 @@ def check_writable(path: str | Path) -> None:
         unfinished.unlink()
     except OSError as error:
         raise _unwritable(path, error) from None
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a lock on `path`, a file that is made where it is missing, against other processes.
+
+    It ends with this process, however that ends; processes that it forks do not share it.
+
+    Raises:
+        BlockingIOError: another process holds it, and we are not to wait.
+        OSError: the file cannot be made.
+    """
+    with path.open("w") as file:
+        if sys.platform == "win32":  # which has no such locks
+            yield
+            return
+        import fcntl
+
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
+            raise BlockingIOError(f"{path} is locked") from None
+        except OSError as error:  # some network file systems
+            print(
+                f"{path.parent} cannot be locked ({error.strerror}); let no other process write "
+                "there",
+                file=sys.stderr,
+            )
+        yield
 
 
 def _sibling(path: Path) -> Path:

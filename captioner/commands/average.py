@@ -54,7 +54,14 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"{folder}: is not a model like {first} ({difference} differs); average models of "
                 "one kind, trained on from the same model"
             )
-        for name, value in other.state_dict().items():
+        theirs = other.state_dict()
+        for name, value in theirs.items():
+            if value.shape != sums[name].shape:
+                raise CheckpointError(
+                    f"{folder}: is not a model like {first} ({name} has another size); average "
+                    "models of one kind, trained on from the same model"
+                )
+        for name, value in theirs.items():
             sums[name] += value
     model.load_state_dict({name: value / len(arguments.models) for name, value in sums.items()})
     lines = [f"- `{path}`" for path in arguments.models]

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.errors import DataError, PhotoError
-from captioner.files import replacing
+from captioner.files import locked, replacing
 
 CHUNK = 8  # photos through the encoder at once: larger batches fall out of a CPU's cache
+ARRAY, NOTES = "features.npy", "progress.json"  # in the cache's folder
 SAVE_EVERY = 256  # items between two progress marks
 
 
@@ -91,41 +92,58 @@ def build_feature_cache(
     """
     key = _key(paths, transform, fingerprint=fingerprint, views=views, seed=seed)
     folder = root / key[:20]
-    array, notes = folder / "features.npy", folder / "progress.json"
     items = _Views(paths, transform, views, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done, unreadable = _done_before(notes, array) if notes.exists() else (0, {})
-        if not done:
-            shape = encode(torch.stack([items[0][0]])).shape[1:]
-            _reserve(array, (len(paths), views, *shape))
-        features = np.lib.format.open_memmap(array, mode="r+" if done < len(items) else "r")
-        flat = features.reshape(len(items), *features.shape[2:])
-        loader = DataLoader(
-            torch.utils.data.Subset(items, range(done, len(items))),
-            batch_size=CHUNK,
-            num_workers=workers,
-            # its own, or a run that makes the cache would draw other numbers than one that finds it
-            generator=torch.Generator(),
-        )
-        for photos, reasons in loader if done < len(items) else ():
-            flat[done : done + len(photos)] = encode(photos).cpu().numpy().astype(np.float16)
-            for offset, reason in enumerate(reasons):
-                if reason:
-                    unreadable[(done + offset) // views] = reason
-            done += len(photos)
-            if done % SAVE_EVERY < CHUNK or done == len(items):
-                features.flush()
-                with replacing(notes) as file:
-                    content = {"done": done, "unreadable": unreadable, "key": key}
-                    file.write(json.dumps(content).encode())
-                progress(done, len(items))
+        done, unreadable = _done_before(folder)
+        if done < len(items):
+            # Two runs may want the same photos: the second waits, and finds what the first made.
+            with locked(folder / ".lock", wait=True):
+                unreadable = _fill(folder, key, items, encode, workers, progress)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
             "free some disk, name another folder with data.cache, or leave it out"
         ) from None
-    return FeatureCache(folder, np.load(array, mmap_mode="r"), unreadable)
+    return FeatureCache(folder, np.load(folder / ARRAY, mmap_mode="r"), unreadable)
+
+
+def _fill(
+    folder: Path,
+    key: str,
+    items: _Views,
+    encode: Callable[[Tensor], Tensor],
+    workers: int,
+    progress: Callable[[int, int], None],
+) -> dict[int, str]:
+    """Make what is missing; return the unreadable photos with the reasons."""
+    array = folder / ARRAY
+    done, unreadable = _done_before(folder)
+    if not done:
+        shape = encode(torch.stack([items[0][0]])).shape[1:]
+        _reserve(array, (len(items.paths), items.views, *shape))
+    features = np.lib.format.open_memmap(array, mode="r+" if done < len(items) else "r")
+    flat = features.reshape(len(items), *features.shape[2:])
+    loader = DataLoader(
+        torch.utils.data.Subset(items, range(done, len(items))),
+        batch_size=CHUNK,
+        num_workers=workers,
+        # its own, or a run that makes the cache would draw other numbers than one that finds it
+        generator=torch.Generator(),
+    )
+    for photos, reasons in loader if done < len(items) else ():
+        flat[done : done + len(photos)] = encode(photos).cpu().numpy().astype(np.float16)
+        for offset, reason in enumerate(reasons):
+            if reason:
+                unreadable[(done + offset) // items.views] = reason
+        done += len(photos)
+        if done % SAVE_EVERY < CHUNK or done == len(items):
+            features.flush()
+            with replacing(folder / NOTES) as file:
+                content = {"done": done, "unreadable": unreadable, "key": key}
+                file.write(json.dumps(content).encode())
+            progress(done, len(items))
+    return unreadable
 
 
 def _key(
@@ -148,15 +166,19 @@ def _key(
     return digest.hexdigest()
 
 
-def _done_before(notes: Path, array: Path) -> tuple[int, dict[int, str]]:
+def _done_before(folder: Path) -> tuple[int, dict[int, str]]:
     """How many items an earlier build has finished, and its unreadable photos."""
+    if not (folder / NOTES).exists():
+        return 0, {}
     try:
-        saved = json.loads(notes.read_text())
-        np.lib.format.open_memmap(array, mode="r")  # "r+" would fill up a file that was cut short
+        saved = json.loads((folder / NOTES).read_text())
+        np.lib.format.open_memmap(
+            folder / ARRAY, mode="r"
+        )  # "r+" would fill up a file that was cut short
         return saved["done"], {int(k): v for k, v in saved["unreadable"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{notes.parent}: the feature cache is damaged ({error}); delete this folder, and it "
+            f"{folder}: the feature cache is damaged ({error}); delete this folder, and it "
             "will be made again"
         ) from None
 

@@ -24,7 +24,6 @@ def check(config: Config) -> None:
         "optim.accumulate": (optim.accumulate, 1),
         "optim.warmup_steps": (optim.warmup_steps, 0),
         "optim.plateau_epochs": (optim.plateau_epochs, 1),
-        "train.seed": (train.seed, 0),
         "train.epochs": (train.epochs, 1),
         "train.patience": (train.patience, 0),
         "train.val_beam_size": (train.val_beam_size, 1),
@@ -48,6 +47,7 @@ def check(config: Config) -> None:
         if not lowest <= value < float("inf"):  # written so that NaN is refused too
             raise ConfigError(f"{key}: {value} is not accepted; use {lowest} or more")
     shares = {
+        "train.seed": (train.seed, 0, 2**63 - 1),
         "data.flip": (data.flip, 0, 1),
         "data.min_area": (data.min_area, 0.01, 1),
         "data.cache_min_area": (data.cache_min_area, 0.01, 1),
@@ -60,6 +60,13 @@ def check(config: Config) -> None:
     for key, (share, low, high) in shares.items():
         if not low <= share <= high:
             raise ConfigError(f"{key}: {share} is not accepted; use {low} to {high}")
+    decoder, reads = config.decoder, data.max_words + 1  # the start token too
+    learned = decoder.kind == "transformer" and decoder.positions == "learned"
+    if learned and reads > decoder.max_positions:
+        raise ConfigError(
+            f"decoder.max_positions: {decoder.max_positions} learned positions are too few for "
+            f"captions of data.max_words {data.max_words} and their start; use {reads} or more"
+        )
     if config.hard.baseline == "leave_one_out" and config.hard.samples < 2:
         raise ConfigError(
             "hard.samples: the baseline leave_one_out needs 2 or more; use another hard.baseline "

@@ -56,8 +56,10 @@ class MovingAverage(Baseline):
 
     def update(self, rewards: Tensor, count: Tensor, queries: Tensor) -> None:
         mean = rewards[:, 0].sum() / count[:, 0].sum()  # the first look is paid for all words
-        self.average.mul_(0.9).add_(0.1 * mean)
-        self.batches += 1
+        usable = torch.isfinite(mean)  # a step whose loss is not is left out by the loop, too
+        moved = 0.9 * self.average + 0.1 * mean
+        self.average.copy_(torch.where(usable, moved, self.average))
+        self.batches += usable
 
 
 class LeaveOneOut(Baseline):

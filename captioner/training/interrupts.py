@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, put off to the end of a step."""
+"""Ctrl-C, SIGTERM and a closed terminal, put off to the end of a step."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class Interrupts:
-    """As a context, turns SIGINT and SIGTERM into KeyboardInterrupt, but not while it is held.
+    """As a context, turns these signals into KeyboardInterrupt, but not while it is held.
 
     A step changes weights, optimiser and cursor one after another, and a checkpoint from between
     them would resume as another run. So a signal that comes while held waits for `release`; a
@@ -23,7 +23,12 @@ class Interrupts:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        for name in SIGNALS:
+            number = getattr(signal, name, None)
+            # under nohup, a closed terminal is nothing to us
+            if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
+                continue
+            self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(

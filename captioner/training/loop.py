@@ -18,7 +18,7 @@ from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.data.dataset import Batch, load_batches
 from captioner.data.transforms import open_photo
 from captioner.device import autocast
-from captioner.errors import CheckpointError
+from captioner.errors import CaptionerError, CheckpointError, PhotoError
 from captioner.model import CaptionModel
 from captioner.rendering import attention_sheet
 from captioner.training.diagnostics import forced_attention, warnings
@@ -71,18 +71,24 @@ class Trainer:
                 self._train_epoch()
                 validation = self._validate()
                 self.interrupts.hold()  # to the checkpoint that knows of it, or it is logged twice
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, CaptionerError):
                 if not self.interrupts.held:  # else the step is half done: keep the last checkpoint
                     self.save()
                 raise
-            self._tell(validation)
             better = validation.figures[config.train.metric] > self.best
             self._judge(validation, better)
             self.epoch, self.batch = self.epoch + 1, 0
             if better:
                 self._write(self.run / "best", None)
             self.save()
+            self._tell(validation)  # what goes wrong in it costs no work
             self.interrupts.release()
+        if self._out_of_patience():
+            print(
+                f"stopped: {self.bad_epochs} epochs without a better {config.train.metric} than "
+                f"that of epoch {self.figures.get('epoch')} (train.patience)",
+                file=sys.stderr,
+            )
 
     def _train_epoch(self) -> None:
         config, setup = self.config, self.setup
@@ -197,25 +203,28 @@ class Trainer:
 
     def _validate(self) -> Validation:
         setup, config = self.setup, self.config
-        return validate(
-            self.judged,
-            setup.validation,
-            setup.validation_transform,
-            setup.vocabulary,
-            device=self.device,
-            beam_size=config.train.val_beam_size,
-            max_words=config.decoding.max_words,
-            length_penalty=config.decoding.length_penalty,
-            no_repeat_ngram=config.decoding.no_repeat_ngram,
-            cache=setup.validation_cache,
-        )
+        # What validation draws (attention.at_test: sample) is not taken from training's numbers.
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            return validate(
+                self.judged,
+                setup.validation,
+                setup.validation_transform,
+                setup.vocabulary,
+                device=self.device,
+                beam_size=config.train.val_beam_size,
+                max_words=config.decoding.max_words,
+                length_penalty=config.decoding.length_penalty,
+                no_repeat_ngram=config.decoding.no_repeat_ngram,
+                cache=setup.validation_cache,
+            )
 
     def _tell(self, validation: Validation) -> None:
+        """Of the epoch that has just ended."""
         self._name_unreadable(validation.unreadable)
         figures = validation.figures
-        self.log.write("validation", self.step, {"epoch": self.epoch, **figures})
+        self.log.write("validation", self.step, {"epoch": self.epoch - 1, **figures})
         tqdm.write(
-            f"epoch {self.epoch + 1}: "
+            f"epoch {self.epoch}: "
             + ", ".join(f"{name} {figures[name]:.4f}" for name in ("Bleu_4", "ROUGE_L", "CIDEr"))
             + f", {figures['distinct_captions']:.0%} distinct captions",
             file=sys.stderr,
@@ -229,7 +238,11 @@ class Trainer:
         sheets = []
         for index, photo in enumerate(setup.validation[: self.config.train.samples], start=1):
             if photo.image_id in validation.hypotheses:
-                image = open_photo(photo.path)
+                try:
+                    image = open_photo(photo.path)
+                except PhotoError as error:  # it could be read a moment ago
+                    self._name_unreadable([(str(photo.path), str(error))])
+                    continue
                 geometry = setup.validation_transform(image)[1]
                 hypothesis = validation.hypotheses[photo.image_id]
                 height, width = validation.grid_shape
@@ -240,7 +253,7 @@ class Trainer:
                     width=width,
                 )
                 sheets.append(attention_sheet(image, caption))
-                self.log.sample(index, self.epoch + 1, image, caption)
+                self.log.sample(index, self.epoch, image, caption)
         self.log.pictures(self.step, sheets)
 
     def _judge(self, validation: Validation, better: bool) -> None:
@@ -251,7 +264,7 @@ class Trainer:
             return
         self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
-            self.drops = max(self.drops, self.bad_epochs // self.config.optim.plateau_epochs)
+            self.drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 
     def _out_of_patience(self) -> bool:
         patience = self.config.train.patience
@@ -278,6 +291,7 @@ class Trainer:
             "bad_epochs": self.bad_epochs,
             "drops": self.drops,
             "figures": self.figures,
+            "data": self.setup.data_digest,
             "config": asdict(self.config),
             "objective": self.objective.state_dict(),
             "rng": torch.get_rng_state(),
@@ -321,8 +335,15 @@ class Trainer:
             raise CheckpointError(
                 f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
             ) from None
+        if state.get("data", self.setup.data_digest) != self.setup.data_digest:
+            raise CheckpointError(
+                f"{folder}: began with other training photos or captions than those of "
+                f"{self.config.data.root}; resume with its own, or start another run"
+            )
         for name in ("epoch", "batch", "step", "best", "bad_epochs", "drops", "figures"):
             setattr(self, name, state[name])
+        if self.figures:  # `train.metric` may be another one now
+            self.best = self.figures[self.config.train.metric]
         torch.set_rng_state(state["rng"])
         if "cuda_rng" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)

@@ -12,6 +12,7 @@ import torch
 
 from captioner.checkpoint import (
     CHECKPOINTS,
+    MANIFEST,
     model_folder,
     newest_checkpoint,
     verify,
@@ -19,6 +20,7 @@ from captioner.checkpoint import (
 from captioner.config import Config, from_yaml, to_yaml
 from captioner.device import choose_device
 from captioner.errors import CheckpointError, ConfigError
+from captioner.files import locked, save_bytes
 from captioner.training.loop import Trainer
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
@@ -41,6 +43,10 @@ def train(config: Config, *, resume: bool = False) -> Path:
             f"train.output: {run} already holds a run; add --resume to go on with it, or name "
             "another folder"
         )
+    if not resume and any((run / name).exists() for name in (MANIFEST, "best")):
+        raise ConfigError(
+            f"train.output: {run} holds a model, which a run would overwrite; name another folder"
+        )
     device = choose_device(config.train.device)
     with _locked(run):
         return _train(config, run, device, checkpoint)
@@ -56,10 +62,11 @@ def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | N
     if start_from is None and config.train.start_from is not None:
         start_from = model_folder(config.train.start_from)
         verify(start_from)
-    trainer = Trainer(prepare(config, device, start_from), run, device)
+    setup = prepare(config, device, start_from, resumes=checkpoint is not None)
+    trainer = Trainer(setup, run, device)
     if checkpoint:
         trainer.restore(checkpoint)
-    (run / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    save_bytes(to_yaml(config).encode(), run / "config.yaml")
     trainer.log = RunLog(run, resume_step=trainer.step)
     try:
         with trainer.interrupts:
@@ -73,42 +80,32 @@ def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | N
 def _locked(run: Path) -> Iterator[None]:
     """Keep other processes from training in the folder, which is made where it is missing.
 
-    The lock ends with this process, however that ends; the workers that it forks do not share it.
-
     Raises:
         ConfigError: it cannot be a run folder, or another process is training in it.
     """
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        file = (run / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(
-            f"train.output: {run} cannot be a run folder ({error.strerror}); name another folder"
-        ) from None
-    with file:
-        if sys.platform == "win32":  # which has no such locks
-            yield
-            return
-        import fcntl
-
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
+            run.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(run / ".lock", wait=False))
+        except BlockingIOError:
             raise ConfigError(
                 f"train.output: a run is going on in {run}; wait for its end, or name another "
                 "folder"
             ) from None
-        except OSError as error:  # some network file systems
-            print(
-                f"{run} cannot be locked ({error.strerror}); begin no other run there",
-                file=sys.stderr,
-            )
+        except OSError as error:
+            raise ConfigError(
+                f"train.output: {run} cannot be a run folder ({error.strerror}); name another "
+                "folder"
+            ) from None
         yield
 
 
 def _checkpoint_to_resume(run: Path, config: Config) -> Path:
     try:
-        before = from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8"))
+        text = (run / "config.yaml").read_text(encoding="utf-8")
+        if not text.strip():  # or every setting would be the default
+            raise ConfigError("it is empty")
+        before = from_yaml(Config, text)
     except OSError:
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
     except (ConfigError, UnicodeDecodeError) as error:
@@ -134,7 +131,11 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
     but make it another run than one that was never interrupted.
     """
     silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
-    silent |= {"train.checkpoint_every", "data.workers", "data.root", "data.cache"}
+    silent |= {"train.checkpoint_every", "data.workers", "encoder.weights"}
+    # where the data lies; that it is the same data, the checkpoint knows
+    silent |= {"data.root", "data.file", "data.coco_splits"}
+    if bool(old.data.cache) == bool(new.data.cache):
+        silent.add("data.cache")
     differing = [
         f"{section}.{key}"
         for section in vars(new)
@@ -146,6 +147,7 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
         for key in differing
         if key.split(".")[0]
         in ("loss", "text", "hard", "self_critical", "optim", "train", "decoding")
-        and key not in ("optim.name", "optim.ema_decay", "train.seed", "hard.baseline")
+        and key not in ("optim.name", "train.seed", "hard.baseline")
+        and not (key == "optim.ema_decay" and 0 in (old.optim.ema_decay, new.optim.ema_decay))
     ]
     return [key for key in differing if key not in allowed], allowed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
+from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.grid import Caption
 from captioner.rendering import caption_arrays, jpeg, save_npz, shrunk
@@ -42,16 +44,20 @@ class RunLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in figures.items()
         }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **entry}) + "\n")
-        for name, value in figures.items():
-            if isinstance(value, (int, float)):
-                self.writer.add_scalar(f"{kind}/{name}", value, step)
+        with self._told():
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, "step": step, **entry}) + "\n")
+            for name, value in figures.items():
+                if isinstance(value, (int, float)):
+                    self.writer.add_scalar(f"{kind}/{name}", value, step)
 
     def pictures(self, step: int, sheets: Sequence[Image.Image]) -> None:
-        for index, sheet in enumerate(sheets):
-            self.writer.add_image(f"samples/{index}", np.asarray(sheet), step, dataformats="HWC")
-        self.writer.flush()
+        with self._told():
+            for index, sheet in enumerate(sheets):
+                self.writer.add_image(
+                    f"samples/{index}", np.asarray(sheet), step, dataformats="HWC"
+                )
+            self.writer.flush()
 
     def sample(self, index: int, epoch: int, photo: Image.Image, caption: Caption) -> None:
         """Keep what was written about a sample photo after an epoch, from 1: `captioner plot`
@@ -64,7 +70,19 @@ class RunLog:
         save_npz(caption_arrays(caption), folder / f"epoch-{epoch:04d}.npz")
 
     def close(self) -> None:
-        self.writer.close()
+        with self._told():
+            self.writer.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the disk refuses, in one sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise CaptionerError(
+                f"{self.path.parent}: the run's figures cannot be written "
+                f"({error.strerror or error}); free some disk, and go on with --resume"
+            ) from None
 
 
 def _step_of(line: str) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -46,6 +49,12 @@ class Setup:
     validation_transform: PhotoTransform
     validation_cache: FeatureCache | None
 
+    @cached_property
+    def data_digest(self) -> str:
+        """Tells these training photos and captions from others, wherever they lie."""
+        facts = [[str(photo.image_id), list(photo.captions)] for photo in self.dataset.photos]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
     @property
     def named(self) -> set[str]:
         """Unreadable photos that were told when the caches were made."""
@@ -56,11 +65,19 @@ class Setup:
         return {str(photos[i].path) for photos, cache in caches if cache for i in cache.unreadable}
 
 
-def prepare(config: Config, device: torch.device, start_from: Path | None = None) -> Setup:
+def prepare(
+    config: Config,
+    device: torch.device,
+    start_from: Path | None = None,
+    *,
+    resumes: bool = False,
+) -> Setup:
     """Read the data, build the model, and fill the feature cache if one is asked for.
 
     start_from: whole model folder whose vocabulary and weights the model begins with. They are
     taken before the cache is filled, which holds what the frozen ones make of the photos.
+    resumes: it is a checkpoint of this recipe, with all weights: those that the backbone begins
+    with are not needed.
 
     Raises:
         CaptionerError: in one sentence, whatever cannot be used.
@@ -82,7 +99,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         )
     torch.manual_seed(config.train.seed)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
-    model = build_model(config, len(vocabulary))
+    model = build_model(config, len(vocabulary), pretrained=not resumes)
     if start_from is not None:
         found, of = load_matching_weights(model, start_from)
         if found < of:
@@ -92,8 +109,9 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
     train_transform = photo_transform(whole.preprocess, augmentation)
     plain_transform = photo_transform(whole.preprocess)
-    # before the cache, which takes long
+    # these before the cache, which takes long
     teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
+    texts = _texts(whole, vocabulary, validation)
     cache = validation_cache = None
     if config.data.cache:
         validation_cache = _cache(whole, model, device, validation, plain_transform, views=1)
@@ -127,7 +145,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         dataset=dataset,
         batches=batches,
         objective=_objective(
-            whole, dataset, vocabulary, validation, teachers, feature_dim=model.encoder.dim
+            whole, dataset, vocabulary, teachers, texts, feature_dim=model.encoder.dim
         ).to(device),
         validation=validation,
         validation_transform=plain_transform,
@@ -139,17 +157,14 @@ def _objective(
     config: Config,
     dataset: CaptionDataset,
     vocabulary: Vocabulary,
-    validation: list[CaptionedPhoto],
     teachers: Teachers | None,
+    texts: TextCaptions | None,
     *,
     feature_dim: int,
 ) -> Objective:
     """Cross-entropy, or self-critical training where `self_critical.samples` asks for it.
 
     feature_dim: D, the size of an annotation vector.
-
-    Raises:
-        DataError: `text.file` cannot be read.
     """
     own = config.self_critical
     if own.samples:
@@ -164,17 +179,8 @@ def _objective(
         dataset.weights = consensus_weights(dataset, config.loss.consensus)
     hard = build_hard_loss(config) if config.attention.select == "hard" else None
     captions = CrossEntropy(config.loss, hard, samples=config.hard.samples, teachers=teachers)
-    if not config.loss.visual_concepts and config.text.file is None:
+    if not config.loss.visual_concepts and texts is None:
         return captions
-    texts = None
-    if config.text.file is not None:
-        texts = TextCaptions(
-            read_texts(Path(config.text.file)),
-            vocabulary,
-            max_words=config.data.max_words,
-            seed=config.train.seed,
-            without=(caption for photo in validation for caption in photo.captions),
-        )
     return WithConcepts(
         captions,
         Concepts(len(vocabulary), feature_dim),
@@ -182,6 +188,25 @@ def _objective(
         texts,
         loss=config.loss,
         text=config.text,
+    )
+
+
+def _texts(
+    config: Config, vocabulary: Vocabulary, validation: list[CaptionedPhoto]
+) -> TextCaptions | None:
+    """Captions without photos, where `text.file` names them; none of the validation photos'.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if config.text.file is None:
+        return None
+    return TextCaptions(
+        read_texts(Path(config.text.file)),
+        vocabulary,
+        max_words=config.data.max_words,
+        seed=config.train.seed,
+        without=(caption for photo in validation for caption in photo.captions),
     )
 
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from programs import Outcome, Programs
 
 from captioner.checkpoint import load_model, save_model
 from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
+from captioner.model import build_model
 
 
 def average(programs: Programs, *arguments: object) -> Outcome:
@@ -71,6 +73,20 @@ def test_models_of_another_kind_are_refused_by_what_differs(
     words = Vocabulary([*vocabulary.tokens[5:], vocabulary.tokens[4]])
     assert "its vocabulary differs" in refused(config, words)
     assert not (tmp_path / "mean").exists()
+
+
+def test_models_that_know_photos_of_one_size_are_refused_by_what_differs(
+    programs: Programs, tmp_path: Path
+) -> None:
+    _, config, vocabulary = tiny.model()
+    config = replace(config, attention=replace(config.attention, score="location"))
+    for width in (96, 160):
+        wide = replace(config, preprocess=replace(config.preprocess, width_px=width))
+        model = build_model(wide, len(vocabulary), pretrained=False)
+        save_model(tmp_path / str(width), model, wide, vocabulary, card="")
+    sentence = average(programs, tmp_path / "96", tmp_path / "160", tmp_path / "mean").sentence()
+    assert "160: is not a model like" in sentence
+    assert "has another size" in sentence
 
 
 def test_one_model_and_an_output_that_is_there_are_refused(

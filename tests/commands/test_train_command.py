@@ -154,7 +154,9 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     assert_same_run(run, whole[0])
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGHUP, 0)]
+)
 def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
     whole: tuple[Path, Outcome],
     table: Path,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -430,3 +434,38 @@ def test_photos_of_the_same_name_in_two_folders_are_two(
     first = build(tmp_path / "cache", photos, Encode(encoder), views=1)
     second = build(tmp_path / "cache", copies, Encode(encoder), views=1)
     assert first.folder != second.folder
+
+
+OTHER_RUN = """
+import fcntl, shutil, sys
+folder, made = sys.argv[1:]
+with open(folder + "/.lock", "w") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("locked", flush=True)
+    sys.stdin.readline()
+    for name in ("features.npy", "progress.json"):
+        shutil.copy(made + "/" + name, folder)
+"""
+
+
+def test_a_cache_that_another_run_is_making_is_waited_for(
+    tmp_path: Path, photos: list[Path], encoder: Encoder
+) -> None:
+    made = build(tmp_path / "made", photos, Encode(encoder)).folder
+    folder = tmp_path / "cache" / made.name
+    folder.mkdir(parents=True)
+    encode = Encode(encoder)
+    found: list[FeatureCache] = []
+    ours = threading.Thread(target=lambda: found.append(build(tmp_path / "cache", photos, encode)))
+    command = [sys.executable, "-c", OTHER_RUN, str(folder), str(made)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        ours.start()
+        ours.join(timeout=0.5)
+        assert ours.is_alive()
+        assert not list(folder.glob("features.npy")), "nothing is reserved meanwhile"
+        other.communicate("go on\n", timeout=30)
+    ours.join(timeout=30)
+    assert encode.calls == 0
+    assert (found[0].folder / "features.npy").read_bytes() == (made / "features.npy").read_bytes()

@@ -345,6 +345,16 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
         assert state["batches"].item() == batch + 1
 
 
+def test_a_step_whose_loss_is_not_finite_leaves_the_moving_average_as_it_was() -> None:
+    hard = HardAttentionLoss(MovingAverage(), credit="future", entropy=0.0)
+    forced, log_probs, lengths = random_forced(0)
+    hard(forced, log_probs, lengths)
+    before = {name: value.clone() for name, value in hard.baseline.state_dict().items()}
+    hard(forced, torch.full_like(log_probs, -torch.inf), lengths)
+    for name, value in hard.baseline.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
 @pytest.mark.parametrize("samples", [2, 3])
 def test_leave_one_out_is_a_plain_loop_over_the_other_samples(samples: int) -> None:
     rewards = torch.randn(2 * samples, T, dtype=torch.double)

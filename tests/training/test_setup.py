@@ -59,7 +59,7 @@ REFUSED = {
     "optim__accumulate": [0],
     "optim__ema_decay": [1.0, -0.1, NAN],
     "train__epochs": [0],
-    "train__seed": [-1],
+    "train__seed": [-1, 2**63],
     "train__patience": [-1],
     "train__val_beam_size": [0],
     "train__val_photos": [0],
@@ -83,6 +83,30 @@ def test_a_number_that_is_no_use_is_refused_by_its_key_before_anything_is_done(
     message = str(caught.value)
     assert message.startswith(name.replace("__", ".") + ":")
     assert "\n" not in message
+
+
+def test_learned_positions_have_to_reach_the_longest_caption_before_anything_is_done(
+    table: Path,
+) -> None:
+    learned = {
+        "decoder__kind": "transformer",
+        "decoder__positions": "learned",
+        "decoder__heads": 2,
+        "decoder__max_positions": 9,
+        "decoding__max_words": 9,
+    }
+    ready(table, **learned, data__max_words=8)
+    with pytest.raises(ConfigError, match=r"decoder\.max_positions: 9 .* use 10 or more"):
+        ready(table, **learned, data__max_words=9)
+
+
+def test_a_text_that_cannot_be_read_is_told_before_the_cache_is_made(
+    table: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with pytest.raises(DataError, match=r"no\.tsv"):
+        ready(table, data__cache=str(cache), text__file=str(tmp_path / "no.tsv"))
+    assert not cache.exists()
 
 
 def test_the_defaults_and_this_recipe_are_accepted() -> None:
@@ -214,9 +238,30 @@ def test_every_setting_is_fixed_or_told_or_of_no_consequence(key: str) -> None:
     fixed, told = changes(before, tiny.recipe(HERE, HERE, **{f"{section}__{name}": value}))
     assert [*fixed, *told] in ([], [key])
     model = section in ("preprocess", "encoder", "attention", "decoder")
-    if model or key in ("optim.name", "optim.ema_decay", "train.seed", "data.batch_size"):
+    model = model and key != "encoder.weights"  # a checkpoint has all of them
+    if model or key in ("optim.name", "train.seed", "data.batch_size", "data.cache"):
         assert fixed == [key], "other weights would not fit, or other batches would come"
     if key in ("optim.lr", "train.epochs", "loss.doubly_stochastic", "optim.accumulate"):
         assert told == [key]
     if key in ("data.workers", "data.root", "train.output", "train.log_every", "train.device"):
         assert [fixed, told] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after", "expected"),
+    [
+        ("optim.ema_decay", 0.0, 0.9, "fixed"),
+        ("optim.ema_decay", 0.9, 0.0, "fixed"),
+        ("optim.ema_decay", 0.9, 0.99, "told"),
+        ("data.cache", "here", None, "fixed"),
+        ("data.cache", "here", "there", ""),
+    ],
+)
+def test_what_can_change_depends_on_what_was(
+    key: str, before: object, after: object, expected: str
+) -> None:
+    old, new = (
+        tiny.recipe(HERE, HERE, **{key.replace(".", "__"): value}) for value in (before, after)
+    )
+    fixed, told = changes(old, new)
+    assert (fixed, told) == ([key] * (expected == "fixed"), [key] * (expected == "told"))

@@ -1,0 +1,215 @@
+"""What a run may be begun in and resumed with, and what goes wrong beside its steps."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from captioner.checkpoint import load_training_state, verify
+from captioner.errors import CaptionerError, CheckpointError, ConfigError, PhotoError
+from captioner.training import loop, train
+from captioner.training.loop import Trainer
+from captioner.training.setup import prepare
+from captioner.training.validation import Validation
+
+CPU = torch.device("cpu")
+ASLEEP = {"optim__lr": 1e-12, "optim__encoder_lr": 1e-12}  # no epoch is better than the first
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=6)
+
+
+@pytest.fixture(scope="module")
+def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny.recipe(table, run, train__epochs=1))
+    return run
+
+
+@pytest.fixture
+def begun(whole: Path, tmp_path: Path) -> Path:
+    """A run of one epoch, to go on with."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("folder", ["best", "."])
+def test_a_model_is_not_overwritten_by_a_run(
+    folder: str, whole: Path, table: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(whole / "best", model / folder)
+    with pytest.raises(ConfigError, match=r"train\.output: .* holds a model"):
+        train(tiny.recipe(table, model))
+    verify(model / folder)
+
+
+def test_a_run_goes_on_with_its_data_wherever_they_lie(
+    begun: Path, table: Path, tmp_path: Path
+) -> None:
+    moved = Path(shutil.copytree(table, tmp_path / "moved"))
+    train(tiny.recipe(moved, begun, train__epochs=2), resume=True)
+    assert load_training_state(begun / "last")["epoch"] == 2
+
+
+@pytest.mark.parametrize("change", ["a photo more", "another caption"])
+def test_a_run_does_not_go_on_with_other_data(
+    change: str, begun: Path, table: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(table, tmp_path / "other"))
+    if change == "a photo more":
+        shutil.rmtree(other)
+        tiny.draw_table(other, train=7)
+    else:
+        captions = other / "captions.csv"
+        captions.write_text(captions.read_text().replace("field", "red field", 1))
+    with pytest.raises(CheckpointError, match="began with other training photos or captions"):
+        train(tiny.recipe(other, begun, train__epochs=2), resume=True)
+
+
+def test_the_recipe_of_a_run_that_is_empty_is_damaged_and_not_all_defaults(
+    begun: Path, table: Path
+) -> None:
+    (begun / "config.yaml").write_text("")
+    with pytest.raises(CheckpointError, match=r"config\.yaml: damaged \(it is empty\)"):
+        train(tiny.recipe(table, begun, train__epochs=2), resume=True)
+
+
+def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
+    begun: Path, table: Path
+) -> None:
+    config = tiny.recipe(table, begun, train__epochs=2, train__metric="Bleu_4")
+    trainer = Trainer(prepare(config, CPU, begun / "last", resumes=True), begun, CPU)
+    trainer.restore(begun / "last")
+    assert trainer.best == trainer.figures["Bleu_4"] != trainer.figures["ROUGE_L"]
+
+
+def test_what_the_backbone_began_with_is_not_needed_to_go_on(
+    begun: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    build = prepare.__globals__["build_model"]
+
+    def built(*arguments: object, pretrained: bool) -> object:
+        asked.append(pretrained)
+        return build(*arguments, pretrained=pretrained)
+
+    monkeypatch.setitem(prepare.__globals__, "build_model", built)
+    train(tiny.recipe(table, begun, train__epochs=2), resume=True)
+    assert asked == [False]
+
+
+def test_a_damaged_last_checkpoint_is_told(
+    begun: Path, table: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(begun / "last", begun / "previous")
+    (begun / "last" / "model.safetensors").write_bytes(b"cut")
+    train(tiny.recipe(table, begun, train__epochs=2), resume=True)
+    error = capfd.readouterr().err
+    assert "last/model.safetensors: damaged" in error
+    assert f"going on from {begun / 'previous'}" in error
+
+
+# ------------------------------------------------------------------------- beside the steps
+
+
+def judged(trainer: Trainer, *figures: float) -> list[int]:
+    """The drops of the plateau schedule after each epoch with that figure."""
+    drops = []
+    for figure in figures:
+        validation = Validation({trainer.config.train.metric: figure}, {}, {}, (1, 1), [])
+        trainer._judge(validation, figure > trainer.best)
+        drops.append(trainer.drops)
+    return drops
+
+
+def test_the_rate_falls_after_so_many_bad_epochs_also_after_a_better_one(
+    table: Path, tmp_path: Path
+) -> None:
+    plateau = {"optim__schedule": "plateau", "optim__plateau_epochs": 2}
+    config = tiny.recipe(table, tmp_path, **plateau)
+    trainer = Trainer(prepare(config, CPU), tmp_path, CPU)
+    assert judged(trainer, 1, 0, 0, 2, 1, 1, 1, 1, 3, 2, 2) == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 4]
+
+
+def test_the_early_end_of_a_run_is_told(
+    table: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny.recipe(table, tmp_path / "run", **ASLEEP, train__epochs=9, train__patience=2))
+    error = capfd.readouterr().err
+    assert "stopped: 2 epochs without a better CIDEr than that of epoch 1" in error
+
+
+def test_a_sample_photo_that_vanishes_costs_its_picture_and_no_work(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def vanished(path: Path) -> None:
+        raise PhotoError("no such file")
+
+    monkeypatch.setattr(loop, "open_photo", vanished)
+    run = tmp_path / "run"
+    train(tiny.recipe(table, run, train__epochs=1, train__samples=2))
+    assert load_training_state(run / "last")["epoch"] == 1
+    assert "06.jpg: no such file, left out" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["validate", "_tell"])
+def test_what_goes_wrong_after_the_steps_of_an_epoch_costs_none_of_them(
+    where: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object, **settings: object) -> None:
+        raise CaptionerError("the disk is full")
+
+    monkeypatch.setattr(*((loop, where) if where == "validate" else (Trainer, where)), fails)
+    run = tmp_path / "run"
+    config = tiny.recipe(table, run, train__epochs=1, train__checkpoint_every=0)
+    with pytest.raises(CaptionerError, match="the disk is full"):
+        train(config)
+    kept = load_training_state(run / "last")
+    assert kept["step"] > 0
+    assert (kept["epoch"], kept["batch"]) == ((0, 3) if where == "validate" else (1, 0))
+    monkeypatch.undo()
+    train(config, resume=True)
+    train(tiny.recipe(table, tmp_path / "whole", train__epochs=1))
+    ends = [load_training_state(folder / "last")["rng"] for folder in (run, tmp_path / "whole")]
+    assert torch.equal(*ends)
+    models = [folder / "last" / "model.safetensors" for folder in (run, tmp_path / "whole")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_validation_that_draws_leaves_training_s_numbers_alone(table: Path, tmp_path: Path) -> None:
+    hard = {"attention__select": "hard", "loss__doubly_stochastic": 0.0}
+    ends = []
+    for at_test in ("sample", "argmax"):
+        run = tmp_path / at_test
+        train(tiny.recipe(table, run, **hard, attention__at_test=at_test, train__epochs=1))
+        ends.append(load_training_state(run / "last")["rng"])
+    assert torch.equal(*ends)
+
+
+def test_a_disk_that_refuses_the_figures_is_one_sentence(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def open(self, *arguments: object, **settings: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        parent = tmp_path
+
+    write = loop.RunLog.write
+
+    def full(log: loop.RunLog, *arguments: object) -> None:
+        log.path = Full()  # type: ignore[assignment]
+        write(log, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop.RunLog, "write", full)
+    with pytest.raises(CaptionerError, match=r"No space left on device\); free some disk"):
+        train(tiny.recipe(table, tmp_path / "run", train__epochs=1))
