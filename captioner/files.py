@@ -72,6 +72,7 @@ def check_writable(path: str | Path) -> None:
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
     """Hold a lock on `path`, a file that is made where it is missing, against other processes.
 
+    wait: for a process that holds it, which is told on stderr; else that is an error.
     It ends with this process, however that ends; processes that it forks do not share it.
 
     Raises:
@@ -85,9 +86,12 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         import fcntl
 
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
-            raise BlockingIOError(f"{path} is locked") from None
+            if not wait:
+                raise BlockingIOError(f"{path} is locked") from None
+            print(f"{path.parent}: waiting for another run that writes there", file=sys.stderr)
+            fcntl.lockf(file, fcntl.LOCK_EX)
         except OSError as error:  # some network file systems
             print(
                 f"{path.parent} cannot be locked ({error.strerror}); let no other process write "

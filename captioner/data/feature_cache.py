@@ -172,9 +172,8 @@ def _done_before(folder: Path) -> tuple[int, dict[int, str]]:
         return 0, {}
     try:
         saved = json.loads((folder / NOTES).read_text())
-        np.lib.format.open_memmap(
-            folder / ARRAY, mode="r"
-        )  # "r+" would fill up a file that was cut short
+        # "r+" would fill up a file that was cut short
+        np.lib.format.open_memmap(folder / ARRAY, mode="r")
         return saved["done"], {int(k): v for k, v in saved["unreadable"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(

@@ -62,8 +62,7 @@ def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | N
     if start_from is None and config.train.start_from is not None:
         start_from = model_folder(config.train.start_from)
         verify(start_from)
-    setup = prepare(config, device, start_from, resumes=checkpoint is not None)
-    trainer = Trainer(setup, run, device)
+    trainer = Trainer(prepare(config, device, start_from), run, device)
     if checkpoint:
         trainer.restore(checkpoint)
     save_bytes(to_yaml(config).encode(), run / "config.yaml")
@@ -131,7 +130,7 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
     but make it another run than one that was never interrupted.
     """
     silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
-    silent |= {"train.checkpoint_every", "data.workers", "encoder.weights"}
+    silent |= {"train.checkpoint_every", "data.workers"}
     # where the data lies; that it is the same data, the checkpoint knows
     silent |= {"data.root", "data.file", "data.coco_splits"}
     if bool(old.data.cache) == bool(new.data.cache):

@@ -65,19 +65,11 @@ class Setup:
         return {str(photos[i].path) for photos, cache in caches if cache for i in cache.unreadable}
 
 
-def prepare(
-    config: Config,
-    device: torch.device,
-    start_from: Path | None = None,
-    *,
-    resumes: bool = False,
-) -> Setup:
+def prepare(config: Config, device: torch.device, start_from: Path | None = None) -> Setup:
     """Read the data, build the model, and fill the feature cache if one is asked for.
 
     start_from: whole model folder whose vocabulary and weights the model begins with. They are
     taken before the cache is filled, which holds what the frozen ones make of the photos.
-    resumes: it is a checkpoint of this recipe, with all weights: those that the backbone begins
-    with are not needed.
 
     Raises:
         CaptionerError: in one sentence, whatever cannot be used.
@@ -99,7 +91,7 @@ def prepare(
         )
     torch.manual_seed(config.train.seed)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
-    model = build_model(config, len(vocabulary), pretrained=not resumes)
+    model = build_model(config, len(vocabulary))
     if start_from is not None:
         found, of = load_matching_weights(model, start_from)
         if found < of:

@@ -449,7 +449,7 @@ with open(folder + "/.lock", "w") as file:
 
 
 def test_a_cache_that_another_run_is_making_is_waited_for(
-    tmp_path: Path, photos: list[Path], encoder: Encoder
+    tmp_path: Path, photos: list[Path], encoder: Encoder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = build(tmp_path / "made", photos, Encode(encoder)).folder
     folder = tmp_path / "cache" / made.name
@@ -468,4 +468,5 @@ def test_a_cache_that_another_run_is_making_is_waited_for(
         other.communicate("go on\n", timeout=30)
     ours.join(timeout=30)
     assert encode.calls == 0
+    assert f"{folder}: waiting for another run" in capfd.readouterr().err
     assert (found[0].folder / "features.npy").read_bytes() == (made / "features.npy").read_bytes()

@@ -84,24 +84,9 @@ def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
     begun: Path, table: Path
 ) -> None:
     config = tiny.recipe(table, begun, train__epochs=2, train__metric="Bleu_4")
-    trainer = Trainer(prepare(config, CPU, begun / "last", resumes=True), begun, CPU)
+    trainer = Trainer(prepare(config, CPU, begun / "last"), begun, CPU)
     trainer.restore(begun / "last")
     assert trainer.best == trainer.figures["Bleu_4"] != trainer.figures["ROUGE_L"]
-
-
-def test_what_the_backbone_began_with_is_not_needed_to_go_on(
-    begun: Path, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-    build = prepare.__globals__["build_model"]
-
-    def built(*arguments: object, pretrained: bool) -> object:
-        asked.append(pretrained)
-        return build(*arguments, pretrained=pretrained)
-
-    monkeypatch.setitem(prepare.__globals__, "build_model", built)
-    train(tiny.recipe(table, begun, train__epochs=2), resume=True)
-    assert asked == [False]
 
 
 def test_a_damaged_last_checkpoint_is_told(
