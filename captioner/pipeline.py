@@ -227,7 +227,10 @@ class Captioner:
         Raises:
             PhotoError: a photo cannot be read.
         """
-        read = list(read_ahead(self._input, photos, self.device))
+        ready = all(isinstance(photo, tuple) for photo in photos)  # as a server's are
+        read = list(
+            map(self._input, photos) if ready else read_ahead(self._input, photos, self.device)
+        )
         batch = torch.stack([pixels for pixels, _ in read])
         batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
         with torch.inference_mode():

@@ -65,8 +65,7 @@ def _check_attention(config: ModelConfig) -> None:
             f"attention.radius: {attention.radius} is not accepted; use 0.5 cells or more"
         )
     reads = config.decoding.max_words
-    learned = decoder.kind == "transformer" and decoder.positions == "learned"
-    if learned and reads > decoder.max_positions:
+    if decoder.reads_at_most is not None and reads > decoder.reads_at_most:
         raise ConfigError(
             f"decoder.max_positions: {decoder.max_positions} learned positions are too few for "
             f"decoding.max_words {reads}; use {reads} or more"

@@ -196,6 +196,12 @@ class DecoderConfig:
     max_positions: int = 64
     pre_norm: bool = True
 
+    @property
+    def reads_at_most(self) -> int | None:
+        """Words that it can read, the start token among them; None is any number."""
+        learned = self.kind == "transformer" and self.positions == "learned"
+        return self.max_positions if learned else None
+
 
 @dataclass(frozen=True)
 class DecodingConfig:

@@ -61,8 +61,7 @@ def check(config: Config) -> None:
         if not low <= share <= high:
             raise ConfigError(f"{key}: {share} is not accepted; use {low} to {high}")
     decoder, reads = config.decoder, data.max_words + 1  # the start token too
-    learned = decoder.kind == "transformer" and decoder.positions == "learned"
-    if learned and reads > decoder.max_positions:
+    if decoder.reads_at_most is not None and reads > decoder.reads_at_most:
         raise ConfigError(
             f"decoder.max_positions: {decoder.max_positions} learned positions are too few for "
             f"captions of data.max_words {data.max_words} and their start; use {reads} or more"

@@ -66,8 +66,7 @@ def load_teachers(
                     "began as this one does (train.start_from)"
                 )
         decoder, reads = its.decoder, config.data.max_words + 1  # the start token too
-        learned = decoder.kind == "transformer" and decoder.positions == "learned"
-        if learned and reads > decoder.max_positions:
+        if decoder.reads_at_most is not None and reads > decoder.reads_at_most:
             raise ConfigError(
                 f"loss.teachers: {name} reads {decoder.max_positions} words and no more; lower "
                 f"data.max_words to {decoder.max_positions - 1}, or name another teacher"
