@@ -18,17 +18,28 @@ WORTH_IT = 4 * 10**6  # multiplications; below, moving the numbers over costs mo
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """functional.linear; in float32 on a CPU by oneDNN where PyTorch's own library is slow."""
-    if (
-        rows.device.type != "cpu"
-        or rows.dtype != torch.float32
-        or rows.numel() * len(weight) < WORTH_IT
-        or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
-        or not _blas_is_slow()
-    ):
+    if rows.numel() * len(weight) < WORTH_IT or not _for_onednn(rows):
         return functional.linear(rows, weight, bias)
+    if not torch.is_grad_enabled():
+        return _by_onednn(rows, weight, bias)
     outputs: Tensor = torch.ops.aten.mkldnn_linear(rows.contiguous().to_mkldnn(), weight, bias)
     return outputs.to_dense()
+
+
+def _for_onednn(rows: Tensor) -> bool:
+    return (
+        rows.device.type == "cpu"
+        and rows.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
+        and _blas_is_slow()
+    )
+
+
+def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Without a gradient, and so without copies into oneDNN's tensors and back."""
+    outputs: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return outputs
 
 
 @cache
@@ -51,8 +62,33 @@ def _blas_is_slow() -> bool:
 class Linear(nn.Linear):
     """nn.Linear by `linear`."""
 
+    _packed: tuple[Tensor, int] | None = None
+
+    def pack(self) -> None:
+        """Keep the weight in oneDNN's own order, too, for inference.
+
+        Ordering it anew in every call takes longer than multiplying the few rows of a search's
+        step. A weight that changes afterwards is noticed, and read itself.
+        """
+        if _for_onednn(self.weight) and not self.weight.is_inference():
+            packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+            self._packed = packed, self.weight._version
+
     def forward(self, rows: Tensor) -> Tensor:
+        if self._packed is not None and not torch.is_grad_enabled() and _for_onednn(rows):
+            packed, version = self._packed
+            if self.weight._version == version:
+                return _by_onednn(rows, packed, self.bias)
         return linear(rows, self.weight, self.bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_packed": None}  # which cannot be copied
+
+
+def pack_linear_layers(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, Linear):
+            layer.pack()
 
 
 class StepLinear(Linear):

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "evaluation": "grid files",
     "evaluation.faithfulness": "grid decoders.base decoding evaluation.intervals",
     "checkpoint": "grid config data model",
-    "pipeline": "passes grid config device data encoders attention model checkpoint decoding",
+    "pipeline": "passes linear grid config device data encoders attention model checkpoint decoding",
     "serving": "__init__ grid data rendering pipeline",
     "training": "passes files grid config device data decoders model checkpoint decoding rendering evaluation",
     "commands": "allocator passes files grid config device data attention model checkpoint decoding rendering evaluation pipeline "

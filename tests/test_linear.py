@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner import linear as linear_module
-from captioner.linear import Linear, StepLinear, gradients_at_once
+from captioner.linear import Linear, StepLinear, gradients_at_once, pack_linear_layers
 
 
 class Loop(nn.Module):
@@ -124,3 +125,38 @@ def test_onednn_gives_the_same_outputs_and_gradients(
     with torch.autocast("cpu", torch.bfloat16):
         layer.float()(rows)
     assert len(by_onednn) == 1, "float32 alone"
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_packed_weights_give_the_same(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    monkeypatch.setattr(linear_module, "_blas_is_slow", lambda: True)
+    torch.manual_seed(0)
+    layer = Linear(6, 9, bias=bias)
+    rows = torch.randn(4, 6, 3).transpose(1, 2)  # not contiguous
+    expected = layer(rows)
+    pack_linear_layers(nn.Sequential(layer))
+    read = []
+    multiply = linear_module._by_onednn
+    monkeypatch.setattr(
+        linear_module,
+        "_by_onednn",
+        lambda rows, weight, bias: read.append(weight.is_mkldnn) or multiply(rows, weight, bias),
+    )
+    for given in (rows, rows[:1], rows[0], rows[:0]):
+        torch.testing.assert_close(
+            layer(given), expected[: len(given)] if given.dim() == 3 else expected[0]
+        )
+    assert read == [True] * 4
+    torch.testing.assert_close(copy.deepcopy(layer)(rows), expected)  # without the packed weight
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(rows).dtype == torch.bfloat16
+    with torch.enable_grad():
+        assert layer(rows).requires_grad
+    assert len(read) == 4
+    layer.weight.mul_(2)
+    torch.testing.assert_close(
+        layer(rows), torch.nn.functional.linear(rows, layer.weight, layer.bias)
+    )
+    assert layer.double()(rows.double()).dtype == torch.double

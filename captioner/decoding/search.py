@@ -99,8 +99,8 @@ def search(
         no_repeat_ngram=no_repeat_ngram,
         device=grid.features.device,
     )
-    state = decoder.start(memory, beam_size)
-    tokens = torch.full((beam.photos, beam_size), START, device=beam.device)
+    state = decoder.start(memory)
+    tokens = torch.full((beam.photos, 1), START, device=beam.device)
     for _ in range(max_words):
         logits, glimpse, state = decoder.step(tokens, state, memory)
         tokens, parents, running = beam.advance(logits, glimpse)
@@ -135,7 +135,7 @@ class _Beam:
         self.device = device
         self.active = torch.arange(photos, device=device)
         self.totals = torch.full((photos, beam_size), -torch.inf, device=device)
-        self.totals[:, 0] = 0.0  # at first all beams are the same: let one of them speak
+        self.totals[:, 0] = 0.0  # one beam writes the first words
         self.trace: list[dict[str, Tensor]] = []
         self.written = torch.zeros(photos, beam_size, 0, dtype=torch.long, device=device)
         shape = (photos, beam_size)
@@ -148,17 +148,13 @@ class _Beam:
         self.count = torch.zeros(photos, dtype=torch.long, device=device)
 
     def advance(self, logits: Tensor, glimpse: Glimpse) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose the next words from logits [R, K, V].
+        """Choose the next words from logits [R, K, V], before the first word [R, 1, V].
 
         Returns the words [R, K], the beams they continue [R, K], and the rows that go on.
         """
         log_probs = torch.log_softmax(logits.float(), dim=-1)
-        if log_probs.isnan().any():
-            raise CheckpointError(
-                "the model's output is not a number; its weights are damaged or its training went "
-                "astray, so use another checkpoint"
-            )
-        rows, beams, vocabulary = log_probs.shape
+        rows, speaking, vocabulary = log_probs.shape
+        beams = self.beam_size
         totals = self.totals.unsqueeze(-1) + log_probs
         for never in unwritable(first=not self.trace):
             totals[..., never] = -torch.inf
@@ -166,7 +162,12 @@ class _Beam:
             self._forbid_repeats(totals)
         # each beam has one end token, so among 2K continuations at least K go on
         best, index = totals.view(rows, -1).topk(2 * beams, dim=-1)
-        parent, token = index // vocabulary, index % vocabulary
+        if best.isnan().any():  # which topk takes for the largest
+            raise CheckpointError(
+                "the model's output is not a number; its weights are damaged or its training went "
+                "astray, so use another checkpoint"
+            )
+        parent, token = (index // vocabulary).clamp(max=speaking - 1), index % vocabulary
         self._finish(best[:, :beams], parent[:, :beams], token[:, :beams] == END, log_probs)
 
         going_on = (token == END).to(torch.uint8).argsort(dim=-1, stable=True)[:, :beams]
@@ -215,7 +216,7 @@ class _Beam:
         step = {}
         for name, value in values.items():
             if value is not None:
-                step[name] = value.new_zeros((self.photos, *value.shape[1:]))
+                step[name] = value.new_zeros((self.photos, self.beam_size, *value.shape[2:]))
                 step[name][self.active] = value
         self.trace.append(step)
 

@@ -2,8 +2,8 @@
 
 from captioner.encoders.backbone import Backbone, Preprocessing
 from captioner.encoders.backbones import build_backbone
-from captioner.encoders.efficientnet_lite import fold_batch_norms
 from captioner.encoders.encoder import Encoder
+from captioner.encoders.inference import fold_batch_norms, fuse_for_cpu
 from captioner.encoders.self_attention import GridSelfAttention
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "Preprocessing",
     "build_backbone",
     "fold_batch_norms",
+    "fuse_for_cpu",
 ]

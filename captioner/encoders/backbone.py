@@ -27,7 +27,12 @@ class Preprocessing:
 
 
 class Backbone(nn.Module):
-    """Named stages applied one after another: photos [B, 3, H, W] to a feature map [B, D, h, w]."""
+    """Named stages applied one after another: photos [B, 3, H, W] to a feature map [B, D, h, w].
+
+    photo_by_photo: so many of the first stages are applied to one photo after another.
+    """
+
+    photo_by_photo = 0
 
     def __init__(
         self,
@@ -44,9 +49,11 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor, *, start: int = 0, stop: int | None = None) -> Tensor:
         """Apply stages start ... stop - 1."""
-        for stage in self.stages[start:stop]:
-            x = stage(x)
-        return x
+        end = len(self.stages) if stop is None else stop
+        middle = min(max(self.photo_by_photo, start), end)
+        if middle > start:
+            x = torch.cat([_through(self.stages[start:middle], photo) for photo in x.split(1)])
+        return _through(self.stages[middle:end], x)
 
     def fingerprint(self, stop: int | None = None) -> str:
         """SHA-256 over the names and values of the first stages' weights."""
@@ -55,6 +62,12 @@ class Backbone(nn.Module):
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
+
+
+def _through(stages: nn.ModuleList, x: Tensor) -> Tensor:
+    for stage in stages:
+        x = stage(x)
+    return x
 
 
 def cut_behind(backbone: Backbone, tap: str | None, name: str) -> Backbone:

@@ -8,13 +8,11 @@ not import timm, which takes longer than captioning a photo.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import fuse_conv_bn_weights
 
 from captioner.encoders.backbone import (
     Backbone,
@@ -160,7 +158,7 @@ class Block(nn.Module):
             return y
         if self.drop_path and self.training:
             y = y * F.dropout(y.new_ones(len(y), 1, 1, 1), self.drop_path)
-        return x + y
+        return x + y if torch.is_grad_enabled() else y.add_(x)
 
 
 def set_drop_path(module: nn.Module, probability: float) -> int:
@@ -169,32 +167,6 @@ def set_drop_path(module: nn.Module, probability: float) -> int:
     for block in blocks:
         block.drop_path = probability
     return len(blocks)
-
-
-def fold_batch_norms(module: nn.Module) -> None:
-    """For inference: convolutions take the batch norms behind them into their weights, in place.
-
-    The same function but for the last bits of its numbers; it can no longer be trained. Networks
-    other than EfficientNet-Lite are left as they are.
-    """
-    for parent in module.modules():
-        children = list(parent.named_children())
-        for (_, conv), (name, norm) in itertools.pairwise(children):
-            if not (isinstance(conv, SameConv) and isinstance(norm, nn.BatchNorm2d)):
-                continue
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            conv.weight, conv.bias = fuse_conv_bn_weights(
-                conv.weight,
-                conv.bias,
-                norm.running_mean,
-                norm.running_var,
-                norm.eps,
-                norm.weight,
-                norm.bias,
-            )
-            relu = isinstance(norm, BatchNormReLU6)
-            setattr(parent, name, nn.ReLU6(inplace=True) if relu else nn.Identity())
 
 
 def _load_packaged(network: nn.Module) -> None:

@@ -6,8 +6,9 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from captioner.linear import Linear
+from captioner.linear import Linear, linear
 
 
 class GridSelfAttention(nn.Module):
@@ -40,7 +41,7 @@ class _Layer(nn.Module):
     def __init__(self, dim: int, heads: int, feedforward_dim: int, dropout: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attention = nn.MultiheadAttention(dim, heads, dropout=dropout, batch_first=True)
+        self.attention = _SelfAttention(dim, heads, dropout)
         self.linear1 = Linear(dim, feedforward_dim)
         self.linear2 = Linear(feedforward_dim, dim)
         self.dropout = nn.Dropout(dropout)
@@ -51,10 +52,41 @@ class _Layer(nn.Module):
     def forward(self, features: Tensor, places: Tensor) -> Tensor:
         normed = self.norm1(features)
         placed = normed + places
-        looked, _ = self.attention(placed, placed, normed, need_weights=False)
-        features = features + self.dropout(looked)
+        features = features + self.dropout(self.attention(placed, normed))
         inner = self.dropout(torch.relu(self.linear1(self.norm2(features))))
         return features + self.dropout(self.linear2(inner))
+
+
+class _SelfAttention(nn.Module):
+    """Multi-head attention of cells to each other (Vaswani et al., 2017, section 3.2.2).
+
+    Weights as nn.MultiheadAttention has them, which multiplies by the slower library
+    (`captioner.linear`) on some CPUs.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
+        self.out_proj = Linear(dim, dim)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+
+    def forward(self, placed: Tensor, cells: Tensor) -> Tensor:
+        """Queries and keys of `placed`, values of `cells`, all [B, L, D], to [B, L, D]."""
+        look = 2 * cells.shape[-1]
+        places = linear(placed, self.in_proj_weight[:look], self.in_proj_bias[:look])
+        values = linear(cells, self.in_proj_weight[look:], self.in_proj_bias[look:])
+        query, key, value = (
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for x in (*places.chunk(2, dim=-1), values)
+        )  # [B, heads, L, D / heads]
+        looked = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout if self.training else 0.0
+        )
+        mixed: Tensor = self.out_proj(looked.transpose(1, 2).flatten(2))
+        return mixed
 
 
 def grid_positions(height: int, width: int, dim: int, *, device: torch.device) -> Tensor:

@@ -15,12 +15,15 @@ from torch import nn
 
 from captioner.config import EncoderConfig
 from captioner.data.transforms import PhotoTransform, open_photo
-from captioner.encoders import Backbone, Preprocessing, build_backbone
+from captioner.encoders import (
+    Backbone,
+    Preprocessing,
+    build_backbone,
+)
 from captioner.encoders.efficientnet_lite import (
     PREPROCESSING,
     EfficientNetLite2,
     SameConv,
-    fold_batch_norms,
     set_drop_path,
 )
 from captioner.errors import ConfigError, WeightsError
@@ -129,18 +132,6 @@ def test_its_training_and_its_random_weights_are_timm_s_too(classifier: Any) -> 
         torch.testing.assert_close(ours, other, msg=name)
 
 
-@torch.inference_mode()
-def test_folded_batch_norms_give_the_same_features(classifier: Any) -> None:
-    folded = EfficientNetLite2().eval()
-    folded.load_state_dict(classifier.state_dict())
-    fold_batch_norms(folded)
-    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
-    photos = torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
-    found, expected = folded(photos), classifier(photos)
-    assert found.std() > 0.1
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
 def test_depthwise_gradients_are_taken_in_float32_under_autocast() -> None:
     torch.manual_seed(0)
     conv = SameConv(6, 6, 5, groups=6)
@@ -155,13 +146,6 @@ def test_depthwise_gradients_are_taken_in_float32_under_autocast() -> None:
     found = torch.autograd.grad(output.square().sum(), conv.weight)[0]
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(without.float(), output, rtol=0.02, atol=0.02)
-
-
-def test_networks_of_other_makes_are_not_folded() -> None:
-    resnet = build_backbone("resnet50", weights="none")
-    before = [type(module) for module in resnet.modules()]
-    fold_batch_norms(resnet)
-    assert [type(module) for module in resnet.modules()] == before
 
 
 def test_weights_of_another_network_in_the_package_are_refused(

@@ -1,0 +1,131 @@
+"""EfficientNet-Lite for inference: the same function in fewer passes over memory."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import fuse_conv_bn_weights
+
+from captioner.encoders.backbone import Backbone
+from captioner.encoders.efficientnet_lite import BatchNormReLU6, SameConv
+
+# Until then the feature maps of one photo (9 MB the largest, at 320 px) fill a core's share of the
+# cache, and those of a batch would be written to memory and read back by every layer.
+PHOTO_BY_PHOTO = ["stem", "blocks.0", "blocks.1", "blocks.2"]
+
+
+def fold_batch_norms(module: nn.Module) -> None:
+    """Convolutions take the batch norms behind them into their weights, in place.
+
+    The same function but for the last bits of its numbers; it can no longer be trained. Networks
+    other than EfficientNet-Lite are left as they are.
+    """
+    for parent, (_, conv), (name, norm) in _neighbours(module):
+        if not (isinstance(conv, SameConv) and isinstance(norm, nn.BatchNorm2d)):
+            continue
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        conv.weight, conv.bias = fuse_conv_bn_weights(
+            conv.weight,
+            conv.bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.eps,
+            norm.weight,
+            norm.bias,
+        )
+        relu = isinstance(norm, BatchNormReLU6)
+        setattr(parent, name, nn.ReLU6(inplace=True) if relu else nn.Identity())
+
+
+def fuse_for_cpu(module: nn.Module) -> None:
+    """After `fold_batch_norms`, on a CPU with oneDNN: FusedConv for each convolution, in place.
+
+    The same function (bit by bit at 320 px), and the wide first stages take one photo after
+    another. An encoder whose weights are not finite stays as it is: oneDNN's ReLU6 makes zeros of
+    what is not a number, and nobody would notice.
+    """
+    found = [
+        (parent, first, conv, second, isinstance(behind, nn.ReLU6))
+        for parent, (first, conv), (second, behind) in _neighbours(module)
+        if isinstance(conv, SameConv) and isinstance(behind, (nn.ReLU6, nn.Identity))
+    ]
+    if not onednn_convolves() or not all(_finite(conv) for _, _, conv, _, _ in found):
+        return
+    for parent, first, conv, second, relu6 in found:
+        setattr(parent, first, FusedConv(conv, relu6=relu6))
+        setattr(parent, second, nn.Identity())
+    for backbone in module.modules():
+        if isinstance(backbone, Backbone) and backbone.names[:4] == PHOTO_BY_PHOTO:
+            backbone.photo_by_photo = len(PHOTO_BY_PHOTO)
+
+
+def onednn_convolves() -> bool:
+    """Whether PyTorch convolves by oneDNN here, as it does on x86 alone."""
+    return torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+
+
+class FusedConv(nn.Module):
+    """A SameConv and the ReLU6 behind it in one pass over memory, for inference on a CPU.
+
+    What SameConv pads right and below, where it takes every second place, comes from padding on all
+    sides, and from zeros before the kernel where that is too much: no padded copy is made.
+    """
+
+    def __init__(self, conv: SameConv, *, relu6: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.stride = conv.stride[0]
+        self.groups = conv.groups
+        self.padding = conv.kernel_size[0] // 2
+        self.relu6 = relu6
+        self._pack()
+
+    def _pack(self) -> None:
+        """The weight in oneDNN's own order, for even and odd heights and widths."""
+        parities = (0,) if self.stride == 1 else (0, 1)
+        self._packed = {
+            (height, width): torch.ops.mkldnn._reorder_convolution_weight(
+                functional.pad(self.weight.detach(), (width, 0, height, 0)), *self._geometry()
+            )
+            for height in parities
+            for width in parities
+        }
+
+    def _geometry(self) -> tuple[list[int], list[int], list[int], int]:
+        """Padding, stride, dilation, groups."""
+        return [self.padding] * 2, [self.stride] * 2, [1, 1], self.groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        even = (0, 0) if self.stride == 1 else (int(x.shape[2] % 2 == 0), int(x.shape[3] % 2 == 0))
+        behind = ("hardtanh", [0.0, 6.0], "") if self.relu6 else ("none", [], "")
+        output: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            x, self._packed[even], self.bias, *self._geometry(), *behind
+        )
+        return output
+
+    def __getstate__(self) -> dict[str, Any]:  # oneDNN's tensors cannot be copied
+        return {name: value for name, value in vars(self).items() if name != "_packed"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._pack()
+
+
+def _neighbours(
+    module: nn.Module,
+) -> Iterator[tuple[nn.Module, tuple[str, nn.Module], tuple[str, nn.Module]]]:
+    """Each two modules that follow each other in a third, with their names in it."""
+    for parent in list(module.modules()):
+        for one, next_one in itertools.pairwise(list(parent.named_children())):
+            yield parent, one, next_one
+
+
+def _finite(module: nn.Module) -> bool:
+    return all(bool(parameter.isfinite().all()) for parameter in module.parameters())

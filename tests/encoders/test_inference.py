@@ -1,0 +1,184 @@
+"""What inference changes in the encoder: everything but what it gives."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.encoders import Backbone, build_backbone, fold_batch_norms, fuse_for_cpu, inference
+from captioner.encoders.efficientnet_lite import SameConv
+from captioner.encoders.inference import FusedConv
+
+ONEDNN = pytest.mark.skipif(
+    not inference.onednn_convolves(), reason="no oneDNN here, or not on this kind of processor"
+)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Backbone:
+    return build_backbone("efficientnet_lite2").eval()
+
+
+@pytest.fixture(scope="module")
+def folded(plain: Backbone) -> Backbone:
+    backbone = copy.deepcopy(plain)
+    fold_batch_norms(backbone)
+    return backbone
+
+
+@pytest.fixture(scope="module")
+def fused(folded: Backbone) -> Backbone:
+    backbone = copy.deepcopy(folded)
+    fuse_for_cpu(backbone)
+    return backbone
+
+
+def photos_of(height: int, width: int, count: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    photos = torch.randn(count, 3, height, width, generator=generator)
+    return photos.to(memory_format=torch.channels_last)
+
+
+@torch.inference_mode()
+def test_folded_batch_norms_give_the_same_features(plain: Backbone, folded: Backbone) -> None:
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    found, expected = folded(photos_of(96, 64)), plain(photos_of(96, 64))
+    assert found.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@ONEDNN
+@pytest.mark.parametrize("size", [(64, 96), (75, 50), (50, 75), (33, 47), (97, 31)])
+@torch.inference_mode()
+def test_fused_convolutions_give_the_same_features(
+    folded: Backbone, fused: Backbone, size: tuple[int, int]
+) -> None:
+    assert not any(isinstance(module, (SameConv, nn.ReLU6)) for module in fused.modules())
+    found, expected = fused(photos_of(*size)), folded(photos_of(*size))
+    assert found.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@ONEDNN
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("relu6", [False, True])
+@pytest.mark.parametrize("size", [(8, 9), (9, 8), (7, 7), (10, 6)])
+@torch.inference_mode()
+def test_a_fused_convolution_is_a_plain_loop(
+    kernel: int, stride: int, relu6: bool, size: tuple[int, int]
+) -> None:
+    """Padded as TensorFlow pads: in all as much as is missing, the odd one right and below."""
+    torch.manual_seed(0)
+    conv = SameConv(2, 2, kernel, stride=stride, groups=2)
+    conv.bias = nn.Parameter(torch.randn(2))
+    nn.init.normal_(conv.weight)
+    x = 3 * torch.randn(1, 2, *size)
+    outs = [math.ceil(n / stride) for n in size]
+    before = [
+        max((out - 1) * stride + kernel - n, 0) // 2 for out, n in zip(outs, size, strict=True)
+    ]
+    expected = torch.zeros(1, 2, *outs, dtype=torch.double)
+    for channel in range(2):
+        for row in range(outs[0]):
+            for column in range(outs[1]):
+                total = conv.bias[channel].double()
+                for i in range(kernel):
+                    for j in range(kernel):
+                        y, z = row * stride + i - before[0], column * stride + j - before[1]
+                        if 0 <= y < size[0] and 0 <= z < size[1]:
+                            weight = conv.weight[channel, 0, i, j].double()
+                            total = total + weight * x[0, channel, y, z].double()
+                expected[0, channel, row, column] = total.clamp(0, 6) if relu6 else total
+    found = FusedConv(conv, relu6=relu6)(x)
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@ONEDNN
+@torch.inference_mode()
+def test_each_photo_alone_gives_what_the_batch_gives(fused: Backbone) -> None:
+    photos = photos_of(96, 64)
+    together = fused(photos)
+    alone = torch.cat([fused(photo) for photo in photos.split(1)])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+    for middle in (0, 2, 4, 6, 9):  # as an encoder with frozen stages goes through them
+        features = fused(fused(photos, stop=middle), start=middle)
+        torch.testing.assert_close(features, together, atol=1e-4, rtol=1e-4)
+    assert fused(photos[:0], stop=2).shape == (0, 16, 48, 32)
+
+
+@ONEDNN
+@torch.inference_mode()
+def test_wide_maps_are_made_photo_by_photo(
+    monkeypatch: pytest.MonkeyPatch, fused: Backbone
+) -> None:
+    seen: dict[str, list[int]] = {}
+    for name, stage in zip(fused.names, fused.stages, strict=True):
+        counts = seen.setdefault(name, [])
+        monkeypatch.setattr(
+            stage,
+            "forward",
+            lambda x, counts=counts, forward=stage.forward: counts.append(len(x)) or forward(x),
+        )
+    fused(photos_of(64, 64))
+    assert [seen[name] for name in inference.PHOTO_BY_PHOTO] == [[1, 1, 1]] * 4
+    assert [seen[name] for name in fused.names[4:]] == [[3]] * 5
+
+
+@ONEDNN
+@torch.inference_mode()
+def test_bfloat16_is_fused_too(folded: Backbone) -> None:
+    rough = copy.deepcopy(folded).bfloat16()
+    photos = photos_of(64, 64).bfloat16()
+    expected = rough(photos)
+    fuse_for_cpu(rough)
+    found = rough(photos)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+
+
+@ONEDNN
+@torch.inference_mode()
+def test_what_is_not_a_number_is_not_hidden(folded: Backbone) -> None:
+    damaged = copy.deepcopy(folded)
+    conv: Any = damaged.stages[2][0].conv_pw
+    conv.weight.view(-1)[7] = torch.nan
+    fuse_for_cpu(damaged)
+    assert damaged(photos_of(64, 64)).isnan().any()
+
+
+@ONEDNN
+@torch.inference_mode()
+def test_a_fused_encoder_can_be_copied_and_saved(fused: Backbone) -> None:
+    expected = fused(photos_of(64, 64))
+    file = io.BytesIO()
+    torch.save(fused, file)
+    file.seek(0)
+    for other in (copy.deepcopy(fused), torch.load(file, weights_only=False)):
+        assert torch.equal(other(photos_of(64, 64)), expected)
+
+
+def test_processors_without_onednn_keep_plain_convolutions(
+    monkeypatch: pytest.MonkeyPatch, folded: Backbone
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    kept = copy.deepcopy(folded)
+    fuse_for_cpu(kept)
+    assert not any(isinstance(module, FusedConv) for module in kept.modules())
+    assert kept.photo_by_photo == 0
+
+
+def test_networks_of_other_makes_are_left_alone() -> None:
+    resnet = build_backbone("resnet50", weights="none")
+    before = [type(module) for module in resnet.modules()]
+    fold_batch_norms(resnet)
+    fuse_for_cpu(resnet)
+    assert [type(module) for module in resnet.modules()] == before
+    assert resnet.photo_by_photo == 0
