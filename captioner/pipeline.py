@@ -21,7 +21,6 @@ from captioner.data.transforms import open_photo
 from captioner.data.vocabulary import Vocabulary, tokenize
 from captioner.decoding import Hypothesis, score, search
 from captioner.device import choose_device
-from captioner.encoders import fold_batch_norms, fuse_for_cpu
 from captioner.errors import ConfigError, PhotoError
 from captioner.grid import Caption, Geometry, Grid
 from captioner.linear import pack_linear_layers
@@ -58,13 +57,9 @@ class Captioner:
             raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        fold_batch_norms(model.encoder)
-        model.encoder.to(self.dtype)
-        # The convolutions of a CPU are up to twice as fast on channels-last tensors.
-        self.model = model.eval().to(self.device).to(memory_format=torch.channels_last)
-        if self.device.type == "cpu":
-            fuse_for_cpu(model.encoder)
-            pack_linear_layers(model)
+        model.encoder.for_inference(self.device, self.dtype)
+        self.model = model.eval().to(self.device)
+        pack_linear_layers(self.model)
         self.config = config
         self.vocabulary = vocabulary
         self.transform = photo_transform(config.preprocess)

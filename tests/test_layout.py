@@ -45,9 +45,9 @@ MAY_IMPORT = {
     "evaluation": "grid files",
     "evaluation.faithfulness": "grid decoders.base decoding evaluation.intervals",
     "checkpoint": "grid config data model",
-    "pipeline": "passes linear grid config device data encoders attention model checkpoint decoding",
+    "pipeline": "passes linear grid config device data attention model checkpoint decoding",
     "serving": "__init__ grid data rendering pipeline",
-    "training": "passes files grid config device data decoders model checkpoint decoding rendering evaluation",
+    "training": "passes files grid config device data encoders decoders model checkpoint decoding rendering evaluation",
     "commands": "allocator passes files grid config device data attention model checkpoint decoding rendering evaluation pipeline "
     "training serving",
     "__init__": "grid pipeline",

@@ -3,7 +3,6 @@
 from captioner.encoders.backbone import Backbone, Preprocessing
 from captioner.encoders.backbones import build_backbone
 from captioner.encoders.encoder import Encoder
-from captioner.encoders.inference import fold_batch_norms, fuse_for_cpu
 from captioner.encoders.self_attention import GridSelfAttention
 
 __all__ = [
@@ -12,6 +11,4 @@ __all__ = [
     "GridSelfAttention",
     "Preprocessing",
     "build_backbone",
-    "fold_batch_norms",
-    "fuse_for_cpu",
 ]

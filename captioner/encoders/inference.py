@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import platform
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -49,26 +51,74 @@ def fuse_for_cpu(module: nn.Module) -> None:
 
     The same function (bit by bit at 320 px), and the wide first stages take one photo after
     another. An encoder whose weights are not finite stays as it is: oneDNN's ReLU6 makes zeros of
-    what is not a number, and nobody would notice.
+    what is not a number, and nobody would notice. So does one that oneDNN cannot compute.
     """
     found = [
         (parent, first, conv, second, isinstance(behind, nn.ReLU6))
         for parent, (first, conv), (second, behind) in _neighbours(module)
         if isinstance(conv, SameConv) and isinstance(behind, (nn.ReLU6, nn.Identity))
     ]
-    if not onednn_convolves() or not all(_finite(conv) for _, _, conv, _, _ in found):
+    if not all(onednn_convolves(conv.weight) and _finite(conv) for _, _, conv, _, _ in found):
         return
     for parent, first, conv, second, relu6 in found:
         setattr(parent, first, FusedConv(conv, relu6=relu6))
         setattr(parent, second, nn.Identity())
     for backbone in module.modules():
-        if isinstance(backbone, Backbone) and backbone.names[:4] == PHOTO_BY_PHOTO:
-            backbone.photo_by_photo = len(PHOTO_BY_PHOTO)
+        if isinstance(backbone, Backbone) and found:
+            backbone.photo_by_photo = sum(name in PHOTO_BY_PHOTO for name in backbone.names)
 
 
-def onednn_convolves() -> bool:
-    """Whether PyTorch convolves by oneDNN here, as it does on x86 alone."""
-    return torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+def onednn_convolves(weight: Tensor) -> bool:
+    """Whether PyTorch can convolve with this weight by oneDNN here, as it does on x86 alone."""
+    return (
+        weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and platform.machine() in ("x86_64", "AMD64")
+        and (
+            weight.dtype == torch.float32
+            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+    )
+
+
+class FrozenStages:
+    """The first stages of a backbone, which training leaves as they are, made for inference.
+
+    A copy, and anew when their weights, their device or the type to compute in are others. Under
+    autocast it computes in autocast's type.
+    """
+
+    def __init__(self, backbone: Backbone, count: int) -> None:
+        self.backbone, self.count = backbone, count
+        self._copy = backbone
+        self._of: object = None
+
+    @torch.no_grad()
+    def __call__(self, photos: Tensor) -> Tensor:
+        """Photos [B, 3, H, W] to the feature map of the last of these stages."""
+        stages = self.backbone.stages[: self.count]
+        if not any(
+            isinstance(conv, SameConv) and (conv.bias is None or onednn_convolves(conv.weight))
+            for conv in stages.modules()
+        ):  # nothing to fold or to fuse, or no longer
+            return self.backbone(photos, stop=self.count)
+        kind, weights = photos.device.type, [*stages.parameters(), *stages.buffers()]
+        rough = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if rough else weights[0].dtype
+        of = (dtype, [(w.data_ptr(), None if w.is_inference() else w._version) for w in weights])
+        if of != self._of:
+            self._copy, self._of = self._made(stages, dtype), of
+        with torch.autocast(kind, enabled=False) if rough else nullcontext():
+            return self._copy(photos.to(dtype))
+
+    def _made(self, stages: nn.ModuleList, dtype: torch.dtype) -> Backbone:
+        own = self.backbone
+        named = list(zip(own.names, copy.deepcopy(stages), strict=False))
+        backbone = Backbone(named, channels=own.channels, preprocessing=own.preprocessing).eval()
+        fold_batch_norms(backbone)
+        backbone.to(dtype)
+        fuse_for_cpu(backbone)
+        return backbone
 
 
 class FusedConv(nn.Module):

