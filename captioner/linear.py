@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from captioner.onednn import Packs
+
 WORTH_IT = 4 * 10**6  # multiplications; below, moving the numbers over costs more than it saves
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """functional.linear; in float32 on a CPU by oneDNN where PyTorch's own library is slow."""
-    if rows.numel() * len(weight) < WORTH_IT or not _for_onednn(rows):
+    if rows.numel() * len(weight) < WORTH_IT or not _for_onednn(rows, weight):
         return functional.linear(rows, weight, bias)
     if not torch.is_grad_enabled():
         return _by_onednn(rows, weight, bias)
@@ -26,10 +28,10 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return outputs.to_dense()
 
 
-def _for_onednn(rows: Tensor) -> bool:
+def _for_onednn(rows: Tensor, weight: Tensor) -> bool:
     return (
         rows.device.type == "cpu"
-        and rows.dtype == torch.float32
+        and rows.dtype == weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
         and _blas_is_slow()
@@ -59,35 +61,23 @@ def _blas_is_slow() -> bool:
         return False
 
 
-class Linear(nn.Linear):
+class Linear(Packs, nn.Linear):
     """nn.Linear by `linear`."""
 
-    _packed: tuple[Tensor, int] | None = None
-
-    def pack(self) -> None:
-        """Keep the weight in oneDNN's own order, too, for inference.
-
-        Ordering it anew in every call takes longer than multiplying the few rows of a search's
-        step. A weight that changes afterwards is noticed, and read itself.
-        """
-        if _for_onednn(self.weight) and not self.weight.is_inference():
-            packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
-            self._packed = packed, self.weight._version
+    def ordered(self) -> Tensor:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+        return packed
 
     def forward(self, rows: Tensor) -> Tensor:
-        if self._packed is not None and not torch.is_grad_enabled() and _for_onednn(rows):
-            packed, version = self._packed
-            if self.weight._version == version:
-                return _by_onednn(rows, packed, self.bias)
+        if self.is_packed(rows):
+            return _by_onednn(rows, self._packed, self.bias)
         return linear(rows, self.weight, self.bias)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_packed": None}  # which cannot be copied
 
 
 def pack_linear_layers(module: nn.Module) -> None:
+    """For inference, where oneDNN multiplies faster."""
     for layer in module.modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, Linear) and _for_onednn(layer.weight, layer.weight):
             layer.pack()
 
 

@@ -149,14 +149,18 @@ def test_packed_weights_give_the_same(monkeypatch: pytest.MonkeyPatch, bias: boo
             layer(given), expected[: len(given)] if given.dim() == 3 else expected[0]
         )
     assert read == [True] * 4
-    torch.testing.assert_close(copy.deepcopy(layer)(rows), expected)  # without the packed weight
+    torch.testing.assert_close(copy.deepcopy(layer)(rows), expected)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(rows).dtype == torch.bfloat16
     with torch.enable_grad():
         assert layer(rows).requires_grad
-    assert len(read) == 4
+    assert read == [True] * 5, "the copy's is packed too"
     layer.weight.mul_(2)
     torch.testing.assert_close(
         layer(rows), torch.nn.functional.linear(rows, layer.weight, layer.bias)
     )
+    other = nn.Parameter(torch.randn(9, 6))
+    layer.weight = other
+    torch.testing.assert_close(layer(rows), torch.nn.functional.linear(rows, other, layer.bias))
+    assert read == [True] * 5
     assert layer.double()(rows.double()).dtype == torch.double

@@ -135,7 +135,7 @@ class _Beam:
         self.device = device
         self.active = torch.arange(photos, device=device)
         self.totals = torch.full((photos, beam_size), -torch.inf, device=device)
-        self.totals[:, 0] = 0.0  # one beam writes the first words
+        self.totals[:, 0] = 0.0  # one beam writes the first word
         self.trace: list[dict[str, Tensor]] = []
         self.written = torch.zeros(photos, beam_size, 0, dtype=torch.long, device=device)
         shape = (photos, beam_size)

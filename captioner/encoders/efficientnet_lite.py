@@ -158,7 +158,7 @@ class Block(nn.Module):
             return y
         if self.drop_path and self.training:
             y = y * F.dropout(y.new_ones(len(y), 1, 1, 1), self.drop_path)
-        return x + y if torch.is_grad_enabled() else y.add_(x)
+        return x + y
 
 
 def set_drop_path(module: nn.Module, probability: float) -> int:

@@ -7,7 +7,6 @@ import itertools
 import platform
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch.nn.utils import fuse_conv_bn_weights
 
 from captioner.encoders.backbone import Backbone
 from captioner.encoders.efficientnet_lite import BatchNormReLU6, SameConv
+from captioner.onednn import Packs, trace_of
 
 # Until then the feature maps of one photo (9 MB the largest, at 320 px) fill a core's share of the
 # cache, and those of a batch would be written to memory and read back by every layer.
@@ -49,9 +49,9 @@ def fold_batch_norms(module: nn.Module) -> None:
 def fuse_for_cpu(module: nn.Module) -> None:
     """After `fold_batch_norms`, on a CPU with oneDNN: FusedConv for each convolution, in place.
 
-    The same function (bit by bit at 320 px), and the wide first stages take one photo after
-    another. An encoder whose weights are not finite stays as it is: oneDNN's ReLU6 makes zeros of
-    what is not a number, and nobody would notice. So does one that oneDNN cannot compute.
+    The same function but for the last bits, and the wide first stages take one photo after another.
+    An encoder whose weights are not finite stays as it is: oneDNN's ReLU6 makes zeros of what is
+    not a number, and nobody would notice. So does one that oneDNN cannot compute.
     """
     found = [
         (parent, first, conv, second, isinstance(behind, nn.ReLU6))
@@ -98,14 +98,14 @@ class FrozenStages:
         """Photos [B, 3, H, W] to the feature map of the last of these stages."""
         stages = self.backbone.stages[: self.count]
         if not any(
-            isinstance(conv, SameConv) and (conv.bias is None or onednn_convolves(conv.weight))
+            type(conv) is SameConv and (conv.bias is None or onednn_convolves(conv.weight))
             for conv in stages.modules()
         ):  # nothing to fold or to fuse, or no longer
             return self.backbone(photos, stop=self.count)
         kind, weights = photos.device.type, [*stages.parameters(), *stages.buffers()]
         rough = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if rough else weights[0].dtype
-        of = (dtype, [(w.data_ptr(), None if w.is_inference() else w._version) for w in weights])
+        of = (dtype, [trace_of(weight) for weight in weights])
         if of != self._of:
             self._copy, self._of = self._made(stages, dtype), of
         with torch.autocast(kind, enabled=False) if rough else nullcontext():
@@ -121,7 +121,7 @@ class FrozenStages:
         return backbone
 
 
-class FusedConv(nn.Module):
+class FusedConv(Packs, SameConv):
     """A SameConv and the ReLU6 behind it in one pass over memory, for inference on a CPU.
 
     What SameConv pads right and below, where it takes every second place, comes from padding on all
@@ -129,18 +129,21 @@ class FusedConv(nn.Module):
     """
 
     def __init__(self, conv: SameConv, *, relu6: bool) -> None:
-        super().__init__()
+        kernel, stride = conv.kernel_size[0], conv.stride[0]
+        assert kernel % 2
+        assert stride in (1, 2)
+        with torch.device("meta"):  # the weights are the other's
+            super().__init__(
+                conv.in_channels, conv.out_channels, kernel, stride=stride, groups=conv.groups
+            )
         self.weight, self.bias = conv.weight, conv.bias
-        self.stride = conv.stride[0]
-        self.groups = conv.groups
-        self.padding = conv.kernel_size[0] // 2
         self.relu6 = relu6
-        self._pack()
+        self.pack()
 
-    def _pack(self) -> None:
-        """The weight in oneDNN's own order, for even and odd heights and widths."""
-        parities = (0,) if self.stride == 1 else (0, 1)
-        self._packed = {
+    def ordered(self) -> dict[tuple[int, int], Tensor]:
+        """By whether height and width are even."""
+        parities = (0,) if self.stride[0] == 1 else (0, 1)
+        return {
             (height, width): torch.ops.mkldnn._reorder_convolution_weight(
                 functional.pad(self.weight.detach(), (width, 0, height, 0)), *self._geometry()
             )
@@ -150,22 +153,20 @@ class FusedConv(nn.Module):
 
     def _geometry(self) -> tuple[list[int], list[int], list[int], int]:
         """Padding, stride, dilation, groups."""
-        return [self.padding] * 2, [self.stride] * 2, [1, 1], self.groups
+        return [self.kernel_size[0] // 2] * 2, list(self.stride), [1, 1], self.groups
 
     def forward(self, x: Tensor) -> Tensor:
-        even = (0, 0) if self.stride == 1 else (int(x.shape[2] % 2 == 0), int(x.shape[3] % 2 == 0))
+        if not self.is_packed(x):
+            plain = super().forward(x)
+            return functional.relu6(plain) if self.relu6 else plain
+        even = (0, 0)
+        if self.stride[0] == 2:
+            even = (int(x.shape[2] % 2 == 0), int(x.shape[3] % 2 == 0))
         behind = ("hardtanh", [0.0, 6.0], "") if self.relu6 else ("none", [], "")
         output: Tensor = torch.ops.mkldnn._convolution_pointwise(
             x, self._packed[even], self.bias, *self._geometry(), *behind
         )
         return output
-
-    def __getstate__(self) -> dict[str, Any]:  # oneDNN's tensors cannot be copied
-        return {name: value for name, value in vars(self).items() if name != "_packed"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._pack()
 
 
 def _neighbours(

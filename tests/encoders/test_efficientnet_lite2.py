@@ -15,11 +15,7 @@ from torch import nn
 
 from captioner.config import EncoderConfig
 from captioner.data.transforms import PhotoTransform, open_photo
-from captioner.encoders import (
-    Backbone,
-    Preprocessing,
-    build_backbone,
-)
+from captioner.encoders import Backbone, Preprocessing, build_backbone
 from captioner.encoders.efficientnet_lite import (
     PREPROCESSING,
     EfficientNetLite2,

@@ -65,7 +65,7 @@ def test_folded_batch_norms_give_the_same_features(plain: Backbone, folded: Back
 def test_fused_convolutions_give_the_same_features(
     folded: Backbone, fused: Backbone, size: tuple[int, int]
 ) -> None:
-    assert not any(isinstance(module, (SameConv, nn.ReLU6)) for module in fused.modules())
+    assert not {SameConv, nn.ReLU6} & {type(module) for module in fused.modules()}
     found, expected = fused(photos_of(*size)), folded(photos_of(*size))
     assert found.std() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -169,6 +169,35 @@ def test_a_fused_encoder_can_be_copied_and_saved(fused: Backbone) -> None:
     file.seek(0)
     for other in (copy.deepcopy(fused), torch.load(file, weights_only=False)):
         assert torch.equal(other(photos_of(64, 64)), expected)
+
+
+@ONEDNN
+def test_gradients_moves_and_new_weights_are_computed_plainly(folded: Backbone) -> None:
+    ours, photos = copy.deepcopy(folded), photos_of(64, 64)
+    fuse_for_cpu(ours)
+    photos.requires_grad_()
+    (expected,) = torch.autograd.grad(folded(photos).square().sum(), photos)
+    (found,) = torch.autograd.grad(ours(photos).square().sum(), photos)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+    with torch.no_grad():
+        other = {name: value + 0.01 for name, value in folded.state_dict().items()}
+        ours.load_state_dict(other)
+        kept = copy.deepcopy(folded)
+        kept.load_state_dict(other)
+        torch.testing.assert_close(ours(photos), kept(photos), rtol=1e-3, atol=1e-3)
+        double = photos.double()
+        torch.testing.assert_close(ours.double()(double), kept.double()(double))
+
+
+@ONEDNN
+@torch.no_grad()
+def test_where_bfloat16_cannot_be_packed_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, folded: Backbone
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    rough = copy.deepcopy(folded).bfloat16()
+    fuse_for_cpu(rough)
+    assert not any(isinstance(module, FusedConv) for module in rough.modules())
 
 
 def test_processors_without_onednn_keep_plain_convolutions(

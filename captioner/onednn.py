@@ -1,0 +1,55 @@
+"""Weights in the order in which oneDNN, PyTorch's library for convolutions, reads them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Packs(nn.Module):
+    """A layer that can keep its weight in oneDNN's order, too, for inference on a CPU.
+
+    Ordering it anew in every call takes longer than multiplying the few rows of a search's step.
+    The layer computes plainly where gradients are asked for, on another device, in another type,
+    and once its weight has changed (but by `weight.data`, in place, which leaves no trace).
+    """
+
+    weight: Tensor
+    _packed: Any = None
+    _packed_of: tuple[object, ...] | None = None
+
+    @abstractmethod
+    def ordered(self) -> Any:
+        """The weight in oneDNN's order."""
+
+    def pack(self) -> None:
+        self._packed, self._packed_of = self.ordered(), trace_of(self.weight)
+
+    def is_packed(self, x: Tensor) -> bool:
+        """Whether what is packed can be read for this input."""
+        return (
+            self._packed is not None
+            and not torch.is_grad_enabled()
+            and x.device.type == "cpu"
+            and x.dtype == self.weight.dtype
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
+            and trace_of(self.weight) == self._packed_of
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_packed": None}  # which cannot be copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._packed_of is not None:
+            self.pack()
+
+
+def trace_of(tensor: Tensor) -> tuple[object, ...]:
+    """What is another when a tensor's values are others."""
+    version = None if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype, tensor.device
