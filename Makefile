@@ -53,6 +53,8 @@ evaluate = $(python) -m captioner evaluate --checkpoint runs/$(1) --format flick
 average = test -e runs/flickr8k_$(1)_$(3) || $(python) -m captioner average \
 	$(addprefix runs/flickr8k_$(1)_,$(2) $(3))
 refined := flickr8k_soft stages/refine
+longer := flickr8k_hard stages/hard_deeper stages/hard_longer
+taught := --loss.teachers "[runs/flickr8k_soft_larger/best]"
 
 reproduce-flickr8k: $(installed)
 	@test -e "$(FLICKR30K)" || { echo "error: FLICKR30K names no file of captions without photos" \
@@ -74,11 +76,17 @@ reproduce-flickr8k: $(installed)
 	$(call train,flickr8k_hard_taught,flickr8k_hard stages/hard_taught)
 	test -e runs/flickr8k_hard_begun || $(python) -m captioner average \
 	  runs/flickr8k_hard_taught/best runs/flickr8k_soft_larger/best runs/flickr8k_hard_begun
-	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_hard_begun \
-	  --loss.teachers "[runs/flickr8k_soft_larger/best]"
-	test -e runs/flickr8k_hard_bundled || $(python) -m captioner average \
+	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_hard_begun $(taught)
+	test -e runs/flickr8k_hard_mixed || $(python) -m captioner average \
 	  runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_soft_larger \
-	  runs/flickr8k_hard_bundled
+	  runs/flickr8k_hard_mixed
+	$(call train,flickr8k_hard_deeper,flickr8k_hard stages/hard_deeper) $(taught)
+	test -e runs/flickr8k_hard_deeper_averaged || $(python) -m captioner average \
+	  runs/flickr8k_hard_deeper/best runs/flickr8k_hard_deeper/last runs/flickr8k_hard_deeper_averaged
+	$(call train,flickr8k_hard_longer,$(longer)) $(taught)
+	$(call train,flickr8k_hard_second,$(longer) stages/hard_second) $(taught)
+	test -e runs/flickr8k_hard_bundled || $(python) -m captioner average \
+	  runs/flickr8k_hard_longer/last runs/flickr8k_hard_second/last runs/flickr8k_hard_bundled
 	$(call evaluate,flickr8k_soft_larger)
 	$(call evaluate,flickr8k_hard_bundled)
 

@@ -240,6 +240,8 @@ class Captioner:
 
     def _input(self, photo: Photo) -> tuple[Tensor, Geometry]:
         if isinstance(photo, tuple):
+            if not photo[0].isfinite().all():  # oneDNN's ReLU6 would make zeros of it
+                raise PhotoError("has pixels that are not finite; make it by Captioner.transform")
             return photo
         image = photo if isinstance(photo, Image.Image) else open_photo(photo)
         if image.mode != "RGB":

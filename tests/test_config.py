@@ -68,21 +68,25 @@ def model_part(config: Config) -> ModelConfig:
         ["refine", "text", "views"],
         ["refine", "text", "views", "larger"],
         ["hard_taught"],
+        ["hard_deeper"],
+        ["hard_deeper", "hard_longer"],
+        ["hard_deeper", "hard_longer", "hard_second"],
     ],
 )
 def test_every_stage_can_be_trained(stages: list[str]) -> None:
     hard = any(name.startswith("hard") for name in stages)
-    base = "flickr8k_hard" if stages == ["hard_taught"] else "flickr8k_soft"
+    base = "flickr8k_hard" if stages[0].startswith("hard") else "flickr8k_soft"
     files = [CONFIGS / f"{base}.yaml", *(CONFIGS / f"stages/{name}.yaml" for name in stages)]
     config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
     setup.check(config)
-    assert config.encoder.self_attention_layers == 1
+    assert config.encoder.self_attention_layers == (2 if "hard_deeper" in stages else 1)
     assert config.train.start_from is not None
     assert (config.self_critical.samples > 0) == ("self_critical" in stages)
     there = {file.stem for file in (CONFIGS / "stages").iterdir()}
     assert there == {
         *("refine", "self_critical", "text", "consensus", "both", "views", "larger"),
-        *("hard_text", "hard_consensus", "hard_taught"),
+        *("hard_text", "hard_consensus", "hard_taught", "hard_deeper", "hard_longer"),
+        "hard_second",
     }
     assert config.attention.select == ("hard" if hard else "soft")
 

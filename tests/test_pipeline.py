@@ -327,3 +327,15 @@ def test_what_the_transform_made_of_a_photo_is_captioned_as_the_photo(
     assert close(captioner.caption(prepared), captioner.caption(paths[2]))
     scored, expected = (captioner.score(photo, "a red disc") for photo in (prepared, paths[2]))
     assert close(scored, expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_ready_photo_that_is_not_finite_is_refused(
+    captioner: Captioner, paths: list[Path], value: float
+) -> None:
+    with Image.open(paths[0]) as image:
+        pixels, geometry = captioner.transform(image.convert("RGB"))
+    pixels = pixels.clone()
+    pixels[1, 2, 3] = value
+    with pytest.raises(PhotoError, match="not finite"):
+        captioner.caption_batch([paths[1], (pixels, geometry)])
