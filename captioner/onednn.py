@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from abc import abstractmethod
 from typing import Any
 
@@ -26,7 +27,9 @@ class Packs(nn.Module):
         """The weight in oneDNN's order."""
 
     def pack(self) -> None:
-        self._packed, self._packed_of = self.ordered(), trace_of(self.weight)
+        """Where oneDNN can read it; else the layer goes on as it is."""
+        if orders(self.weight):
+            self._packed, self._packed_of = self.ordered(), trace_of(self.weight)
 
     def is_packed(self, x: Tensor) -> bool:
         """Whether what is packed can be read for this input."""
@@ -47,6 +50,19 @@ class Packs(nn.Module):
         super().__setstate__(state)
         if self._packed_of is not None:
             self.pack()
+
+
+def orders(weight: Tensor) -> bool:
+    """Whether oneDNN has an order of its own for this weight here, as on x86 alone."""
+    return (
+        weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and platform.machine() in ("x86_64", "AMD64")
+        and (
+            weight.dtype == torch.float32
+            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+    )
 
 
 def trace_of(tensor: Tensor) -> tuple[object, ...]:

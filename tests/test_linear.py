@@ -163,4 +163,4 @@ def test_packed_weights_give_the_same(monkeypatch: pytest.MonkeyPatch, bias: boo
     layer.weight = other
     torch.testing.assert_close(layer(rows), torch.nn.functional.linear(rows, other, layer.bias))
     assert read == [True] * 5
-    assert layer.double()(rows.double()).dtype == torch.double
+    assert copy.deepcopy(layer.double())(rows.double()).dtype == torch.double

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import platform
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -15,7 +14,7 @@ from torch.nn.utils import fuse_conv_bn_weights
 
 from captioner.encoders.backbone import Backbone
 from captioner.encoders.efficientnet_lite import BatchNormReLU6, SameConv
-from captioner.onednn import Packs, trace_of
+from captioner.onednn import Packs, orders, trace_of
 
 # Until then the feature maps of one photo (9 MB the largest, at 320 px) fill a core's share of the
 # cache, and those of a batch would be written to memory and read back by every layer.
@@ -58,7 +57,7 @@ def fuse_for_cpu(module: nn.Module) -> None:
         for parent, (first, conv), (second, behind) in _neighbours(module)
         if isinstance(conv, SameConv) and isinstance(behind, (nn.ReLU6, nn.Identity))
     ]
-    if not all(onednn_convolves(conv.weight) and _finite(conv) for _, _, conv, _, _ in found):
+    if not all(orders(conv.weight) and _finite(conv) for _, _, conv, _, _ in found):
         return
     for parent, first, conv, second, relu6 in found:
         setattr(parent, first, FusedConv(conv, relu6=relu6))
@@ -66,19 +65,6 @@ def fuse_for_cpu(module: nn.Module) -> None:
     for backbone in module.modules():
         if isinstance(backbone, Backbone) and found:
             backbone.photo_by_photo = sum(name in PHOTO_BY_PHOTO for name in backbone.names)
-
-
-def onednn_convolves(weight: Tensor) -> bool:
-    """Whether PyTorch can convolve with this weight by oneDNN here, as it does on x86 alone."""
-    return (
-        weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and platform.machine() in ("x86_64", "AMD64")
-        and (
-            weight.dtype == torch.float32
-            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        )
-    )
 
 
 class FrozenStages:
@@ -98,7 +84,7 @@ class FrozenStages:
         """Photos [B, 3, H, W] to the feature map of the last of these stages."""
         stages = self.backbone.stages[: self.count]
         if not any(
-            type(conv) is SameConv and (conv.bias is None or onednn_convolves(conv.weight))
+            type(conv) is SameConv and (conv.bias is None or orders(conv.weight))
             for conv in stages.modules()
         ):  # nothing to fold or to fuse, or no longer
             return self.backbone(photos, stop=self.count)

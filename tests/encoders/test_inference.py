@@ -19,9 +19,10 @@ from captioner.encoders.inference import (
     fold_batch_norms,
     fuse_for_cpu,
 )
+from captioner.onednn import orders
 
 ONEDNN = pytest.mark.skipif(
-    not inference.onednn_convolves(torch.zeros(1)),
+    not orders(torch.zeros(1)),
     reason="no oneDNN here, or not on this kind of processor",
 )
 
@@ -187,6 +188,7 @@ def test_gradients_moves_and_new_weights_are_computed_plainly(folded: Backbone) 
         torch.testing.assert_close(ours(photos), kept(photos), rtol=1e-3, atol=1e-3)
         double = photos.double()
         torch.testing.assert_close(ours.double()(double), kept.double()(double))
+        torch.testing.assert_close(copy.deepcopy(ours)(double), kept(double))
 
 
 @ONEDNN
