@@ -203,8 +203,10 @@ def end(program: Callable[[], None]) -> NoReturn:
 
 def become(request: dict[str, Any]) -> None:
     os.setsid()
-    # Where tests run in the background of a script, Ctrl-C is ignored and would be here too.
+    # Where tests run in the background of a script, Ctrl-C is ignored and would be here too; so is
+    # a closed terminal where they run under nohup.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     folder = Path(request["folder"])
     for descriptor, name in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
