@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from captioner.onednn import Packs
+from captioner.onednn import Packs, reads
 
 WORTH_IT = 4 * 10**6  # multiplications; below, moving the numbers over costs more than it saves
 
@@ -29,13 +29,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _for_onednn(rows: Tensor, weight: Tensor) -> bool:
-    return (
-        rows.device.type == "cpu"
-        and rows.dtype == weight.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
-        and _blas_is_slow()
-    )
+    return rows.dtype == weight.dtype == torch.float32 and reads(rows) and _blas_is_slow()
 
 
 def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

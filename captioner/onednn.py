@@ -36,10 +36,8 @@ class Packs(nn.Module):
         return (
             self._packed is not None
             and not torch.is_grad_enabled()
-            and x.device.type == "cpu"
             and x.dtype == self.weight.dtype
-            and not torch.is_autocast_enabled("cpu")
-            and not torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
+            and reads(x)
             and trace_of(self.weight) == self._packed_of
         )
 
@@ -50,6 +48,15 @@ class Packs(nn.Module):
         super().__setstate__(state)
         if self._packed_of is not None:
             self.pack()
+
+
+def reads(x: Tensor) -> bool:
+    """Whether oneDNN can be handed this input directly."""
+    return (
+        x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # which cannot look into oneDNN's tensors
+    )
 
 
 def orders(weight: Tensor) -> bool:
