@@ -164,8 +164,8 @@ def _score(
         "words in the references": scores_by_length(images, references),
         "words in the caption": scores_by_length(images, {i: [t] for i, t in captions.items()}),
     }
-    if objects:
-        groups["objects in the photo"] = scores_by_group(images, objects.counts(), OBJECTS)
+    if objects and (by_objects := scores_by_group(images, objects.counts(), OBJECTS)):
+        groups["objects in the photo"] = by_objects  # none where no photo of theirs could be read
     statistics = corpus_statistics(list(captions.values()), training)
     intervals = bootstrap_intervals(images)
     signature = scores.signature | _signature(arguments, captioner)

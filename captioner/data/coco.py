@@ -17,14 +17,22 @@ _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 
 
 def coco_split(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
-    photos = []
+    photos: dict[int | str, CaptionedPhoto] = {}
     for split in names:
         path = root / "annotations" / f"captions_{split}.json"
         names_only = path.with_name(f"image_info_{split}.json")
         if not path.is_file() and not names_only.is_file():
             raise DataError(f"there is no {path}; " + splits_there(_coco_annotated(root)))
-        photos += _coco_captions(path if path.is_file() else names_only, root / split)
-    return photos
+        path = path if path.is_file() else names_only
+        for photo in _coco_captions(path, root / split):
+            if photo.image_id in photos:
+                raise DataError(
+                    f"{path}: image id {photo.image_id} is also that of "
+                    f"{photos[photo.image_id].path} in another of the splits {'+'.join(names)}; "
+                    "number their images apart, or take one split at a time"
+                )
+            photos[photo.image_id] = photo
+    return list(photos.values())
 
 
 def _coco_captions(path: Path, folder: Path) -> list[CaptionedPhoto]:

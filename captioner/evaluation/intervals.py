@@ -20,6 +20,9 @@ from captioner.errors import DataError
 _MODULES = np.array([1.0, 0.6, 0.8, 0.6])
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 
+# Statistics of an image that `bleu` and `meteor` read.
+COUNTS = {"Bleu_4": 10, "METEOR": 23}
+
 RESAMPLES = 2000
 LEVEL = 0.95
 
@@ -77,8 +80,15 @@ class ImageScores:
         per_image: Mapping[str, Mapping[Hashable, float]],
         counts: Mapping[str, Mapping[Hashable, Sequence[float]]],
     ) -> ImageScores:
-        """From the fields of metrics.Scores."""
+        """From the fields of metrics.Scores.
+
+        Raises:
+            ValueError: these are not the counts of a known metric.
+        """
         ids = list(next(iter(per_image.values())))
+        for name, rows in counts.items():
+            if any(len(row) != COUNTS.get(name) for row in rows.values()):
+                raise ValueError(f"counts of {name}")
         return cls(
             ids,
             {

@@ -6,7 +6,7 @@ import contextlib
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,45 +21,51 @@ from captioner.errors import DataError
 # "man" and its like are persons. Lower case.
 CATEGORY_WORDS: dict[str, str] = {
     "person": "person persons people man men woman women boy boys girl girls child children kid "
-    "kids lady ladies guy guys baby toddler player skier snowboarder surfer skateboarder rider "
-    "cyclist biker climber worker officer crowd couple",
+    "kids lady ladies guy guys baby babies toddler toddlers player players skier skiers "
+    "snowboarder snowboarders snow_boarder surfer surfers skateboarder skateboarders "
+    "skate_boarder rider riders cyclist cyclists biker bikers climber climbers worker workers "
+    "officer officers crowd couple couples",
     "bicycle": "bicycle bicycles bike bikes",
-    "car": "car cars taxi cab suv",
-    "motorcycle": "motorcycle motorcycles motorbike motorbikes dirtbike dirt_bike dirt_bikes",
-    "airplane": "airplane airplanes plane planes jet jets aircraft airliner",
+    "car": "car cars taxi taxis cab cabs suv suvs",
+    "motorcycle": "motorcycle motorcycles motor_cycle motor_cycles motorbike motorbikes motor_bike "
+    "motor_bikes dirtbike dirtbikes dirt_bike dirt_bikes",
+    "airplane": "airplane airplanes air_plane air_planes plane planes jet jets aircraft "
+    "airliner airliners",
     "bus": "bus buses",
-    "train": "train trains locomotive",
+    "train": "train trains locomotive locomotives",
     "truck": "truck trucks",
-    "boat": "boat boats ship ships canoe kayak sailboat sailboats",
-    "traffic light": "stoplight stoplights traffic_light traffic_lights",
+    "boat": "boat boats ship ships canoe canoes kayak kayaks sailboat sailboats sail_boat "
+    "sail_boats",
+    "traffic light": "stoplight stoplights stop_light stop_lights traffic_light traffic_lights",
     "fire hydrant": "hydrant hydrants",
     "stop sign": "stop_sign stop_signs",
     "parking meter": "parking_meter parking_meters meter meters",
     "bench": "bench benches",
-    "bird": "bird birds seagull seagulls duck ducks pigeon pigeons parrot owl geese goose",
+    "bird": "bird birds seagull seagulls duck ducks pigeon pigeons parrot "
+    "parrots owl owls geese goose",
     "cat": "cat cats kitten kittens",
     "dog": "dog dogs puppy puppies",
     "horse": "horse horses pony ponies",
     "sheep": "sheep lamb lambs",
-    "cow": "cow cows cattle bull bulls calf",
+    "cow": "cow cows cattle bull bulls calf calves",
     "elephant": "elephant elephants",
     "bear": "bear bears",
     "zebra": "zebra zebras",
     "giraffe": "giraffe giraffes",
-    "backpack": "backpack backpacks",
+    "backpack": "backpack backpacks back_pack back_packs",
     "umbrella": "umbrella umbrellas",
-    "handbag": "handbag handbags purse",
-    "tie": "tie ties necktie",
-    "suitcase": "suitcase suitcases luggage",
+    "handbag": "handbag handbags purse purses",
+    "tie": "tie ties necktie neckties neck_tie neck_ties",
+    "suitcase": "suitcase suitcases suit_case suit_cases luggage",
     "frisbee": "frisbee frisbees",
     "skis": "ski skis",
-    "snowboard": "snowboard snowboards",
-    "sports ball": "ball balls soccerball",
+    "snowboard": "snowboard snowboards snow_board snow_boards",
+    "sports ball": "ball balls soccerball soccerballs soccer_ball soccer_balls",
     "kite": "kite kites",
     "baseball bat": "bat bats baseball_bat baseball_bats",
-    "baseball glove": "mitt baseball_glove glove",
-    "skateboard": "skateboard skateboards",
-    "surfboard": "surfboard surfboards",
+    "baseball glove": "mitt mitts baseball_glove baseball_gloves glove gloves",
+    "skateboard": "skateboard skateboards skate_board skate_boards",
+    "surfboard": "surfboard surfboards surf_board surf_boards",
     "tennis racket": "racket rackets racquet racquets",
     "bottle": "bottle bottles",
     "wine glass": "wineglass wineglasses wine_glass wine_glasses",
@@ -79,31 +85,37 @@ CATEGORY_WORDS: dict[str, str] = {
     "donut": "donut donuts doughnut doughnuts",
     "cake": "cake cakes cupcake cupcakes",
     "chair": "chair chairs",
-    "couch": "couch couches sofa",
+    "couch": "couch couches sofa sofas",
     "potted plant": "plant plants",
     "bed": "bed beds",
     "dining table": "table tables",
     "toilet": "toilet toilets",
     "tv": "tv television televisions",
-    "laptop": "laptop laptops",
+    "laptop": "laptop laptops lap_top lap_tops",
     "mouse": "mouse",
-    "remote": "remote remotes controller",
+    "remote": "remote remotes controller controllers",
     "keyboard": "keyboard keyboards",
-    "cell phone": "cellphone cell_phone cell_phones phone phones",
+    "cell phone": "cellphone cellphones cell_phone cell_phones phone phones",
     "microwave": "microwave microwaves",
-    "oven": "oven ovens stove",
-    "toaster": "toaster",
+    "oven": "oven ovens stove stoves",
+    "toaster": "toaster toasters",
     "sink": "sink sinks",
-    "refrigerator": "refrigerator refrigerators fridge",
+    "refrigerator": "refrigerator refrigerators fridge fridges",
     "book": "book books",
     "clock": "clock clocks",
     "vase": "vase vases",
     "scissors": "scissors",
-    "teddy bear": "teddy teddy_bear teddy_bears",
-    "hair drier": "hairdryer hair_dryer hair_drier",
-    "toothbrush": "toothbrush toothbrushes",
+    "teddy bear": "teddy teddies teddy_bear teddy_bears",
+    "hair drier": "hairdryer hairdryers hair_dryer hair_dryers hair_drier hair_driers",
+    "toothbrush": "toothbrush toothbrushes tooth_brush tooth_brushes",
 }
 CATEGORY_OF_WORD = {word: name for name, words in CATEGORY_WORDS.items() for word in words.split()}
+# A place or a thing that is called after an object, which need not be there.
+CALLED_AFTER = frozenset(
+    "train_station train_stations train_track train_tracks train_yard train_platform bus_stop "
+    "bus_stops bus_station bus_stations toilet_paper ski_slope ski_slopes ski_lift ski_resort "
+    "ski_pole ski_poles book_shelf book_shelves bird_feeder pizza_box pizza_boxes bed_room".split()
+)
 # Persons, unless what they are of or like comes next: a couple of dogs, a baby elephant.
 COLLECTIVES = frozenset({"couple", "crowd"})
 YOUNG = frozenset({"baby"})
@@ -114,15 +126,19 @@ _COCO_NUMBER = re.compile(r"(?:.*_)?(\d{12})\.\w+")
 def named_categories(words: Sequence[str]) -> list[str | None]:
     """For each word of a caption the category that it names, or None.
 
-    Where two words name one together (a hot dog), the second names it.
+    Where two words name one together (a hot dog), the second names it; where they name something
+    that is only called after one (a train station), neither does.
 
     >>> named_categories("a hot dog on a couple of buses".split())
     [None, None, 'hot dog', None, None, None, None, 'bus']
     """
     categories = [CATEGORY_OF_WORD.get(word) for word in words]
     for index, (word, following) in enumerate(itertools.pairwise(words)):
-        if together := CATEGORY_OF_WORD.get(f"{word}_{following}"):
+        pair = f"{word}_{following}"
+        if together := CATEGORY_OF_WORD.get(pair):
             categories[index : index + 2] = [None, together]
+        elif pair in CALLED_AFTER:
+            categories[index : index + 2] = [None, None]
         elif (word in COLLECTIVES and following == "of") or (
             word in YOUNG and CATEGORY_OF_WORD.get(following)
         ):
@@ -156,6 +172,7 @@ class Objects:
                 annotation["category_id"], annotation["image_id"]  # captions have none
                 x, y, width, height = annotation["bbox"]
                 x + y + width + height
+                _check_outline(annotation, coco.imgs.get(annotation["image_id"]))
             sizes = [image["height"] * image["width"] for image in coco.dataset["images"]]
             if min(sizes, default=1) < 1:
                 raise ValueError("an image without a size")
@@ -196,15 +213,38 @@ class Objects:
         size = self.coco.imgs[image]
         mask = np.zeros((size["height"], size["width"]), bool)
         for annotation in found:
-            if boxes or not annotation.get("segmentation"):
+            if boxes or not _outlines(annotation):
                 x, y, width, height = annotation["bbox"]
                 mask[
                     round(y) : max(round(y) + 1, round(y + height)),
                     round(x) : max(round(x) + 1, round(x + width)),
                 ] = True
             else:
-                mask |= self.coco.annToMask(annotation).astype(bool)
+                outline = annotation | {"segmentation": _outlines(annotation)}
+                mask |= self.coco.annToMask(outline).astype(bool)
         return mask if mask.any() else None
+
+
+def _outlines(annotation: Mapping[str, Any]) -> Any:
+    """Run lengths, or polygons: without those of fewer than three corners, which enclose nothing
+    and which pycocotools takes for boxes, or not at all."""
+    found = annotation.get("segmentation")
+    return [polygon for polygon in found if len(polygon) >= 6] if isinstance(found, list) else found
+
+
+def _check_outline(annotation: Mapping[str, Any], image: Mapping[str, Any] | None) -> None:
+    """Raises ValueError, LookupError or TypeError where pycocotools could not draw it."""
+    found = annotation.get("segmentation")
+    if isinstance(found, list):
+        for polygon in found:
+            if len(polygon) % 2:
+                raise ValueError("a corner without its y")
+            sum(polygon)
+    elif found:
+        if image and list(found["size"]) != [image["height"], image["width"]]:
+            raise ValueError("an outline of another size than its image")
+        if isinstance(found["counts"], list):
+            sum(found["counts"])
 
 
 def _number_in(name: str) -> str:

@@ -331,6 +331,23 @@ def test_objects_are_those_of_the_photos_of_that_name(
     assert sum(group["num_images"] for group in found["groups"]["objects in the photo"]) == 2
 
 
+def test_a_report_without_a_photo_of_the_objects(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    root, report = coco(tmp_path / "coco", references=6), tmp_path / "r.html"
+    (root / "val2017" / "000000000003.jpg").write_bytes(b"cut")
+    outcome = of_coco(
+        programs,
+        tiny_model,
+        root,
+        *("--output", tmp_path / "r.json", "--report", report),
+        *("--objects", instances(tmp_path / "instances.json", "000000000003.jpg")),
+    )
+    assert outcome.code == 1, outcome.stderr
+    assert "objects in the photo" not in results(tmp_path / "r.json")["groups"]
+    assert "words in the caption" in report.read_text()
+
+
 def test_objects_of_other_photos_are_refused_before_the_work(
     programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:

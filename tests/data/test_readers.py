@@ -380,6 +380,13 @@ def test_coco_reads_its_own_ids_and_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+def test_two_coco_splits_that_number_images_alike_are_not_joined(tmp_path: Path) -> None:
+    write_coco(tmp_path, "old", {coco_name(1): (1, ["A dog."])})
+    path = write_coco(tmp_path, "new", {coco_name(2): (1, ["A cat."])})
+    message = sentence(format="coco", root=tmp_path, split="old+new")
+    assert f"{path}: image id 1 is also that of {tmp_path / 'old' / coco_name(1)}" in message
+
+
 def test_a_coco_split_without_its_file_names_those_there(tmp_path: Path) -> None:
     write_coco(tmp_path, "val2017", {})
     message = sentence(format="coco", root=tmp_path, split="train")

@@ -141,6 +141,42 @@ def test_an_object_without_an_outline_is_its_box(tmp_path: Path) -> None:
     assert (dog.sum(), cat.sum()) == (40 * 30, 100)
 
 
+@pytest.mark.parametrize("outline", [[[]], [[1, 1, 3, 3]]])
+def test_what_encloses_nothing_is_no_outline(tmp_path: Path, outline: list[list[int]]) -> None:
+    path = instances(tmp_path, {"dog": [40, 0, 40, 30]})
+    content = json.loads(path.read_text())
+    triangle = content["annotations"][0]["segmentation"][0]
+    masks = []
+    for segmentation in (outline, [*outline, triangle], [triangle]):
+        content["annotations"][0]["segmentation"] = segmentation
+        path.write_text(json.dumps(content))
+        mask = Objects.read(path).mask(7, "dog")
+        assert mask is not None
+        masks.append(mask)
+    assert masks[0].sum() == 40 * 30, "the box"
+    np.testing.assert_array_equal(masks[1], masks[2])
+
+
+@pytest.mark.parametrize(
+    "outline",
+    [
+        "abc",
+        [["x"] * 6],
+        [[1, 1, 3, 3, 3, 1, 5]],
+        {"size": [HEIGHT, WIDTH]},
+        {"size": [HEIGHT + 1, WIDTH], "counts": [(HEIGHT + 1) * WIDTH]},
+        {"size": [HEIGHT, WIDTH], "counts": ["x"]},
+    ],
+)
+def test_an_outline_that_cannot_be_drawn_is_refused(tmp_path: Path, outline: object) -> None:
+    path = instances(tmp_path, {"dog": [40, 0, 40, 30]})
+    content = json.loads(path.read_text())
+    content["annotations"][0]["segmentation"] = outline
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="is no file of COCO instances"):
+        Objects.read(path)
+
+
 def test_photos_are_found_by_name_under_both_of_coco_s(tmp_path: Path) -> None:
     objects = Objects.read(instances(tmp_path, {}))
     assert objects.image(Path("a/COCO_val2014_000000000007.jpg")) == 7
@@ -190,6 +226,8 @@ def test_two_words_can_name_one_thing() -> None:
     assert named("a couple of dogs") == {"dogs": "dog"}
     assert named("a couple with a baby elephant") == {"couple": "person", "elephant": "elephant"}
     assert named("a baby") == {"baby": "person"}
+    assert named("two players on a skate board") == {"players": "person", "board": "skateboard"}
+    assert named("a train in a train station by a bus stop") == {"train": "train"}
 
 
 def test_a_point_hits_within_fifteen_pixels() -> None:

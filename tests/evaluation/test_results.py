@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from captioner.errors import DataError
 from captioner.evaluation.metrics import score_captions
 from captioner.evaluation.results import read_results, results_of, write_json
 
@@ -60,6 +61,15 @@ def test_scores_of_each_image_come_back_and_give_the_whole(tmp_path: Path) -> No
     whole = {name: float(value) for name, value in images.corpus(np.ones(3)).items()}
     computed = {name: value for name, value in scores.metrics.items() if value is not None}
     assert whole == pytest.approx(computed)
+
+
+@pytest.mark.parametrize(("name", "size"), [("Bleu_4", 9), ("METEOR", 22), ("SPICE", 3)])
+def test_counts_of_another_kind_are_refused(tmp_path: Path, name: str, size: int) -> None:
+    path = tmp_path / "results.json"
+    images = [{"image_id": 1, "scores": {"CIDEr": 0.5}, "counts": {name: [1.0] * size}}]
+    path.write_text(json.dumps({"images": images, "signature": {}}))
+    with pytest.raises(DataError, match="has no scores of each image"):
+        read_results(path)
 
 
 def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None:
