@@ -98,6 +98,7 @@ def save_model(
         _seal(temporary)
         _rename_into_place(temporary, folder, keep=training_state is not None)
     except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # or it fills the disk that is full
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
             "free some disk or choose another output folder"

@@ -427,6 +427,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_one_whole(
     assert str(last) in message
     assert "cannot be written" in message
     assert load_training_state(newest_checkpoint(tmp_path))["step"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["last"], "or the disk stays full"
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, parts: Parts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--config", action="config", help="Recipe, a YAML file.")
     parser.add_argument("--resume", action="store_true", help="Go on with the run in train.output.")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(_recipes_first(sys.argv[1:] if argv is None else argv))
 
     def command() -> int:
         try:
@@ -49,6 +50,20 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     return run_command(command)
+
+
+def _recipes_first(argv: list[str]) -> list[str]:
+    """Options win over recipes, wherever they stand; jsonargparse would let the later one win."""
+    recipes, options = [], []
+    words = iter(argv)
+    for word in words:
+        if word == "--config":
+            recipes += [word, *itertools.islice(words, 1)]
+        elif word.startswith("--config="):
+            recipes.append(word)
+        else:
+            options.append(word)
+    return recipes + options
 
 
 def _sections() -> set[str]:

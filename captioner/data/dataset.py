@@ -224,8 +224,9 @@ class CaptionBatches:
 
 def _leave_signals_to_the_main_process(worker: int) -> None:
     """A signal to the whole group, as a terminal sends, must not kill a worker under a step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def load_batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from captioner.config import Config
+from captioner.config import Config, TextConfig
 from captioner.errors import ConfigError
 
 
@@ -114,3 +114,28 @@ def check(config: Config) -> None:
     for key, rate in (("optim.lr", optim.lr), ("optim.encoder_lr", optim.encoder_lr)):
         if not 0 < rate < float("inf"):
             raise ConfigError(f"{key}: {rate} is not accepted; use a number above 0")
+
+
+def idle(config: Config, *, steps: int) -> list[str]:
+    """One sentence for each setting that was asked for and does nothing here, or not all of it.
+
+    steps: of the optimiser, in the whole training.
+    """
+    found = []
+    data, optim = config.data, config.optim
+    if data.cache and data.cache_views == 1 and data.cache_min_area == 1:
+        found.append(
+            "data.cache: one view of each photo is kept, the plain one: data.flip, data.min_area "
+            "and data.colour do nothing; ask for more data.cache_views, or data.cache_min_area "
+            "below 1"
+        )
+    if data.cache_views > 1 and not data.cache:
+        found.append("data.cache_views: no cache holds them; name a folder in data.cache")
+    if config.text.file is None and config.text != TextConfig():
+        found.append("text: nothing is read; name a file of captions without photos in text.file")
+    if optim.warmup_steps >= steps:
+        found.append(
+            f"optim.warmup_steps: training has {steps} steps, so the learning rate stays below "
+            f"optim.lr; use fewer than {optim.warmup_steps} or more train.epochs"
+        )
+    return found

@@ -57,16 +57,19 @@ def written_attention(hypotheses: Sequence[Hypothesis]) -> dict[str, float]:
     return found
 
 
-def warnings(figures: dict[str, float], num_captions: int) -> list[str]:
-    """One sentence for each sign of collapse in the figures of a validation."""
+def warnings(figures: dict[str, float], num_captions: int, *, attends: bool = True) -> list[str]:
+    """One sentence for each sign of collapse in the figures of a validation.
+
+    attends: the decoder has attention, whose maps should be neither flat nor frozen.
+    """
     found = []
-    if figures["attention_entropy"] > FLAT:
+    if attends and figures["attention_entropy"] > FLAT:
         found.append(
             "attention has gone flat: its entropy is "
             f"{figures['attention_entropy']:.3f} of the uniform map's; "
             "lower loss.doubly_stochastic or the learning rate"
         )
-    if figures.get("attention_change", 1.0) < FROZEN:
+    if attends and figures.get("attention_change", 1.0) < FROZEN:
         found.append(
             "attention is frozen: its maps hardly change from word to word "
             f"({figures['attention_change']:.4f}); train longer or lower loss.doubly_stochastic"

@@ -99,6 +99,8 @@ class LearnedValue(Baseline):
         running = count > 0
         wanted = rewards[running] / count[running]
         error = self.value(queries[running]).squeeze(-1) - wanted
+        if not error.isfinite().all():  # a step whose loss is not is left out by the loop, too
+            return
         self.optimizer.zero_grad(set_to_none=True)
         error.square().mean().backward()
         self.optimizer.step()

@@ -229,7 +229,8 @@ class Trainer:
             + f", {figures['distinct_captions']:.0%} distinct captions",
             file=sys.stderr,
         )
-        for sentence in warnings(figures, len(validation.captions)):
+        attends = self.config.decoder.kind != "mean"
+        for sentence in warnings(figures, len(validation.captions), attends=attends):
             print(f"warning: {sentence}", file=sys.stderr)
         self._show_samples(validation)
 

@@ -148,5 +148,11 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
         in ("loss", "text", "hard", "self_critical", "optim", "train", "decoding")
         and key not in ("optim.name", "train.seed", "hard.baseline")
         and not (key == "optim.ema_decay" and 0 in (old.optim.ema_decay, new.optim.ema_decay))
+        and not (key in ("loss.visual_concepts", "text.file") and _concepts(old) != _concepts(new))
     ]
     return [key for key in differing if key not in allowed], allowed
+
+
+def _concepts(config: Config) -> bool:
+    """Whether a run learns a table of words beside the model (training/concepts.py)."""
+    return bool(config.loss.visual_concepts or config.text.file is not None)

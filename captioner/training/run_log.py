@@ -29,14 +29,15 @@ class RunLog:
     """
 
     def __init__(self, run: Path, *, resume_step: int) -> None:
-        run.mkdir(parents=True, exist_ok=True)
         self.path = run / "metrics.jsonl"
-        kept = []
-        if self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) <= resume_step]
-        save_bytes("".join(f"{line}\n" for line in kept).encode(), self.path)
-        self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
+        with self._told():
+            run.mkdir(parents=True, exist_ok=True)
+            kept = []
+            if self.path.exists():
+                lines = self.path.read_text(encoding="utf-8").splitlines()
+                kept = [line for line in lines if _step_of(line) <= resume_step]
+            save_bytes("".join(f"{line}\n" for line in kept).encode(), self.path)
+            self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
 
     def write(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:
         """`kind` is `train` or `validation`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,10 +23,10 @@ from captioner.data.feature_views import FeatureCrop
 from captioner.data.readers import Split, read_split
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.vocabulary import Vocabulary, tokenize
 from captioner.errors import ConfigError, DataError, PhotoError
 from captioner.model import CaptionModel, build_model, photo_transform, resolved
-from captioner.training.check import check
+from captioner.training.check import check, idle
 from captioner.training.concepts import Concepts
 from captioner.training.consensus import caption_reward, consensus_weights
 from captioner.training.cross_entropy import CrossEntropy, WithConcepts
@@ -33,6 +34,8 @@ from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.hard import build_hard_loss
 from captioner.training.objective import Objective
 from captioner.training.self_critical import SelfCritical
+
+KNOWN_WORDS = 0.9  # rare words make up a few hundredths of captions; fewer known than this is news
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,14 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
     _check_one_is_readable(train, "training")
     _check_one_is_readable(validation, "validation")
+    if len(validation) == 1 and config.train.metric == "CIDEr":
+        raise ConfigError(
+            "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or ROUGE_L, "
+            "or give more photos"
+        )
     if start_from is not None:
         vocabulary = Vocabulary.load(start_from / VOCABULARY)
+        _check_vocabulary(vocabulary, train, start_from)
     else:
         captions = (caption for photo in train for caption in photo.captions)
         vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
@@ -130,6 +139,9 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         by=config.data.batch_by,
         seed=config.train.seed,
     )
+    steps = math.ceil(len(batches.epoch(0)) / config.optim.accumulate) * config.train.epochs
+    for sentence in idle(config, steps=steps):
+        print(sentence, file=sys.stderr)
     return Setup(
         config=whole,
         vocabulary=vocabulary,
@@ -221,6 +233,29 @@ def _read(data: DataConfig, split_name: str) -> list[CaptionedPhoto]:
     if not split.photos:
         raise DataError(f"{data.root}: no photo of split {split_name!r} has a caption to learn")
     return split.photos
+
+
+def _check_vocabulary(
+    vocabulary: Vocabulary, photos: list[CaptionedPhoto], start_from: Path
+) -> None:
+    """A model that goes on with other captions can neither read nor write words new to it.
+
+    Raises:
+        DataError: all of them are.
+    """
+    words = [word for photo in photos for text in photo.captions for word in tokenize(text)]
+    known = sum(word in vocabulary for word in words)
+    if words and not known:
+        raise DataError(
+            f"train.start_from: {start_from} knows none of the words of the training captions; "
+            "begin with a model of their language, or without one"
+        )
+    if known < KNOWN_WORDS * len(words):
+        print(
+            f"{start_from}: its vocabulary knows {known / len(words):.0%} of the words of the "
+            "training captions; the others are left unknown",
+            file=sys.stderr,
+        )
 
 
 def _check_one_is_readable(photos: list[CaptionedPhoto], kind: str) -> None:

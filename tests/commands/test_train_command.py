@@ -155,7 +155,7 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    ("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGHUP, 0)]
+    ("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGHUP, 2)]
 )
 def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
     whole: tuple[Path, Outcome],
@@ -347,8 +347,8 @@ def test_a_setting_on_the_command_line_goes_over_the_recipe(
 ) -> None:
     file = recipe(drawn_photos, tmp_path / "run")
     other = tmp_path / "other"
-    options = ["--train.epochs", "1", "--train.output", other, "--optim.lr=1e-3"]
-    outcome = programs.run("train.py", "--config", file, *options)
+    before, after = ["--train.epochs", "1"], ["--train.output", other, "--optim.lr=1e-3"]
+    outcome = programs.run("train.py", *before, "--config", file, *after)
     assert outcome.code == 0, outcome.stderr
     written = from_yaml(Config, (other / "config.yaml").read_text())
     assert (written.train.epochs, written.optim.lr) == (1, 1e-3)

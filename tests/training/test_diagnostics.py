@@ -123,6 +123,12 @@ def test_each_sign_of_collapse_has_its_sentence(figures: dict[str, float], words
     assert "\n" not in sentence
 
 
+def test_a_decoder_without_attention_is_not_told_of_it() -> None:
+    dead = {**ALIVE, "attention_entropy": 1.0, "attention_change": 0.0}
+    assert len(warnings(dead, num_captions=1000)) == 2
+    assert warnings(dead, num_captions=1000, attends=False) == []
+
+
 def test_captions_of_one_word_and_few_captions_say_nothing_of_collapse() -> None:
     figures = {"attention_entropy": 0.8, "distinct_captions": 0.01}
     assert warnings(figures, num_captions=49) == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from captioner.errors import CaptionerError
 from captioner.training.run_log import RunLog
 
 
@@ -41,6 +42,12 @@ def test_an_entry_is_one_line_of_json_and_a_scalar_in_tensorboard(tmp_path: Path
     assert sorted(found.Tags()["images"]) == ["samples/0", "samples/1"]
     (picture,) = found.Images("samples/0")
     assert (picture.width, picture.height) == (8, 6)
+
+
+def test_a_place_that_holds_something_else_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("a file")
+    with pytest.raises(CaptionerError, match="the run's figures cannot be written"):
+        RunLog(tmp_path, resume_step=0)
 
 
 def test_an_entry_is_on_disk_at_once(tmp_path: Path) -> None:

@@ -130,6 +130,36 @@ def test_too_rare_words_leave_one_sentence(table: Path) -> None:
         ready(table, data__min_count=1000)
 
 
+def test_one_validation_photo_has_no_cider(table: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.metric: CIDEr of a single validation photo"):
+        ready(table, train__val_photos=1)
+    assert len(ready(table, train__val_photos=1, train__metric="Bleu_4").validation) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, ""),
+        ({"data__cache": "cache"}, "data.cache: one view"),
+        ({"data__cache": "cache", "data__cache_views": 2}, ""),
+        ({"data__cache": "cache", "data__cache_min_area": 0.5}, ""),
+        ({"data__cache_views": 2}, "data.cache_views: no cache"),
+        ({"text__cells": 3}, "text: nothing is read"),
+        ({"optim__warmup_steps": 6}, "optim.warmup_steps: training has 6 steps"),
+        ({"optim__warmup_steps": 5}, ""),
+    ],
+)
+def test_settings_that_do_nothing_are_told(
+    table: Path, changed: dict[str, object], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "data__cache" in changed:
+        changed = {**changed, "data__cache": str(table / "cache")}
+    ready(table, **changed)  # 2 epochs of 6 batches, 2 a step
+    lines = [line for line in capsys.readouterr().err.splitlines() if "caching" not in line]
+    assert len(lines) == bool(told)
+    assert all(line.startswith(told) for line in lines)
+
+
 def test_training_photos_are_augmented_and_validation_photos_are_not(table: Path) -> None:
     setup = ready(table)
     assert setup.dataset.transform.augmentation is not None
@@ -164,7 +194,7 @@ def test_missing_photos_are_named_and_counted(
 ) -> None:
     for number in range(11):
         (table / f"{number:02d}.jpg").unlink()
-    assert len(ready(table).dataset) == 2
+    assert len(ready(table, optim__warmup_steps=0).dataset) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"{table / '00.jpg'}: no such file, left out"
     assert len(lines) == 11
@@ -253,6 +283,10 @@ def test_every_setting_is_fixed_or_told_or_of_no_consequence(key: str) -> None:
         ("optim.ema_decay", 0.9, 0.0, "fixed"),
         ("optim.ema_decay", 0.9, 0.99, "told"),
         ("data.cache", "here", None, "fixed"),
+        ("loss.visual_concepts", 0.0, 0.5, "fixed"),
+        ("loss.visual_concepts", 0.3, 0.5, "told"),
+        ("text.file", None, "there", "fixed"),
+        ("text.file", "here", "there", "told"),
         ("data.cache", "here", "there", ""),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 
 from captioner.checkpoint import load_matching_weights, load_model, save_model
 from captioner.data.transforms import open_photo
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, DataError
 from captioner.model import build_model
 from captioner.training import train
 from captioner.training.setup import prepare
@@ -41,6 +41,27 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
     expected = model.state_dict()
     for name, value in started.model.state_dict().items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_captions_of_which_the_start_knows_few_words_are_told_and_of_none_refused(
+    table: Path, tmp_path: Path, before, capsys
+) -> None:
+    french = tmp_path / "french"
+    shutil.copytree(table, french)
+    recipe = tiny.recipe(french, tmp_path / "run")
+    heading, *rows = (table / "captions.csv").read_text().splitlines()
+
+    def write(caption: str) -> None:
+        cells = (row.split(",") for row in rows)
+        lines = (",".join([photo, caption, *rest]) for photo, _, *rest in cells)
+        (french / "captions.csv").write_text("\n".join([heading, *lines]) + "\n")
+
+    write("un deux trois disc")
+    prepare(recipe, CPU, before)
+    assert f"{before}: its vocabulary knows 25% of the words" in capsys.readouterr().err
+    write("un deux trois")
+    with pytest.raises(DataError, match="knows none of the words"):
+        prepare(recipe, CPU, before)
 
 
 def test_what_has_another_shape_stays_as_it_is_and_is_counted(
