@@ -60,7 +60,8 @@ class CaptionModel(nn.Module):
     def forward(self, grid: Grid, photo_index: Tensor, tokens: Tensor, lengths: Tensor) -> Forced:
         """Write given captions of the photos that the encoder made the grid of.
 
-        photo_index: [N], the photo of each caption. tokens: [N, T]. lengths: [N], falling.
+        photo_index: [N], the photo of each caption. tokens: [N, T].
+        lengths: [N] on the CPU, falling.
         """
         memory = self.decoder.prepare(grid).select(photo_index)
         return self.decoder(memory, tokens, lengths)

@@ -30,6 +30,7 @@ class Batch:
     tokens: [N, T], the words read, from the start token on; targets: [N, T], the words to write,
         the end token last; both padded with zeros.
     lengths: [N], number of targets. weights: [N], of the captions in the loss; 1 on average.
+    photos and lengths are counted and looked up, and stay on the CPU wherever the batch goes.
     unreadable: photos left out, each with the reason.
     """
 
@@ -48,6 +49,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         moved = self._each(lambda value: value.to(device, non_blocking=True))
+        moved = replace(moved, photos=self.photos, lengths=self.lengths)
         inputs = moved.inputs.float().contiguous(memory_format=_layout(self.inputs))
         return replace(moved, inputs=inputs)
 

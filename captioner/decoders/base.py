@@ -42,24 +42,28 @@ def rows_per_step(lengths: Tensor) -> list[int]:
     >>> rows_per_step(torch.tensor([3, 1]))
     [2, 1, 1]
     """
-    steps = torch.arange(int(lengths.max()), device=lengths.device)
-    return (lengths.unsqueeze(1) > steps).sum(0).tolist()
+    return _running(lengths).sum(1).tolist()
 
 
 def unpacked(values: Tensor, lengths: Tensor) -> Tensor:
     """The way back from `packed`: [M, ...] to [N, T, ...], zero where a caption has ended."""
-    steps = torch.arange(int(lengths.max()), device=lengths.device)
-    running = lengths > steps.unsqueeze(1)  # [T, N]
-    whole = values.new_zeros(*running.shape, *values.shape[1:])
-    whole[running] = values
-    return whole.transpose(0, 1)
+    running = _running(lengths)
+    whole = values.new_zeros(running.numel(), *values.shape[1:])
+    places = running.flatten().nonzero().squeeze(1).to(values.device, non_blocking=True)
+    return whole.index_copy_(0, places, values).unflatten(0, running.shape).transpose(0, 1)
 
 
 def packed(values: Tensor, lengths: Tensor) -> Tensor:
     """[N, T, ...] of captions sorted by falling length to [M, ...], step after step."""
-    steps = torch.arange(int(lengths.max()), device=lengths.device)
-    running = lengths > steps.unsqueeze(1)  # [T, N]
-    return values[:, : len(steps)].transpose(0, 1)[running]
+    places = _running(lengths).nonzero().to(values.device, non_blocking=True)
+    steps, rows = places.unbind(1)
+    return values[rows, steps]
+
+
+def _running(lengths: Tensor) -> Tensor:
+    """bool [T, N]. Like the lengths it is on the CPU: counted on a GPU, each count would wait for
+    all that is queued there."""
+    return lengths > torch.arange(int(lengths.max())).unsqueeze(1)
 
 
 PreparedT = TypeVar("PreparedT", bound="Prepared")
@@ -105,5 +109,5 @@ class Decoder(nn.Module, ABC):
         """Teacher forcing, equal to the steps.
 
         memory: one row a caption (N). tokens: [N, T], the words read, from the start token on.
-        lengths: [N], words to be written for each caption, falling.
+        lengths: [N] on the CPU, words to be written for each caption, falling.
         """

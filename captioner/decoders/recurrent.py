@@ -234,5 +234,7 @@ def _output(state: LSTMState) -> Tensor:
 
 def _first_rows(glimpse: Glimpse, count: int) -> Glimpse:
     """The glimpse of the first captions of a batch."""
+    if count == len(glimpse.map):  # in the backward pass, even a whole slice is a copy
+        return glimpse
     values = {name: value for name, value in vars(glimpse).items() if value is not None}
     return replace(glimpse, **{name: value[:count] for name, value in values.items()})

@@ -189,7 +189,7 @@ class TransformerDecoder(Decoder):
         self, tokens: Tensor, state: Cache, memory: LayeredMemory
     ) -> tuple[Tensor, Glimpse, Cache]:
         position = state.position
-        words = self._embed(tokens, torch.tensor([position], device=tokens.device), position)
+        words = self._embed(tokens, torch.full((1,), position, device=tokens.device), position)
         keys, values, glimpses = [], [], []
         for number, layer in enumerate(self._layers()):
             attention = layer.self_attention
@@ -214,7 +214,9 @@ class TransformerDecoder(Decoder):
 
     def forward(self, memory: LayeredMemory, tokens: Tensor, lengths: Tensor) -> Forced:
         longest = int(lengths.max())
-        position = torch.arange(longest, device=tokens.device)
+        steps = torch.arange(longest)
+        running = (steps < lengths.unsqueeze(1)).to(tokens.device, non_blocking=True)  # [N, T]
+        position = steps.to(tokens.device, non_blocking=True)
         words = self._embed(tokens[:, :longest], position, longest - 1)  # [N, T, H]
         glimpses, queries = [], []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):
@@ -224,7 +226,6 @@ class TransformerDecoder(Decoder):
             words, glimpse = layer.look(words, layer_memory, position)
             glimpses.append(glimpse)
         glimpse = _together(glimpses)
-        running = position < lengths.unsqueeze(1)  # [N, T]
         return Forced(
             logits=self._readout(packed(words, lengths)),
             maps=glimpse.map * running.unsqueeze(-1),

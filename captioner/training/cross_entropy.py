@@ -89,7 +89,8 @@ class WithConcepts(Objective):
         grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
         parts, forced, lengths = self.captions.of_grid(model, grid, batch)
         if self.loss.visual_concepts:
-            found = self.concepts.loss(grid.features, self._seen(batch.photos))
+            seen = self._seen(batch.photos).to(grid.features.device, non_blocking=True)
+            found = self.concepts.loss(grid.features, seen)
             parts["total"] = parts["total"] + self.loss.visual_concepts * found
             parts["visual_concepts"] = found.detach()
         if self.texts is not None:
@@ -104,20 +105,20 @@ class WithConcepts(Objective):
         seen = torch.zeros(len(photos), count, dtype=torch.bool)
         for row, photo in enumerate(photos.tolist()):
             seen[row, torch.from_numpy(self.seen[photo])] = True
-        return seen.to(photos.device)
+        return seen
 
     def _from_text(self, model: CaptionModel, texts: TextCaptions) -> dict[str, Tensor]:
         batch = texts.batch(int(self.step), size=self.text.batch_size, cells=self.text.cells)
         self.step += 1
         device = self.step.device
         grid = self.concepts.as_grid(batch.cells.to(device))
-        lengths, targets = batch.lengths.to(device), batch.targets.to(device)
-        rows = torch.arange(len(lengths), device=device)
-        forced: Forced = model(grid, rows, batch.tokens.to(device), lengths)
+        rows = torch.arange(len(batch.lengths), device=device)
+        tokens = batch.tokens.to(device, non_blocking=True)
+        forced: Forced = model(grid, rows, tokens, batch.lengths)
         return caption_losses(
             forced,
-            targets,
-            lengths,
+            batch.targets.to(device, non_blocking=True),
+            batch.lengths,
             doubly_stochastic=0.0,
             label_smoothing=self.loss.label_smoothing,
         )

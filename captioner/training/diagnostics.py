@@ -24,8 +24,8 @@ def forced_attention(forced: Forced, lengths: Tensor) -> dict[str, float]:
     beta: the gate, where there is one.
     """
     words = float(lengths.sum())
-    steps = torch.arange(forced.maps.shape[1], device=lengths.device)
-    pairs = (steps[1:] < lengths.unsqueeze(1)).float()  # [N, T - 1]
+    steps = torch.arange(forced.maps.shape[1])
+    pairs = (steps[1:] < lengths.unsqueeze(1)).float().to(forced.maps.device)  # [N, T - 1]
     change = 0.5 * (forced.maps[:, 1:] - forced.maps[:, :-1]).abs().sum(-1)
     found = {
         "attention_entropy": float(forced.entropy.sum())

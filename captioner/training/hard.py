@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import Config
-from captioner.decoders import Forced, unpacked
+from captioner.decoders import Forced, packed, unpacked
 
 BaselineKind = Literal["none", "moving_average", "leave_one_out", "learned"]
 
@@ -23,15 +23,18 @@ class Baseline(nn.Module, ABC):
     """
 
     @abstractmethod
-    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
-        """Baseline [N, T]. queries: [N, T, H], the decoder's state before each look."""
+    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
+        """Baseline [N, T].
 
-    def update(self, rewards: Tensor, count: Tensor, queries: Tensor) -> None:
+        queries: [M, H], the decoder's state before each look, packed. lengths: [N] on the CPU.
+        """
+
+    def update(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> None:
         """Learn from a batch, after it was used; nothing where there is nothing to learn."""
 
 
 class NoBaseline(Baseline):
-    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
+    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
         return torch.zeros_like(rewards)
 
 
@@ -50,11 +53,11 @@ class MovingAverage(Baseline):
         self.register_buffer("average", torch.zeros((), dtype=torch.float64))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
-    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
+    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
         mean = self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
         return count * mean.to(rewards.dtype)
 
-    def update(self, rewards: Tensor, count: Tensor, queries: Tensor) -> None:
+    def update(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> None:
         mean = rewards[:, 0].sum() / count[:, 0].sum()  # the first look is paid for all words
         usable = torch.isfinite(mean)  # a step whose loss is not is left out by the loop, too
         moved = 0.9 * self.average + 0.1 * mean
@@ -72,7 +75,7 @@ class LeaveOneOut(Baseline):
         super().__init__()
         self.samples = samples
 
-    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
+    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
         by_caption = rewards.unflatten(0, (-1, self.samples))
         others = by_caption.sum(1, keepdim=True) - by_caption
         return (others / (self.samples - 1)).flatten(0, 1)
@@ -88,17 +91,17 @@ class LearnedValue(Baseline):
         nn.init.zeros_(self.value.bias)
         self.optimizer = torch.optim.Adam(self.value.parameters(), lr=lr)
 
-    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
+    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
         with torch.no_grad():
-            baseline = count * self.value(queries).squeeze(-1)
+            value = self.value(queries.to(rewards.dtype)).squeeze(-1)
+            baseline = count * unpacked(value, lengths)
         torch.clear_autocast_cache()  # or `update` would meet weights cast without history
         return baseline
 
     @torch.enable_grad()
-    def update(self, rewards: Tensor, count: Tensor, queries: Tensor) -> None:
-        running = count > 0
-        wanted = rewards[running] / count[running]
-        error = self.value(queries[running]).squeeze(-1) - wanted
+    def update(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> None:
+        wanted = packed(rewards, lengths) / packed(count, lengths)
+        error = self.value(queries.to(rewards.dtype)).squeeze(-1) - wanted
         if not error.isfinite().all():  # a step whose loss is not is left out by the loop, too
             return
         self.optimizer.zero_grad(set_to_none=True)
@@ -158,9 +161,9 @@ class HardAttentionLoss(nn.Module):
         word_log_probs: [M], of the target words, packed. lengths: [N], falling.
         """
         rewards, count = self._rewards(word_log_probs.detach(), lengths)
-        queries = unpacked(forced.queries, lengths).to(rewards.dtype)
-        advantage = rewards - self.baseline(rewards, count, queries)
-        self.baseline.update(rewards, count, queries)
+        told = rewards, count, forced.queries, lengths
+        advantage = rewards - self.baseline(*told)
+        self.baseline.update(*told)
         words = len(word_log_probs)
         reinforce = -(advantage.detach() * forced.log_prob).sum() / words
         entropy = forced.entropy.sum() / words

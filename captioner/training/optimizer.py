@@ -87,5 +87,4 @@ class AveragedModel:
         own = dict(self.model.named_parameters())
         pairs = [(own[name], p) for name, p in model.named_parameters() if p.requires_grad]
         torch._foreach_lerp_([a for a, _ in pairs], [b for _, b in pairs], weight)
-        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)
+        torch._foreach_copy_(list(self.model.buffers()), list(model.buffers()))

@@ -99,7 +99,8 @@ class SelfCritical(Objective):
     ) -> tuple[Batch, Tensor]:
         """The drawn captions as a batch to read, by falling length, and their advantages."""
         count, samples, _ = tokens.shape
-        order = lengths.flatten().argsort(descending=True, stable=True)
+        falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
+        order = order.to(tokens.device)
         targets = tokens.flatten(0, 1)[order]
         start = torch.full_like(targets[:, :1], self.vocabulary.start)
         photo_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
@@ -109,7 +110,7 @@ class SelfCritical(Objective):
             photo_index=photo_index,
             tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
-            lengths=lengths.flatten()[order],
+            lengths=falling,
             from_frozen=batch.from_frozen,
         )
         return drawn, advantage.flatten()[order]

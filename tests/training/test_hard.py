@@ -191,7 +191,7 @@ class ForgottenFirstWord(HardAttentionLoss):
 class OwnRewardAsBaseline(NoBaseline):
     """A baseline that knows the look that it is taken from: the mean with that reading in it."""
 
-    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor) -> Tensor:
+    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
         return rewards.view(-1, 2, T).mean(1, keepdim=True).expand(-1, 2, -1).reshape(-1, T)
 
 
@@ -358,7 +358,12 @@ def test_a_step_whose_loss_is_not_finite_leaves_the_baseline_as_it_was(kind: str
 @pytest.mark.parametrize("samples", [2, 3])
 def test_leave_one_out_is_a_plain_loop_over_the_other_samples(samples: int) -> None:
     rewards = torch.randn(2 * samples, T, dtype=torch.double)
-    found = LeaveOneOut(samples)(rewards, torch.ones_like(rewards), torch.zeros(2 * samples, T, H))
+    found = LeaveOneOut(samples)(
+        rewards,
+        torch.ones_like(rewards),
+        torch.zeros(2 * samples * T, H),
+        torch.full((2 * samples,), T),
+    )
     for caption, sample, t in product(range(2), range(samples), range(T)):
         own = caption * samples + sample
         others = [caption * samples + other for other in range(samples) if other != sample]
@@ -373,15 +378,15 @@ def test_the_learned_value_learns_the_reward_that_a_state_foretells() -> None:
     wanted, lengths = torch.randn(H, dtype=torch.double), torch.tensor(ROWS)
     left = []
     for _ in range(150):
-        queries = unpacked(torch.randn(sum(ROWS), H, dtype=torch.double), lengths)
+        queries = torch.randn(sum(ROWS), H, dtype=torch.double)
         count = unpacked(torch.ones(sum(ROWS), dtype=torch.double), lengths).flip(1).cumsum(1)
         count = count.flip(1) * unpacked(torch.ones(sum(ROWS), dtype=torch.double), lengths)
-        rewards = count * (queries @ wanted - 2)
-        value = baseline(rewards, count, queries)
+        rewards = count * unpacked(queries @ wanted - 2, lengths)
+        value = baseline(rewards, count, queries, lengths)
         assert not value.requires_grad
         assert (value[count == 0] == 0).all()
         left.append((rewards - value)[count > 0].square().mean().item())
-        baseline.update(rewards, count, queries)
+        baseline.update(rewards, count, queries, lengths)
     assert sum(left[-10:]) < 1e-3 * sum(left[:10])
 
 

@@ -18,6 +18,7 @@ from captioner.errors import CaptionerError
 from captioner.pipeline import Captioner
 from captioner.training import cross_entropy, train
 from captioner.training.loop import Trainer
+from captioner.training.setup import prepare
 
 
 @pytest.fixture(scope="session")
@@ -529,3 +530,42 @@ def test_the_recipe_in_the_run_folder_is_the_one_that_was_given(whole: Path, tab
 
     written = from_yaml(Config, (whole / "config.yaml").read_text(encoding="utf-8"))
     assert written == tiny.recipe(table, whole)
+
+
+# ------------------------------------------------------------------------------------ on a device
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"encoder__trainable_from": "layer4", "encoder__self_attention_layers": 1},
+        {"decoder__kind": "luong", "attention__window": "local_p"},
+        {"decoder__kind": "top_down", "attention__window": "local_m"},
+        {"decoder__kind": "mean"},
+        {"decoder__kind": "transformer", "attention__window": "local_m"},
+        {"attention__select": "hard"},
+        {"attention__select": "hard", "hard__baseline": "moving_average"},
+        {"loss__visual_concepts": 0.5, "loss__consensus": 0.5, "text__file": "texts.tsv"},
+    ],
+    ids=str,
+)
+def test_a_step_asks_the_device_for_no_number(
+    table: Path, tmp_path: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number asked of a GPU waits for all that is queued there; a meta tensor has none to give."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # it knows no such device
+    if "text__file" in changed:
+        (tmp_path / "texts.tsv").write_text("1\ta red disc\n1\ta blue disc\n")
+        changed = {**changed, "text__file": str(tmp_path / "texts.tsv")}
+    recipe = tiny.recipe(table, tmp_path / "run", **changed)
+    setup = prepare(recipe, torch.device("cpu"))
+    device = torch.device("meta")
+    batch = setup.dataset[(0, range(4))].to(device)
+    objective = setup.objective.to(device)
+    if "text__file" in changed:
+        objective.step = torch.zeros((), dtype=torch.long)  # the one that is asked for
+    parts, _, _ = objective(setup.model.to(device), batch)
+    parts["total"].backward()
+    assert parts["total"].device == device
+    assert setup.model.decoder.embedding.weight.grad.device == device
