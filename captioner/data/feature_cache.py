@@ -31,10 +31,14 @@ class FeatureCache:
     are augmented.
     """
 
-    def __init__(self, folder: Path, features: np.ndarray, unreadable: dict[int, str]) -> None:
+    def __init__(self, folder: Path, unreadable: dict[int, str]) -> None:
         self.folder = folder
-        self.features = features
+        self.features: np.ndarray = np.load(folder / ARRAY, mmap_mode="r")
         self.unreadable = unreadable
+
+    def __reduce__(self) -> tuple[type[FeatureCache], tuple[Path, dict[int, str]]]:
+        """A worker that is not forked maps the file again, instead of being sent all of it."""
+        return FeatureCache, (self.folder, self.unreadable)
 
     @property
     def views(self) -> int:
@@ -105,7 +109,7 @@ def build_feature_cache(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
             "free some disk, name another folder with data.cache, or leave it out"
         ) from None
-    return FeatureCache(folder, np.load(folder / ARRAY, mmap_mode="r"), unreadable)
+    return FeatureCache(folder, unreadable)
 
 
 def _fill(

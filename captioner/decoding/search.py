@@ -138,7 +138,7 @@ class _Beam:
         self.totals[:, 0] = 0.0  # one beam writes the first word
         self.trace: list[dict[str, Tensor]] = []
         self.written = torch.zeros(photos, beam_size, 0, dtype=torch.long, device=device)
-        shape = (photos, beam_size)
+        shape = (photos, beam_size + 1)  # the last place is for what has none
         self.finished = {
             "score": torch.full(shape, -torch.inf, device=device),
             "end": torch.zeros(shape, device=device),
@@ -162,11 +162,7 @@ class _Beam:
             self._forbid_repeats(totals)
         # each beam has one end token, so among 2K continuations at least K go on
         best, index = totals.view(rows, -1).topk(2 * beams, dim=-1)
-        if best.isnan().any():  # which topk takes for the largest
-            raise CheckpointError(
-                "the model's output is not a number; its weights are damaged or its training went "
-                "astray, so use another checkpoint"
-            )
+        damaged = best.isnan().any()  # which topk takes for the largest
         parent, token = (index // vocabulary).clamp(max=speaking - 1), index % vocabulary
         self._finish(best[:, :beams], parent[:, :beams], token[:, :beams] == END, log_probs)
 
@@ -182,7 +178,14 @@ class _Beam:
             cells=glimpse.cells,
             heads=glimpse.heads,
         )
-        running = (self.count[self.active] < self.beam_size).nonzero().squeeze(1)
+        # The one question to the device: it waits there for all that is queued.
+        *goes_on, damage = torch.cat([self.count[self.active] < beams, damaged.view(1)]).tolist()
+        if damage:
+            raise CheckpointError(
+                "the model's output is not a number; its weights are damaged or its training went "
+                "astray, so use another checkpoint"
+            )
+        running = torch.tensor(goes_on).nonzero().squeeze(1).to(self.device, non_blocking=True)
         self.totals, self.active = best[running], self.active[running]
         before = self.written.gather(1, parent.unsqueeze(-1).expand(-1, -1, len(self.trace) - 1))
         self.written = torch.cat([before, token.unsqueeze(-1)], dim=-1)[running]
@@ -203,14 +206,14 @@ class _Beam:
     def _finish(self, totals: Tensor, beam: Tensor, ends: Tensor, log_probs: Tensor) -> None:
         """Take down the captions that end here, while there is room for them."""
         slot = self.count[self.active].unsqueeze(1) + ends.cumsum(-1) - 1
-        row, rank = (ends & torch.isfinite(totals) & (slot < self.beam_size)).nonzero(as_tuple=True)
-        place = (self.active[row], slot[row, rank])
+        ends = ends & torch.isfinite(totals) & (slot < self.beam_size)
+        place = (self.active.unsqueeze(1), slot.where(ends, self.beam_size))
         words = len(self.trace)
-        self.finished["score"][place] = totals[row, rank] / (words + 1) ** self.length_penalty
-        self.finished["end"][place] = log_probs[row, beam[row, rank], END]
+        self.finished["score"][place] = totals / (words + 1) ** self.length_penalty
+        self.finished["end"][place] = log_probs[..., END].gather(1, beam)
         self.finished["steps"][place] = words
-        self.finished["beam"][place] = beam[row, rank]
-        self.count.index_add_(0, place[0], torch.ones_like(place[0]))
+        self.finished["beam"][place] = beam
+        self.count[self.active] += ends.sum(-1)
 
     def _remember(self, **values: Tensor | None) -> None:
         step = {}

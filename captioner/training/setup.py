@@ -304,7 +304,8 @@ def _cache(
             fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
             views=views,
             seed=config.train.seed,
-            workers=min(1, config.data.workers),
+            # On a CPU the encoder needs the cores; a GPU needs all photos that they can read.
+            workers=min(1, config.data.workers) if device.type == "cpu" else config.data.workers,
             progress=progress,
         )
     for photo, reason in cache.unreadable.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,19 @@ def test_the_encoder_gives_the_same_grid_from_the_cache_as_from_the_photo(
     cached = encoder(cache.read(4, 0).float().unsqueeze(0), from_frozen=True)
     assert (cached.height, cached.width) == (direct.height, direct.width)
     torch.testing.assert_close(cached.features, direct.features, rtol=1e-3, atol=1e-5)
+
+
+def test_a_worker_is_sent_the_place_and_not_the_values(
+    tmp_path: Path, photos: list[Path], encoder: Encoder
+) -> None:
+    photos[3].write_bytes(b"damaged")
+    cache = build(tmp_path / "cache", photos, Encode(encoder))
+    sent = pickle.dumps(cache)
+    assert len(sent) < 1000 < cache.features.nbytes
+    there = pickle.loads(sent)
+    assert torch.equal(there.read(4, 2), cache.read(4, 2))
+    with pytest.raises(PhotoError):
+        there.read(3, 0)
 
 
 def test_what_is_read_may_be_written_to_without_harm(
