@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="captioner compare",
         description="Compare two results files of captioner evaluate on the same photos: every "
-        "metric of both, B - A with its 95 %% interval, and p by the paired bootstrap over photos "
+        "metric of both, B - A with its 95 % interval, and p by the paired bootstrap over photos "
         "(Koehn 2004). Exit code: 0 done, 2 they cannot be compared.",
     )
     parser.add_argument("a", type=Path, metavar="A", help="results.json of one model")
