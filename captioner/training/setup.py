@@ -89,7 +89,6 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         )
     if start_from is not None:
         vocabulary = Vocabulary.load(start_from / VOCABULARY)
-        _check_vocabulary(vocabulary, train, start_from)
     else:
         captions = (caption for photo in train for caption in photo.captions)
         vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
@@ -98,6 +97,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
             f"{config.data.root}: no word occurs {config.data.min_count} times in the training "
             "captions; lower data.min_count"
         )
+    _check_vocabulary(vocabulary, train, start_from)
     torch.manual_seed(config.train.seed)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = build_model(config, len(vocabulary))
@@ -236,12 +236,12 @@ def _read(data: DataConfig, split_name: str) -> list[CaptionedPhoto]:
 
 
 def _check_vocabulary(
-    vocabulary: Vocabulary, photos: list[CaptionedPhoto], start_from: Path
+    vocabulary: Vocabulary, photos: list[CaptionedPhoto], start_from: Path | None
 ) -> None:
-    """A model that goes on with other captions can neither read nor write words new to it.
+    """What the vocabulary lacks can neither be read nor written: tell it where it is much.
 
     Raises:
-        DataError: all of them are.
+        DataError: the model to begin with knows no word at all.
     """
     words = [word for photo in photos for text in photo.captions for word in tokenize(text)]
     known = sum(word in vocabulary for word in words)
@@ -252,8 +252,8 @@ def _check_vocabulary(
         )
     if known < KNOWN_WORDS * len(words):
         print(
-            f"{start_from}: its vocabulary knows {known / len(words):.0%} of the words of the "
-            "training captions; the others are left unknown",
+            f"{start_from or 'data.min_count'}: the vocabulary knows {known / len(words):.0%} of "
+            "the words of the training captions; the others are left unknown",
             file=sys.stderr,
         )
 

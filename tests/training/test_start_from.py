@@ -58,7 +58,7 @@ def test_captions_of_which_the_start_knows_few_words_are_told_and_of_none_refuse
 
     write("un deux trois disc")
     prepare(recipe, CPU, before)
-    assert f"{before}: its vocabulary knows 25% of the words" in capsys.readouterr().err
+    assert f"{before}: the vocabulary knows 25% of the words" in capsys.readouterr().err
     write("un deux trois")
     with pytest.raises(DataError, match="knows none of the words"):
         prepare(recipe, CPU, before)
