@@ -86,11 +86,10 @@ class MonotonicWindow(Window):
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         count = grid.height * grid.width
-        cells = torch.arange(count, device=query.device)
-        if isinstance(position, int):
-            distance = cells - min(position * count / self.words, count - 1)
-        else:
-            distance = cells - (position * count / self.words).clamp(max=count - 1).unsqueeze(-1)
+        if isinstance(position, int):  # filled on the device: sent there, it would wait
+            position = torch.full((), position, device=query.device)
+        centre = (position * count / self.words).clamp(max=count - 1)  # [] or [K]
+        distance = torch.arange(count, device=query.device) - centre.unsqueeze(-1)
         outside = distance.abs() > self.radius  # [L] or [K, L]
         bias = torch.zeros(outside.shape, device=query.device).masked_fill(outside, -torch.inf)
         return bias.expand(*query.shape[:2], -1)

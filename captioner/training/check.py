@@ -133,9 +133,9 @@ def idle(config: Config, *, steps: int) -> list[str]:
         found.append("data.cache_views: no cache holds them; name a folder in data.cache")
     if config.text.file is None and config.text != TextConfig():
         found.append("text: nothing is read; name a file of captions without photos in text.file")
-    if optim.warmup_steps >= steps:
+    if optim.warmup_steps > steps:
         found.append(
             f"optim.warmup_steps: training has {steps} steps, so the learning rate stays below "
-            f"optim.lr; use fewer than {optim.warmup_steps} or more train.epochs"
+            f"optim.lr; use {steps} or fewer, or more train.epochs"
         )
     return found
