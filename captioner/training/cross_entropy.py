@@ -63,8 +63,6 @@ class CrossEntropy(Objective):
 class WithConcepts(Objective):
     """Cross-entropy, and what words teach as cells of a grid: from photos, from text, or both."""
 
-    step: Tensor
-
     def __init__(
         self,
         captions: CrossEntropy,
@@ -83,7 +81,7 @@ class WithConcepts(Objective):
         self.texts = texts
         self.loss = loss
         self.text = text
-        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+        self.step = 0  # of the texts; no tensor, or each step would wait for a GPU to tell it
 
     def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
         grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
@@ -108,10 +106,10 @@ class WithConcepts(Objective):
         return seen
 
     def _from_text(self, model: CaptionModel, texts: TextCaptions) -> dict[str, Tensor]:
-        batch = texts.batch(int(self.step), size=self.text.batch_size, cells=self.text.cells)
+        batch = texts.batch(self.step, size=self.text.batch_size, cells=self.text.cells)
         self.step += 1
-        device = self.step.device
-        grid = self.concepts.as_grid(batch.cells.to(device))
+        device = self.concepts.words.weight.device
+        grid = self.concepts.as_grid(batch.cells.to(device, non_blocking=True))
         rows = torch.arange(len(batch.lengths), device=device)
         tokens = batch.tokens.to(device, non_blocking=True)
         forced: Forced = model(grid, rows, tokens, batch.lengths)
@@ -122,6 +120,12 @@ class WithConcepts(Objective):
             doubly_stochastic=0.0,
             label_smoothing=self.loss.label_smoothing,
         )
+
+    def get_extra_state(self) -> int:
+        return self.step
+
+    def set_extra_state(self, state: int) -> None:
+        self.step = state
 
     def learned(self) -> list[nn.Parameter]:
         return list(self.concepts.parameters())

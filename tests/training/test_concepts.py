@@ -109,7 +109,7 @@ def test_a_resumed_run_goes_on_with_the_next_text_and_the_same_concepts(
         train(recipe)
     train(recipe, resume=True)
     ends = [load_training_state(run / "last")["objective"] for run in (whole, cut)]
-    assert ends[0]["step"] == ends[1]["step"] > 0
+    assert ends[0].pop("_extra_state") == ends[1].pop("_extra_state") > 0
     for name, value in ends[0].items():
         assert torch.equal(value, ends[1][name]), name
     files = [(run / "last" / "model.safetensors").read_bytes() for run in (whole, cut)]
