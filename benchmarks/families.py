@@ -149,7 +149,7 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         photo_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
         tokens=tokens[:, :-1],
         targets=tokens[:, 1:],
-        lengths=torch.full((CAPTIONS,), WORDS, device=device),
+        lengths=torch.full((CAPTIONS,), WORDS),
         from_frozen=True,
     )
     hard = build_hard_loss(config) if config.attention.select == "hard" else None

@@ -128,7 +128,7 @@ def _grid(photos: int, cells: int, device: torch.device) -> Grid:
 def _step(cells: int, words: int, captions: int, device: torch.device) -> Callable[[], None]:
     decoder, grid = _decoder(device), _grid(captions, cells, device)
     tokens = torch.randint(4, VOCABULARY, (captions, words + 1), device=device)
-    lengths = torch.full((captions,), words, device=device)
+    lengths = torch.full((captions,), words)
 
     def step() -> None:
         decoder.zero_grad()

@@ -103,13 +103,13 @@ def run(
 
 
 def _inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Grids [B, L, D], tokens [B, LONGEST + 1], lengths [B]: the same in every process."""
+    """Grids [B, L, D], tokens [B, LONGEST + 1], lengths [B] on the CPU; alike in every process."""
     generator = torch.Generator().manual_seed(0)
     grids = torch.randn(batch, L, D, generator=generator)
     tokens = torch.randint(4, VOCABULARY, (batch, LONGEST + 1), generator=generator)
     lengths = torch.randint(8, LONGEST + 1, (batch,), generator=generator).sort(descending=True)[0]
     lengths[0] = LONGEST
-    return grids.to(device), tokens.to(device), lengths.to(device)
+    return grids.to(device), tokens.to(device), lengths
 
 
 def _ours(
@@ -135,6 +135,7 @@ def _ours(
 def _peers(checkout: Path, batch: int, on: str, dtype: torch.dtype) -> Callable[[], None]:
     device = torch.device(on)
     grids, tokens, lengths = _inputs(batch, device)
+    lengths = lengths.to(device)  # where it has them
     torch.manual_seed(0)
     decoder = peer.decoder_class(checkout, device)(SIZE, SIZE, SIZE, VOCABULARY, D).to(device)
     loss_of = nn.CrossEntropyLoss()
