@@ -19,6 +19,8 @@ from captioner.data.transforms import PhotoTransform, open_photo
 from captioner.data.vocabulary import Vocabulary, tokenize
 from captioner.errors import PhotoError
 
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -226,8 +228,8 @@ class CaptionBatches:
 
 def _leave_signals_to_the_main_process(worker: int) -> None:
     """A signal to the whole group, as a terminal sends, must not kill a worker under a step."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):  # Windows has no SIGHUP
+    for name in SIGNALS:
+        if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 

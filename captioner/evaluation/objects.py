@@ -213,15 +213,16 @@ class Objects:
         size = self.coco.imgs[image]
         mask = np.zeros((size["height"], size["width"]), bool)
         for annotation in found:
-            if boxes or not _outlines(annotation):
+            outlines = _outlines(annotation)
+            if boxes or not outlines:
                 x, y, width, height = annotation["bbox"]
                 mask[
                     round(y) : max(round(y) + 1, round(y + height)),
                     round(x) : max(round(x) + 1, round(x + width)),
                 ] = True
             else:
-                outline = annotation | {"segmentation": _outlines(annotation)}
-                mask |= self.coco.annToMask(outline).astype(bool)
+                drawn = self.coco.annToMask(annotation | {"segmentation": outlines})
+                mask |= drawn.astype(bool)
         return mask if mask.any() else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from captioner.config import Config, TextConfig
@@ -116,13 +117,15 @@ def check(config: Config) -> None:
             raise ConfigError(f"{key}: {rate} is not accepted; use a number above 0")
 
 
-def idle(config: Config, *, steps: int) -> list[str]:
+def idle(config: Config, *, captions: int) -> list[str]:
     """One sentence for each setting that was asked for and does nothing here, or not all of it.
 
-    steps: of the optimiser, in the whole training.
+    captions: of the training photos.
     """
     found = []
     data, optim = config.data, config.optim
+    # Batches that are not all full make a few more.
+    steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
     if data.cache and data.cache_views == 1 and data.cache_min_area == 1:
         found.append(
             "data.cache: one view of each photo is kept, the plain one: data.flip, data.min_area "
@@ -135,7 +138,7 @@ def idle(config: Config, *, steps: int) -> list[str]:
         found.append("text: nothing is read; name a file of captions without photos in text.file")
     if optim.warmup_steps > steps:
         found.append(
-            f"optim.warmup_steps: training has {steps} steps, so the learning rate stays below "
-            f"optim.lr; use {steps} or fewer, or more train.epochs"
+            f"optim.warmup_steps: training has about {steps} steps, so the learning rate stays "
+            f"below optim.lr; use {steps} or fewer, or more train.epochs"
         )
     return found

@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+from captioner.data.dataset import SIGNALS
 
 
 class Interrupts:

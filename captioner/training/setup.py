@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -23,7 +23,7 @@ from captioner.data.feature_views import FeatureCrop
 from captioner.data.readers import Split, read_split
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
-from captioner.data.vocabulary import Vocabulary, tokenize
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, PhotoError
 from captioner.model import CaptionModel, build_model, photo_transform, resolved
 from captioner.training.check import check, idle
@@ -97,7 +97,6 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
             f"{config.data.root}: no word occurs {config.data.min_count} times in the training "
             "captions; lower data.min_count"
         )
-    _check_vocabulary(vocabulary, train, start_from)
     torch.manual_seed(config.train.seed)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = build_model(config, len(vocabulary))
@@ -111,27 +110,27 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     train_transform = photo_transform(whole.preprocess, augmentation)
     plain_transform = photo_transform(whole.preprocess)
     # these before the cache, which takes long
-    teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
-    texts = _texts(whole, vocabulary, validation)
-    cache = validation_cache = None
-    if config.data.cache:
-        validation_cache = _cache(whole, model, device, validation, plain_transform, views=1)
-        views = config.data.cache_views
-        cache = _cache(whole, model, device, train, train_transform, views=views)
-    crop = None
-    if config.data.cache_min_area < 1:
-        crop = FeatureCrop(config.data.cache_min_area, config.data.flip)
     dataset = CaptionDataset(
         train,
         vocabulary,
         train_transform,
         max_words=config.data.max_words,
         seed=config.train.seed,
-        cache=cache,
-        cache_crop=crop,
     )
     if not len(dataset):
         raise DataError(f"{config.data.root}: the training captions hold no words")
+    _check_vocabulary(dataset, vocabulary, start_from)
+    for sentence in idle(config, captions=len(dataset)):
+        print(sentence, file=sys.stderr)
+    teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
+    texts = _texts(whole, vocabulary, validation)
+    validation_cache = None
+    if config.data.cache:
+        validation_cache = _cache(whole, model, device, validation, plain_transform, views=1)
+        views = config.data.cache_views
+        dataset.cache = _cache(whole, model, device, train, train_transform, views=views)
+    if config.data.cache_min_area < 1:
+        dataset.cache_crop = FeatureCrop(config.data.cache_min_area, config.data.flip)
     batches = CaptionBatches(
         dataset.photo_of,
         dataset.lengths,
@@ -139,9 +138,6 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         by=config.data.batch_by,
         seed=config.train.seed,
     )
-    steps = math.ceil(len(batches.epoch(0)) / config.optim.accumulate) * config.train.epochs
-    for sentence in idle(config, steps=steps):
-        print(sentence, file=sys.stderr)
     return Setup(
         config=whole,
         vocabulary=vocabulary,
@@ -236,24 +232,24 @@ def _read(data: DataConfig, split_name: str) -> list[CaptionedPhoto]:
 
 
 def _check_vocabulary(
-    vocabulary: Vocabulary, photos: list[CaptionedPhoto], start_from: Path | None
+    dataset: CaptionDataset, vocabulary: Vocabulary, start_from: Path | None
 ) -> None:
     """What the vocabulary lacks can neither be read nor written: tell it where it is much.
 
     Raises:
         DataError: the model to begin with knows no word at all.
     """
-    words = [word for photo in photos for text in photo.captions for word in tokenize(text)]
-    known = sum(word in vocabulary for word in words)
-    if words and not known:
+    words = np.concatenate([target[:-1] for target in dataset.targets])  # without the end token
+    known = float((words != vocabulary.unknown).mean())
+    if not known:
         raise DataError(
             f"train.start_from: {start_from} knows none of the words of the training captions; "
             "begin with a model of their language, or without one"
         )
-    if known < KNOWN_WORDS * len(words):
+    if known < KNOWN_WORDS:
         print(
-            f"{start_from or 'data.min_count'}: the vocabulary knows {known / len(words):.0%} of "
-            "the words of the training captions; the others are left unknown",
+            f"{start_from or 'data.min_count'}: the vocabulary knows {known:.0%} of the words of "
+            "the training captions; the others are left unknown",
             file=sys.stderr,
         )
 
