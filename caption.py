@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from captioner.commands.caption import main
+from captioner.cli.caption import main
 
 if __name__ == "__main__":
     sys.exit(main())

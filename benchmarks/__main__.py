@@ -18,8 +18,8 @@ import torch
 
 from benchmarks import encoder, folder, growth, peer, search, startup, step
 from benchmarks.timing import ROUNDS, Table, as_json, machine
-from captioner.allocator import keep_freed_memory
-from captioner.device import choose_device
+from captioner.runtime.allocator import keep_freed_memory
+from captioner.runtime.device import choose_device
 
 NAMES = ("step", "search", "folder", "encoder", "startup", "growth")
 

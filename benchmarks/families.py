@@ -24,13 +24,13 @@ import torch
 from captioner.config import Config, from_yaml
 from captioner.data.dataset import Batch
 from captioner.data.readers import read_split
-from captioner.device import choose_device
 from captioner.evaluation.metrics import score_captions
-from captioner.model import CaptionModel, build_model
+from captioner.models.build import CaptionModel, build_model
+from captioner.runtime.device import choose_device
 from captioner.training import train
 from captioner.training.cross_entropy import CrossEntropy
-from captioner.training.hard import build_hard_loss
 from captioner.training.optimizer import build_optimizer
+from captioner.training.reinforce import build_hard_loss
 from captioner.training.setup import prepare
 from captioner.training.validation import validate
 
@@ -146,7 +146,7 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
     batch = Batch(
         inputs=_frozen(model, device),
         photos=torch.arange(PHOTOS, device=device),
-        photo_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
+        image_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
         tokens=tokens[:, :-1],
         targets=tokens[:, 1:],
         lengths=torch.full((CAPTIONS,), WORDS),

@@ -12,8 +12,8 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
-from captioner.data.transforms import open_photo
-from captioner.passes import side_by_side
+from captioner.data.transforms import open_image
+from captioner.runtime.parallel import parallel_map
 
 BATCH = 16  # as caption.py takes them
 WIDTH, HEIGHT = 640, 480
@@ -27,7 +27,7 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
     own = captioner.config.preprocess
     with tempfile.TemporaryDirectory() as folder:
         paths = _draw(Path(folder), photos)
-        inputs = torch.stack([captioner.transform(open_photo(path))[0] for path in paths])
+        inputs = torch.stack([captioner.transform(open_image(path))[0] for path in paths])
         inputs = inputs.to(device, memory_format=torch.channels_last)
 
         def encode(by: Captioner) -> None:
@@ -42,14 +42,14 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
 
         def load() -> None:
             for path in paths:
-                captioner.transform(open_photo(path))
+                captioner.transform(open_image(path))
 
         def caption(by: Captioner) -> None:
             batches = (
-                [open_photo(path) for path in paths[first : first + BATCH]]
+                [open_image(path) for path in paths[first : first + BATCH]]
                 for first in range(0, photos, BATCH)
             )
-            for _ in side_by_side(by.caption_batch, batches, device):
+            for _ in parallel_map(by.caption_batch, batches, device):
                 pass
 
         found = in_turns(

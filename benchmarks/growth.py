@@ -14,17 +14,17 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
-from captioner.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.readers import read_split
-from captioner.data.transforms import PhotoTransform
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
-from captioner.decoders import LSTMDecoder
-from captioner.decoding import search
-from captioner.decoding.search import END
-from captioner.grid import Grid
-from captioner.passes import side_by_side
+from captioner.generation import search
+from captioner.generation.beam_search import END
+from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.models.decoders import LSTMDecoder
+from captioner.runtime.parallel import parallel_map
 from captioner.training.losses import caption_losses
+from captioner.types import Grid
 
 L, T, B, K, D, VOCABULARY = 64, 12, 64, 5, 384, 2500
 CELLS = (49, 100, 196, 400, 784)
@@ -178,7 +178,7 @@ def _data(folder: Path, photos: int) -> Callable[[], None]:
     return read
 
 
-_blank = PhotoTransform(height_px=8, width_px=8, mean=(0, 0, 0), std=(1, 1, 1))
+_blank = ImageTransform(height_px=8, width_px=8, mean=(0, 0, 0), std=(1, 1, 1))
 
 
 def _captioning(
@@ -191,7 +191,7 @@ def _captioning(
 
     def caption(photos: int) -> None:
         batches = ([path] * min(16, photos - first) for first in range(0, photos, 16))
-        for _ in side_by_side(captioner.caption_batch, batches, device):
+        for _ in parallel_map(captioner.caption_batch, batches, device):
             pass
 
     return {size: partial(caption, size) for size in sizes}

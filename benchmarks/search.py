@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from benchmarks import peer
 from benchmarks.step import SIZE, VOCABULARY, D, L, build_decoder
 from benchmarks.timing import Apart, Table, in_turns, peak_memory_mib
-from captioner.decoding import search
-from captioner.decoding.search import END
-from captioner.grid import Grid
+from captioner.generation import search
+from captioner.generation.beam_search import END
+from captioner.types import Grid
 
 BEAM = 5
 MAX_WORDS = 20

@@ -11,11 +11,17 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
-from captioner.attention import AdditiveScore, Attention, GlobalWindow, HardSelect, SoftSelect
-from captioner.decoders import LSTMDecoder
-from captioner.grid import Grid
-from captioner.training.hard import HardAttentionLoss, MovingAverage
+from captioner.models.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    HardSelect,
+    SoftSelect,
+)
+from captioner.models.decoders import LSTMDecoder
 from captioner.training.losses import caption_losses
+from captioner.training.reinforce import HardAttentionLoss, MovingAverage
+from captioner.types import Grid
 
 L, D, SIZE, VOCABULARY, LONGEST = 196, 2048, 512, 9490, 20  # SIZE: of attention, state, embedding
 

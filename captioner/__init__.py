@@ -8,18 +8,18 @@ __version__ = "0.1.0"
 __all__ = ["Caption", "Captioner", "__version__"]
 
 if TYPE_CHECKING:
-    from captioner.grid import Caption
-    from captioner.pipeline import Captioner
+    from captioner.captioner import Captioner
+    from captioner.types import Caption
 
 
 def __getattr__(name: str) -> Any:
     """Import torch and the model only when they are asked for."""
     if name == "Captioner":
-        from captioner.pipeline import Captioner
+        from captioner.captioner import Captioner
 
         return Captioner
     if name == "Caption":
-        from captioner.grid import Caption
+        from captioner.types import Caption
 
         return Caption
     raise AttributeError(f"module 'captioner' has no attribute '{name}'")

@@ -23,7 +23,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
-        module = importlib.import_module(f"captioner.commands.{arguments[0]}")
+        module = importlib.import_module(f"captioner.cli.{arguments[0]}")
         return int(module.main(arguments[1:]))
     if arguments and arguments[0] in ("--version", "-V"):
         print(f"captioner {__version__}")

@@ -24,7 +24,7 @@ from torch import Tensor
 from captioner.config import ModelConfig, from_yaml, one_line, to_yaml
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError
-from captioner.model import CaptionModel, build_model
+from captioner.models.build import CaptionModel, build_model
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = (
     "model.safetensors",
@@ -33,7 +33,7 @@ WEIGHTS, CONFIG, VOCABULARY, CARD = (
     "README.md",
 )
 STATE, MANIFEST = "training_state.pt", "manifest.json"
-MODELS = Path(__file__).parent / "models"  # those that ship in the package
+MODELS = Path(__file__).parent / "bundled"  # those that ship in the package
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
 

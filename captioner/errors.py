@@ -14,7 +14,7 @@ class ConfigError(CaptionerError):
     """A setting that cannot be used; the message names its key and what is accepted."""
 
 
-class PhotoError(CaptionerError):
+class ImageError(CaptionerError):
     """A photo that cannot be read; the message does not repeat the photo's name."""
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from captioner.training import cross_entropy, loop
+from captioner.training import cross_entropy
+from captioner.training import trainer as loop
 
 
 class Interrupted(Exception):

@@ -28,7 +28,7 @@ TIME_LIMIT_S = 120.0  # generous, for a machine that is busy with other work
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LossOutput:
     """How a program ended: its exit code (negative: the signal that ended it) and what it wrote."""
 
     code: int
@@ -57,10 +57,10 @@ class Running:
             self.code = self.programs.ask({"poll": self.pid})
         return self.code
 
-    def wait(self) -> Outcome:
+    def wait(self) -> LossOutput:
         self.wait_until(lambda: self.poll() is not None)
         assert self.code is not None
-        return Outcome(
+        return LossOutput(
             self.code,
             (self.folder / "stdout").read_text(encoding="utf-8"),
             (self.folder / "stderr").read_text(encoding="utf-8"),
@@ -123,7 +123,7 @@ class Programs:
 
     def run(
         self, script: str, *arguments: object, cwd: Path = REPOSITORY, **environment: str
-    ) -> Outcome:
+    ) -> LossOutput:
         return self.start(script, *arguments, cwd=cwd, **environment).wait()
 
     def close(self) -> None:
@@ -154,15 +154,6 @@ def serve() -> None:
     import pycocoevalcap.cider.cider
     import pycocoevalcap.rouge.rouge  # noqa: F401
     import timm  # noqa: F401
-
-    import captioner.commands.caption
-    import captioner.commands.evaluate
-    import captioner.commands.export
-    import captioner.commands.train
-    import captioner.evaluation.metrics
-    import captioner.pipeline
-    import captioner.rendering
-    import captioner.training  # noqa: F401
 
     gc.freeze()  # a child that collected garbage among all of that would copy its memory
     # The answers keep a descriptor of their own, for nothing that a child prints may come between.

@@ -23,8 +23,8 @@ def name(request: pytest.FixtureRequest) -> str:
 def folder(name: str) -> Path:
     if not (MODELS / name).is_dir():
         pytest.fail(
-            f"captioner/models/{name} is missing: train its recipe and run "
-            f"`captioner export RUN captioner/models/{name}`",
+            f"captioner/bundled/{name} is missing: train its recipe and run "
+            f"`captioner export RUN captioner/bundled/{name}`",
             pytrace=False,
         )
     return MODELS / name

@@ -28,7 +28,7 @@ from captioner.checkpoint import (
 from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
-from captioner.model import CaptionModel
+from captioner.models.build import CaptionModel
 
 Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
 VERIFIED = ["model.safetensors", "config.yaml", "vocabulary.json", "training_state.pt"]

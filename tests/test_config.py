@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from captioner.config import Config, ModelConfig, PreprocessConfig, from_yaml, to_yaml
-from captioner.encoders import Encoder
 from captioner.errors import ConfigError
-from captioner.model import build_model
+from captioner.models.backbones import Encoder
+from captioner.models.build import build_model
 from captioner.training import setup
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

@@ -11,7 +11,7 @@ import torch
 
 from captioner import Captioner
 from captioner.checkpoint import load_model, load_training_state
-from captioner.decoding import sample, search
+from captioner.generation import sample, search
 from captioner.training import train
 from captioner.training.setup import prepare
 

@@ -18,7 +18,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Pa
         shutil.copytree(REPOSITORY / name, tree / name, ignore=made)
     for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, tree)
-    model = tree / "captioner" / "models" / "made_up"
+    model = tree / "captioner" / "bundled" / "made_up"
     model.mkdir(parents=True)
     for name in ("model.safetensors", "config.yaml", "vocabulary.json", "README.md"):
         (model / name).write_text(name)
@@ -39,7 +39,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Pa
         for path in (tree / "captioner").rglob("*")
         if path.is_file() and path != cached
     }
-    assert "captioner/models/made_up/model.safetensors" in package
+    assert "captioner/bundled/made_up/model.safetensors" in package
     assert shipped == package
     (info,) = {name.partition("/")[0] for name in files.namelist() if ".dist-info/" in name}
     entry_points = files.read(f"{info}/entry_points.txt").decode()

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 if TYPE_CHECKING:
     from captioner.config import Config, ModelConfig
     from captioner.data.vocabulary import Vocabulary
-    from captioner.model import CaptionModel
+    from captioner.models.build import CaptionModel
 
 WORDS = "a the on red green blue square disc field wears café t-shirt".split()
 
@@ -35,7 +35,7 @@ def model(
         PreprocessConfig,
     )
     from captioner.data.vocabulary import Vocabulary
-    from captioner.model import build_model, resolved
+    from captioner.models.build import build_model, resolved
 
     vocabulary = Vocabulary(WORDS)
     config = ModelConfig(

@@ -11,7 +11,7 @@ from captioner.errors import DataError
 
 
 @dataclass(frozen=True)
-class CaptionedPhoto:
+class CaptionedImage:
     """A photo, its captions with white space made single spaces, and its id in COCO results."""
 
     path: Path

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.data.captioned import CaptionedPhoto, Disk, splits_there
+from captioner.data.captioned import CaptionedImage, Disk, splits_there
 from captioner.data.text_files import numbered_lines, one_line, read_json_object, wildcards
 from captioner.errors import DataError
 
@@ -16,8 +16,8 @@ _COCO_SPLIT_LISTS = ("train", "val", "test", "restval")
 _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 
 
-def coco_split(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
-    photos: dict[int | str, CaptionedPhoto] = {}
+def coco_split(root: Path, names: Sequence[str]) -> list[CaptionedImage]:
+    photos: dict[int | str, CaptionedImage] = {}
     for split in names:
         path = root / "annotations" / f"captions_{split}.json"
         names_only = path.with_name(f"image_info_{split}.json")
@@ -35,7 +35,7 @@ def coco_split(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
     return list(photos.values())
 
 
-def _coco_captions(path: Path, folder: Path) -> list[CaptionedPhoto]:
+def _coco_captions(path: Path, folder: Path) -> list[CaptionedImage]:
     from pycocotools.coco import COCO
 
     coco = COCO()
@@ -50,7 +50,7 @@ def _coco_captions(path: Path, folder: Path) -> list[CaptionedPhoto]:
             annotations = coco.imgToAnns.get(image_id, ())
             texts = (one_line(annotation["caption"]) for annotation in annotations)
             captions = tuple(text for text in texts if text)
-            photos.append(CaptionedPhoto(folder / image["file_name"], captions, image_id))
+            photos.append(CaptionedImage(folder / image["file_name"], captions, image_id))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is not a COCO captions file: expected images with id and file_name, and "
@@ -65,7 +65,7 @@ def _coco_annotated(root: Path) -> list[str]:
 
 def coco_split_by_name(
     root: Path, names: Sequence[str], coco_splits: Path, disk: Disk
-) -> list[CaptionedPhoto]:
+) -> list[CaptionedImage]:
     wanted: dict[str, None] = {}  # an ordered set
     for split in names:
         split_file = coco_splits / f"coco_{split}.txt"
@@ -82,8 +82,8 @@ def coco_split_by_name(
             "correct the data root"
         )
     # An image may be there twice, under its names of 2014 and of 2017.
-    by_name: dict[str, list[CaptionedPhoto]] = {}
-    by_number: dict[str, list[CaptionedPhoto]] = {}
+    by_name: dict[str, list[CaptionedImage]] = {}
+    by_number: dict[str, list[CaptionedImage]] = {}
     for folder in folders:
         path = root / "annotations" / f"captions_{folder}.json"
         for photo in _coco_captions(path, root / folder):
@@ -96,7 +96,7 @@ def coco_split_by_name(
         candidates = by_name.get(name, []) + (by_number.get(match[2], []) if match else [])
         if not candidates:  # in no captions file; this is where it would lie
             folder = match[1] or "" if match else ""
-            candidates = [CaptionedPhoto(root / folder / name, (), name)]
+            candidates = [CaptionedImage(root / folder / name, (), name)]
             if candidates[0].path in disk:
                 raise DataError(
                     f"{candidates[0].path} has no caption in any of {root}/annotations/"

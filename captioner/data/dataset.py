@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from captioner.data.captioned import CaptionedPhoto
+from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache
 from captioner.data.feature_views import FeatureCrop
-from captioner.data.transforms import PhotoTransform, open_photo
+from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary, tokenize
-from captioner.errors import PhotoError
+from captioner.errors import ImageError
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
 
@@ -28,7 +28,7 @@ class Batch:
 
     inputs: photos [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
     photos: [B], which photos of the data set they are.
-    photo_index: [N], row of `inputs` for each caption.
+    image_index: [N], row of `inputs` for each caption.
     tokens: [N, T], the words read, from the start token on; targets: [N, T], the words to write,
         the end token last; both padded with zeros.
     lengths: [N], number of targets. weights: [N], of the captions in the loss; 1 on average.
@@ -38,7 +38,7 @@ class Batch:
 
     inputs: Tensor
     photos: Tensor
-    photo_index: Tensor
+    image_index: Tensor
     tokens: Tensor
     targets: Tensor
     lengths: Tensor
@@ -59,7 +59,7 @@ class Batch:
         """Every caption so many times, one after another; the photos once."""
         return replace(
             self,
-            photo_index=self.photo_index.repeat_interleave(times),
+            image_index=self.image_index.repeat_interleave(times),
             tokens=self.tokens.repeat_interleave(times, 0),
             targets=self.targets.repeat_interleave(times, 0),
             lengths=self.lengths.repeat_interleave(times),
@@ -90,9 +90,9 @@ class CaptionDataset(Dataset[Batch]):
 
     def __init__(
         self,
-        photos: Sequence[CaptionedPhoto],
+        photos: Sequence[CaptionedImage],
         vocabulary: Vocabulary,
-        transform: PhotoTransform,
+        transform: ImageTransform,
         *,
         max_words: int,
         seed: int,
@@ -137,7 +137,7 @@ class CaptionDataset(Dataset[Batch]):
         for photo in np.unique(self.photo_of[chosen]).tolist():
             try:
                 inputs[photo] = self._photo(photo, epoch)
-            except PhotoError as error:
+            except ImageError as error:
                 unreadable.append((str(self.photos[photo].path), str(error)))
         chosen = chosen[np.isin(self.photo_of[chosen], list(inputs))]
         chosen = chosen[np.argsort(-self.lengths[chosen], kind="stable")]
@@ -150,7 +150,7 @@ class CaptionDataset(Dataset[Batch]):
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
             photos=torch.tensor(list(inputs), dtype=torch.long),
-            photo_index=torch.tensor(
+            image_index=torch.tensor(
                 [row_of[photo] for photo in self.photo_of[chosen].tolist()], dtype=torch.long
             ),
             tokens=tokens,
@@ -166,7 +166,7 @@ class CaptionDataset(Dataset[Batch]):
         if self.cache is not None:
             features = self.cache.read(photo, int(generator.integers(self.cache.views)))
             return features if self.cache_crop is None else self.cache_crop(features, generator)
-        return self.transform(open_photo(self.photos[photo].path), generator)[0]
+        return self.transform(open_image(self.photos[photo].path), generator)[0]
 
 
 class CaptionBatches:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from captioner.data.transforms import PhotoTransform, open_photo
-from captioner.errors import DataError, PhotoError
+from captioner.data.transforms import ImageTransform, open_image
+from captioner.errors import DataError, ImageError
 from captioner.files import locked, replacing
 
 CHUNK = 8  # photos through the encoder at once: larger batches fall out of a CPU's cache
@@ -48,16 +48,16 @@ class FeatureCache:
         """Frozen features float16 [C, h, w].
 
         Raises:
-            PhotoError: the photo could not be read when the cache was made.
+            ImageError: the photo could not be read when the cache was made.
         """
         if photo in self.unreadable:
-            raise PhotoError(self.unreadable[photo])
+            raise ImageError(self.unreadable[photo])
         return torch.from_numpy(self.features[photo, view].copy())
 
 
 class _Views(Dataset[tuple[Tensor, str]]):
     def __init__(
-        self, paths: Sequence[Path], transform: PhotoTransform, views: int, seed: int
+        self, paths: Sequence[Path], transform: ImageTransform, views: int, seed: int
     ) -> None:
         self.paths, self.transform, self.views, self.seed = paths, transform, views, seed
 
@@ -68,8 +68,8 @@ class _Views(Dataset[tuple[Tensor, str]]):
         photo, view = divmod(index, self.views)
         generator = np.random.default_rng((self.seed, photo, view)) if view else None
         try:
-            return self.transform(open_photo(self.paths[photo]), generator)[0], ""
-        except PhotoError as error:
+            return self.transform(open_image(self.paths[photo]), generator)[0], ""
+        except ImageError as error:
             empty = torch.zeros(3, self.transform.height_px, self.transform.width_px)
             return empty, str(error)
 
@@ -77,7 +77,7 @@ class _Views(Dataset[tuple[Tensor, str]]):
 def build_feature_cache(
     root: Path,
     paths: Sequence[Path],
-    transform: PhotoTransform,
+    transform: ImageTransform,
     encode: Callable[[Tensor], Tensor],
     *,
     fingerprint: str,
@@ -151,7 +151,7 @@ def _fill(
 
 
 def _key(
-    paths: Sequence[Path], transform: PhotoTransform, *, fingerprint: str, views: int, seed: int
+    paths: Sequence[Path], transform: ImageTransform, *, fingerprint: str, views: int, seed: int
 ) -> str:
     settings = {
         name: str(value) for name, value in vars(transform).items() if not name.startswith("_")
@@ -163,7 +163,7 @@ def _key(
         try:
             facts = path.stat()
             size, changed = facts.st_size, facts.st_mtime_ns
-        except OSError:  # vanished: unreadable, as `open_photo` will say
+        except OSError:  # vanished: unreadable, as `open_image` will say
             size = changed = -1
         name = os.fsencode(os.path.realpath(path))
         digest.update(name + f"\0{size}\0{changed}\n".encode())

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from captioner.data.captioned import CaptionedPhoto, Disk, splits_there
+from captioner.data.captioned import CaptionedImage, Disk, splits_there
 from captioner.data.coco import coco_split, coco_split_by_name
 from captioner.data.text_files import (
     csv_rows,
@@ -40,9 +40,9 @@ class Split:
     disk without captions, as all of COCO's test split are.
     """
 
-    photos: list[CaptionedPhoto]
+    photos: list[CaptionedImage]
     missing: list[Path]
-    uncaptioned: list[CaptionedPhoto] = field(default_factory=list)
+    uncaptioned: list[CaptionedImage] = field(default_factory=list)
 
 
 def read_split(
@@ -112,7 +112,7 @@ def _found(
     file: str | Path | None,
     coco_splits: str | Path | None,
     disk: Disk,
-) -> list[CaptionedPhoto]:
+) -> list[CaptionedImage]:
     """The photos that the files of a split name."""
     if format not in FORMATS:
         raise DataError(f"unknown data format {format!r}; use one of {', '.join(FORMATS)}")
@@ -144,7 +144,7 @@ def _found(
     return photos
 
 
-def _flickr8k(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
+def _flickr8k(root: Path, names: Sequence[str]) -> list[CaptionedImage]:
     token_file = root / "Flickr8k.token.txt"
     captions: dict[str, list[str]] = {}
     for number, line in numbered_lines(token_file):
@@ -157,7 +157,7 @@ def _flickr8k(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
             )
         captions.setdefault(name, []).append(one_line(text))
     ids = {name: index for index, name in enumerate(captions)}
-    photos: dict[str, CaptionedPhoto] = {}
+    photos: dict[str, CaptionedImage] = {}
     for split in names:
         split = "dev" if split == "val" else split
         split_file = root / f"Flickr_8k.{split}Images.txt"
@@ -172,13 +172,13 @@ def _flickr8k(root: Path, names: Sequence[str]) -> list[CaptionedPhoto]:
                     f"{split_file}, line {number}: {shown(name)} has no caption in {token_file}; "
                     "each line must be the name of an image that has"
                 )
-            photos[name] = CaptionedPhoto(root / "images" / name, tuple(captions[name]), ids[name])
+            photos[name] = CaptionedImage(root / "images" / name, tuple(captions[name]), ids[name])
     return list(photos.values())
 
 
 def _karpathy(
     root: Path, names: Sequence[str], file: str | Path | None, disk: Disk
-) -> list[CaptionedPhoto]:
+) -> list[CaptionedImage]:
     path = the_captions_file(root, file, ("dataset_*.json",))
     data = read_json_object(path)
     images = data.get("images")
@@ -212,12 +212,12 @@ def _karpathy(
                     f"other image has, not {shown(repr(image_id))}"
                 )
             ids.add(image_id)
-            photos.append(CaptionedPhoto(found, captions, image_id))
+            photos.append(CaptionedImage(found, captions, image_id))
     _check_splits(path, names, splits)
     return photos
 
 
-def _table(root: Path, names: Sequence[str], file: str | Path | None) -> list[CaptionedPhoto]:
+def _table(root: Path, names: Sequence[str], file: str | Path | None) -> list[CaptionedImage]:
     path = root if root.is_file() else the_captions_file(root, file, ("*.csv", "*.jsonl"))
     kinds = {".csv": csv_rows, ".jsonl": jsonl_rows}
     if path.suffix.lower() not in kinds:
@@ -237,7 +237,7 @@ def _table(root: Path, names: Sequence[str], file: str | Path | None) -> list[Ca
             captions.setdefault(image, []).extend(row.captions)
     if has_splits:
         _check_splits(path, names, {row.split for row in rows})
-    return [CaptionedPhoto(image, tuple(texts), ids[image]) for image, texts in captions.items()]
+    return [CaptionedImage(image, tuple(texts), ids[image]) for image, texts in captions.items()]
 
 
 def _check_splits(path: Path, names: Sequence[str], splits: Iterable[str]) -> None:

@@ -19,15 +19,15 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from captioner.errors import PhotoError
-from captioner.grid import Geometry
+from captioner.errors import ImageError
+from captioner.types import Geometry
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
-PHOTO_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
-PHOTO_SUFFIXES = frozenset(
+IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
+IMAGE_SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .gif .webp .bmp .tif .tiff .ppm .pgm .avif".split()
 )
-MAX_PHOTO_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
+MAX_IMAGE_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
 
 ResizeMode = Literal["squash", "letterbox"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
@@ -69,60 +69,60 @@ class _WarningsOfPillow:
 _warnings_of_pillow = _WarningsOfPillow()
 
 
-def open_photo(source: str | Path | bytes | IO[bytes]) -> Image.Image:
+def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
     """Read a photo as upright 8-bit RGB.
 
     EXIF orientation is applied, CMYK and palettes are converted, 16-bit grey is scaled to 8 bits,
     transparency is laid on white, and of an animation the first frame is taken.
 
     Raises:
-        PhotoError: the file is missing, empty, no photo of an accepted format, damaged or larger
-            than MAX_PHOTO_PIXELS. The message does not name the file: the caller does.
+        ImageError: the file is missing, empty, no photo of an accepted format, damaged or larger
+            than MAX_IMAGE_PIXELS. The message does not name the file: the caller does.
     """
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:
             if path.is_dir():
-                raise PhotoError("is a folder, not a photo")
+                raise ImageError("is a folder, not a photo")
             if path.stat().st_size == 0:
-                raise PhotoError("the file is empty")
+                raise ImageError("the file is empty")
             with path.open("rb") as file:
-                return open_photo(file)
+                return open_image(file)
         except FileNotFoundError:
-            raise PhotoError("no such file") from None
+            raise ImageError("no such file") from None
         except OSError as error:
-            raise PhotoError(f"cannot be read ({error.strerror or error})") from None
+            raise ImageError(f"cannot be read ({error.strerror or error})") from None
         except ValueError as error:  # a zero byte in the name
-            raise PhotoError(f"cannot be read ({error})") from None
+            raise ImageError(f"cannot be read ({error})") from None
     if isinstance(source, bytes):
         source = io.BytesIO(source)
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
     with _warnings_of_pillow:
         try:
-            with Image.open(source, formats=PHOTO_FORMATS) as image:
-                if image.width * image.height > MAX_PHOTO_PIXELS:
-                    raise PhotoError(_too_large(f"{image.width} x {image.height} pixels"))
+            with Image.open(source, formats=IMAGE_FORMATS) as image:
+                if image.width * image.height > MAX_IMAGE_PIXELS:
+                    raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
                 image.seek(0)
                 image.load()
                 ImageOps.exif_transpose(image, in_place=True)
                 return _to_rgb(image)
-        except PhotoError:
+        except ImageError:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise PhotoError(_too_large("the photo")) from None
+            raise ImageError(_too_large("the photo")) from None
         except UnidentifiedImageError:
-            raise PhotoError(
-                f"is not a photo of a known format ({', '.join(PHOTO_FORMATS)}), or is cut short"
+            raise ImageError(
+                f"is not a photo of a known format ({', '.join(IMAGE_FORMATS)}), or is cut short"
             ) from None
         except MemoryError:
-            raise PhotoError("does not fit in memory") from None
+            raise ImageError("does not fit in memory") from None
         except Exception as error:  # noqa: BLE001  (see above)
-            raise PhotoError(f"is damaged and cannot be decoded ({error})") from None
+            raise ImageError(f"is damaged and cannot be decoded ({error})") from None
 
 
 def _too_large(what: str) -> str:
-    return f"{what} is over the limit of {MAX_PHOTO_PIXELS // 10**6} megapixels; make it smaller"
+    return f"{what} is over the limit of {MAX_IMAGE_PIXELS // 10**6} megapixels; make it smaller"
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -155,7 +155,7 @@ class Augmentation:
     colour: float = 0.0
 
 
-class PhotoTransform:
+class ImageTransform:
     """Upright RGB photo to the network's normalised input, with its geometry.
 
     Source of the letterbox: the padding is the normalisation mean, so it becomes zeros.

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from captioner.decoders.base import Decoder
-from captioner.decoding import score
 from captioner.evaluation.intervals import interval_of_mean
-from captioner.grid import Geometry, Grid
+from captioner.generation import score
+from captioner.models.decoders.base import Decoder
+from captioner.types import Geometry, Grid
 
 SHARES = (0.05, 0.1, 0.2, 0.4)
 ORDERS = ("attention", "random", "reverse")

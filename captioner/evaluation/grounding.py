@@ -17,7 +17,7 @@ import numpy as np
 
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.evaluation.objects import Objects, named_categories
-from captioner.grid import Caption, Geometry
+from captioner.types import Caption, Geometry
 
 TOLERANCE_PX = 15.0  # of the pointing game, as its authors have it
 FIGURES = ("correctness", "hit")

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from captioner import __version__
-from captioner.pipeline import Captioner
+from captioner.captioner import Captioner
 from captioner.serving import metrics, schemas
 from captioner.serving.batching import Full
 from captioner.serving.problems import (
@@ -33,8 +33,8 @@ PAGE = (
     ("/page.js", "captioner.serving", "static/page.js", "text/javascript; charset=utf-8"),
     ("/page.css", "captioner.serving", "static/page.css", "text/css; charset=utf-8"),
     ("/icon.svg", "captioner.serving", "static/icon.svg", "image/svg+xml"),
-    ("/viewer.js", "captioner.rendering", "viewer.js", "text/javascript; charset=utf-8"),
-    ("/viewer.css", "captioner.rendering", "viewer.css", "text/css; charset=utf-8"),
+    ("/viewer.js", "captioner.visualization", "viewer.js", "text/javascript; charset=utf-8"),
+    ("/viewer.css", "captioner.visualization", "viewer.css", "text/css; charset=utf-8"),
 )
 _PHOTO_PROBLEMS = (400, 401, 408, 413, 415, 422, 503, 504)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from captioner.data.transforms import PHOTO_FORMATS, open_photo
-from captioner.errors import PhotoError
+from captioner.data.transforms import IMAGE_FORMATS, open_image
+from captioner.errors import ImageError
 
 
 class Refused(Exception):
@@ -67,7 +67,7 @@ def main(connection: Connection, memory_bytes: int) -> None:
 
 
 def decoded(data: bytes, max_pixels: int) -> Image.Image:
-    """The photo as `open_photo` gives it, after a look at its header.
+    """The photo as `open_image` gives it, after a look at its header.
 
     Raises:
         Refused: 415 for what is no photo of an accepted format, 422 for one that is too large or
@@ -78,16 +78,16 @@ def decoded(data: bytes, max_pixels: int) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=PHOTO_FORMATS) as header:
+            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as header:
                 width, height = header.size
     except UnidentifiedImageError:
-        formats = ", ".join(PHOTO_FORMATS)
+        formats = ", ".join(IMAGE_FORMATS)
         raise Refused(
             415, f"the file is not a photo of a known format ({formats}), or is cut short"
         ) from None
     except Image.DecompressionBombError:
         width, height = 0, 0
-    except Exception:  # noqa: BLE001  Pillow raises almost anything; open_photo says what is wrong
+    except Exception:  # noqa: BLE001  Pillow raises almost anything; open_image says what is wrong
         width, height = 1, 1
     if not 0 < width * height <= max_pixels:
         many = f"has {width} x {height} pixels and " if width else ""
@@ -97,8 +97,8 @@ def decoded(data: bytes, max_pixels: int) -> Image.Image:
             "smaller",
         )
     try:
-        return open_photo(data)
-    except PhotoError as error:
+        return open_image(data)
+    except ImageError as error:
         raise Refused(422, f"the photo {error}") from None
 
 

@@ -20,10 +20,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from captioner.data.transforms import PhotoTransform
-from captioner.grid import Geometry
+from captioner.data.transforms import ImageTransform
 from captioner.serving import decoder
 from captioner.serving.problems import Problem
+from captioner.types import Geometry
 
 MEMORY_BYTES = 2 * 2**30
 WORKERS = 2  # processes that decode
@@ -66,7 +66,7 @@ class PhotoReader:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="photo")
 
     async def read(
-        self, data: bytes, transform: PhotoTransform, *, picture_px: int = 0
+        self, data: bytes, transform: ImageTransform, *, picture_px: int = 0
     ) -> ReadPhoto:
         """Decode a file; picture_px: longest side of the picture to keep, 0 for none.
 
@@ -81,7 +81,7 @@ class PhotoReader:
         while not self._idle.empty():
             self._idle.get().end()
 
-    def _read(self, data: bytes, transform: PhotoTransform, picture_px: int) -> ReadPhoto:
+    def _read(self, data: bytes, transform: ImageTransform, picture_px: int) -> ReadPhoto:
         worker = self._idle.get()
         try:
             return worker.read((transform, self.max_pixels, picture_px), data, self.time_limit_s)
@@ -109,7 +109,7 @@ class _Worker:
         theirs.close()
 
     def read(
-        self, request: tuple[PhotoTransform, int, int], data: bytes, time_limit_s: float
+        self, request: tuple[ImageTransform, int, int], data: bytes, time_limit_s: float
     ) -> ReadPhoto:
         try:
             self._connection.send(request)

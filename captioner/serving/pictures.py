@@ -6,9 +6,9 @@ import io
 
 from PIL import Image
 
-from captioner.grid import Caption
-from captioner.rendering import attention_sheet, caption_page
-from captioner.rendering.animation import caption_gif
+from captioner.types import Caption
+from captioner.visualization import attention_sheet, caption_page
+from captioner.visualization.animation import caption_gif
 
 PHOTO_NAME = "your photo"  # its file's name is nobody's business here
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from captioner.captioner import Captioner
 from captioner.data.vocabulary import tokenize
-from captioner.grid import Caption
-from captioner.pipeline import Captioner
 from captioner.serving.batching import Batcher, Gate
 from captioner.serving.images import PhotoReader, ReadPhoto
 from captioner.serving.metrics import Metrics
 from captioner.serving.pictures import draw
 from captioner.serving.problems import Problem
 from captioner.serving.schemas import CaptionOptions, Looking, PictureOptions, ScoreOptions
+from captioner.types import Caption
 
 PICTURE_PX = 1280  # longest side of the photo in pictures
 Answer = TypeVar("Answer")

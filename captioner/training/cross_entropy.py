@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from captioner.config import LossConfig, TextConfig
 from captioner.data.dataset import Batch
 from captioner.data.texts import TextCaptions
-from captioner.decoders import Forced
-from captioner.grid import Grid
-from captioner.model import CaptionModel
-from captioner.training.concepts import Concepts
+from captioner.models.build import CaptionModel
+from captioner.models.decoders import TeacherForcingOutput
 from captioner.training.distillation import Teachers
-from captioner.training.hard import HardAttentionLoss
 from captioner.training.losses import caption_losses
-from captioner.training.objective import Objective, Outcome
+from captioner.training.reinforce import HardAttentionLoss
+from captioner.training.task import LossOutput, TrainingTask
+from captioner.training.word_concepts import Concepts
+from captioner.types import Grid
 
 
-class CrossEntropy(Objective):
+class CrossEntropy(TrainingTask):
     """The captions of the data, word by word (equation 14, and equation 12 for hard attention)."""
 
     def __init__(
@@ -36,16 +36,16 @@ class CrossEntropy(Objective):
         self.samples = samples if hard is not None else 1
         self.teachers = teachers
 
-    def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
+    def forward(self, model: CaptionModel, batch: Batch) -> LossOutput:
         grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
         return self.of_grid(model, grid, batch)
 
-    def of_grid(self, model: CaptionModel, grid: Grid, batch: Batch) -> Outcome:
+    def of_grid(self, model: CaptionModel, grid: Grid, batch: Batch) -> LossOutput:
         soft_targets = None
         if self.teachers is not None:  # words are packed step by step, so their order stays
             soft_targets = self.teachers(batch).repeat_interleave(self.samples, 0)
         batch = batch.repeated(self.samples)
-        forced: Forced = model(grid, batch.photo_index, batch.tokens, batch.lengths)
+        forced: TeacherForcingOutput = model(grid, batch.image_index, batch.tokens, batch.lengths)
         parts = caption_losses(
             forced,
             batch.targets,
@@ -60,7 +60,7 @@ class CrossEntropy(Objective):
         return parts, forced, batch.lengths
 
 
-class WithConcepts(Objective):
+class WithConcepts(TrainingTask):
     """Cross-entropy, and what words teach as cells of a grid: from photos, from text, or both."""
 
     def __init__(
@@ -83,7 +83,7 @@ class WithConcepts(Objective):
         self.text = text
         self.step = 0  # of the texts; no tensor, or each step would wait for a GPU to tell it
 
-    def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
+    def forward(self, model: CaptionModel, batch: Batch) -> LossOutput:
         grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
         parts, forced, lengths = self.captions.of_grid(model, grid, batch)
         if self.loss.visual_concepts:
@@ -112,7 +112,7 @@ class WithConcepts(Objective):
         grid = self.concepts.as_grid(batch.cells.to(device, non_blocking=True))
         rows = torch.arange(len(batch.lengths), device=device)
         tokens = batch.tokens.to(device, non_blocking=True)
-        forced: Forced = model(grid, rows, tokens, batch.lengths)
+        forced: TeacherForcingOutput = model(grid, rows, tokens, batch.lengths)
         return caption_losses(
             forced,
             batch.targets.to(device, non_blocking=True),

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.decoders import Forced
-from captioner.decoding import Hypothesis
+from captioner.generation import Hypothesis
+from captioner.models.decoders import TeacherForcingOutput
 
 FLAT, FROZEN, SAME = 0.995, 0.01, 0.02
 
 
 @torch.no_grad()
-def forced_attention(forced: Forced, lengths: Tensor) -> dict[str, float]:
+def attention_statistics(forced: TeacherForcingOutput, lengths: Tensor) -> dict[str, float]:
     """Attention of a training batch, as means over its words.
 
     attention_entropy: entropy of the maps over that of the uniform map, in [0, 1].
@@ -38,7 +38,7 @@ def forced_attention(forced: Forced, lengths: Tensor) -> dict[str, float]:
     return found
 
 
-def written_attention(hypotheses: Sequence[Hypothesis]) -> dict[str, float]:
+def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str, float]:
     """The same for captions that were written freely."""
     entropies, changes, betas = [], [], []
     for hypothesis in hypotheses:

@@ -12,10 +12,10 @@ from captioner.checkpoint import load_model, model_folder
 from captioner.config import Config
 from captioner.data.dataset import Batch
 from captioner.data.vocabulary import Vocabulary
-from captioner.decoders import Forced
-from captioner.encoders.inference import fold_batch_norms
 from captioner.errors import ConfigError
-from captioner.model import CaptionModel
+from captioner.models.build import CaptionModel
+from captioner.models.decoders import TeacherForcingOutput
+from captioner.models.fused_encoder import fold_batch_norms
 
 
 class Teachers:
@@ -32,13 +32,13 @@ class Teachers:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:
-        """Mean of their probabilities of every word, float32 [M, V], packed as Forced's logits."""
+        """Mean of their probabilities of every word, float32 [M, V], packed as the logits are."""
         return torch.stack([_probabilities(model, batch) for model in self.models]).mean(0)
 
 
 def _probabilities(model: CaptionModel, batch: Batch) -> Tensor:
     grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-    forced: Forced = model(grid, batch.photo_index, batch.tokens, batch.lengths)
+    forced: TeacherForcingOutput = model(grid, batch.image_index, batch.tokens, batch.lengths)
     return torch.softmax(forced.logits.float(), dim=-1)
 
 

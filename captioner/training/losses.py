@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.decoders import Forced, packed
-from captioner.training.hard import HardAttentionLoss
+from captioner.models.decoders import TeacherForcingOutput, pack_by_step
+from captioner.training.reinforce import HardAttentionLoss
 
 
 def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
 
 
 def caption_losses(
-    forced: Forced,
+    forced: TeacherForcingOutput,
     targets: Tensor,
     lengths: Tensor,
     *,
@@ -41,7 +41,7 @@ def caption_losses(
     of it), `doubly_stochastic` (a caption, before lambda), and the parts of `hard` where there is
     one.
     """
-    words = packed(targets, lengths)
+    words = pack_by_step(targets, lengths)
     logits = forced.logits
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
@@ -54,7 +54,7 @@ def caption_losses(
     if soft_targets is not None:
         of_words = (1 - distillation) * of_words - distillation * (soft_targets * log_probs).sum(-1)
     if weights is not None:
-        of_words = of_words * packed(weights.unsqueeze(1).expand_as(targets), lengths)
+        of_words = of_words * pack_by_step(weights.unsqueeze(1).expand_as(targets), lengths)
     smoothed = of_words.mean()
     penalty = doubly_stochastic_penalty(forced.maps).mean()
     share = len(lengths) / len(words)  # from a caption's sum to the mean over words

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from captioner.config import OptimConfig
-from captioner.model import CaptionModel
+from captioner.models.build import CaptionModel
 
 
 def build_optimizer(

@@ -18,12 +18,12 @@ from captioner.checkpoint import (
     verify,
 )
 from captioner.config import Config, from_yaml, to_yaml
-from captioner.device import choose_device
 from captioner.errors import CheckpointError, ConfigError
 from captioner.files import locked, save_bytes
-from captioner.training.loop import Trainer
+from captioner.runtime.device import choose_device
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
+from captioner.training.trainer import Trainer
 
 
 def train(config: Config, *, resume: bool = False) -> Path:

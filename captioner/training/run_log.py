@@ -15,8 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
-from captioner.grid import Caption
-from captioner.rendering import caption_arrays, jpeg, save_npz, shrunk
+from captioner.types import Caption
+from captioner.visualization import caption_arrays, jpeg, save_npz, shrunk
 
 SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
 

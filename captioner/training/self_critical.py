@@ -10,15 +10,15 @@ from torch import Tensor
 
 from captioner.data.dataset import Batch
 from captioner.data.vocabulary import Vocabulary
-from captioner.decoders import Forced, packed
-from captioner.decoding import sample, writable
 from captioner.evaluation.cider import CiderD
-from captioner.grid import Grid
-from captioner.model import CaptionModel
-from captioner.training.objective import Objective, Outcome
+from captioner.generation import sample, writable
+from captioner.models.build import CaptionModel
+from captioner.models.decoders import TeacherForcingOutput, pack_by_step
+from captioner.training.task import LossOutput, TrainingTask
+from captioner.types import Grid
 
 
-class SelfCritical(Objective):
+class SelfCritical(TrainingTask):
     """Captions that the model draws itself, weighed by CIDEr-D (Rennie et al., 2017).
 
     The gradient is that of - sum over captions of (r - b) log p(y), divided by the number of words.
@@ -43,7 +43,7 @@ class SelfCritical(Objective):
         self.baseline = baseline
         self.max_words = max_words
 
-    def forward(self, model: CaptionModel, batch: Batch) -> Outcome:
+    def forward(self, model: CaptionModel, batch: Batch) -> LossOutput:
         # What is read must be what was drawn from, or the words that one network goes on drawing
         # fall without end in the other: one grid for both, with the encoder's dropout, and a
         # decoder without.
@@ -55,7 +55,7 @@ class SelfCritical(Objective):
         finally:
             model.decoder.train(was_training)
 
-    def _outcome(self, model: CaptionModel, batch: Batch, grid: Grid) -> Outcome:
+    def _outcome(self, model: CaptionModel, batch: Batch, grid: Grid) -> LossOutput:
         tokens, lengths = sample(
             model.decoder, grid, samples=self.samples, max_words=self.max_words
         )
@@ -68,13 +68,13 @@ class SelfCritical(Objective):
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
         drawn, advantage = self._as_batch(batch, tokens, lengths, rewards - baseline)
-        forced: Forced = model(grid, drawn.photo_index, drawn.tokens, drawn.lengths)
-        words = packed(drawn.targets, drawn.lengths)
+        forced: TeacherForcingOutput = model(grid, drawn.image_index, drawn.tokens, drawn.lengths)
+        words = pack_by_step(drawn.targets, drawn.lengths)
         firsts, others = forced.logits.float().tensor_split([len(drawn.lengths)])
         # over the words that could be drawn, as they were
         logits = torch.cat([writable(firsts, first=True), writable(others, first=False)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
-        weights = packed(advantage.unsqueeze(1).expand_as(drawn.targets), drawn.lengths)
+        weights = pack_by_step(advantage.unsqueeze(1).expand_as(drawn.targets), drawn.lengths)
         total = -(weights * log_probs).mean()
         parts = {
             "total": total,
@@ -103,11 +103,11 @@ class SelfCritical(Objective):
         order = order.to(tokens.device)
         targets = tokens.flatten(0, 1)[order]
         start = torch.full_like(targets[:, :1], self.vocabulary.start)
-        photo_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
+        image_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
         drawn = Batch(
             inputs=batch.inputs,
             photos=batch.photos,
-            photo_index=photo_index,
+            image_index=image_index,
             tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
             lengths=falling,

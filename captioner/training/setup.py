@@ -16,24 +16,24 @@ from tqdm import tqdm
 
 from captioner.checkpoint import VOCABULARY, load_matching_weights
 from captioner.config import Config, DataConfig
-from captioner.data.captioned import CaptionedPhoto
+from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
 from captioner.data.feature_views import FeatureCrop
 from captioner.data.readers import Split, read_split
 from captioner.data.texts import TextCaptions, read_texts
-from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
+from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import ConfigError, DataError, PhotoError
-from captioner.model import CaptionModel, build_model, photo_transform, resolved
+from captioner.errors import ConfigError, DataError, ImageError
+from captioner.models.build import CaptionModel, build_model, image_transform, resolved
+from captioner.training.caption_consensus import caption_reward, consensus_weights
 from captioner.training.check import check, idle
-from captioner.training.concepts import Concepts
-from captioner.training.consensus import caption_reward, consensus_weights
 from captioner.training.cross_entropy import CrossEntropy, WithConcepts
 from captioner.training.distillation import Teachers, load_teachers
-from captioner.training.hard import build_hard_loss
-from captioner.training.objective import Objective
+from captioner.training.reinforce import build_hard_loss
 from captioner.training.self_critical import SelfCritical
+from captioner.training.task import TrainingTask
+from captioner.training.word_concepts import Concepts
 
 KNOWN_WORDS = 0.9  # rare words make up a few hundredths of captions; fewer known than this is news
 
@@ -47,9 +47,9 @@ class Setup:
     model: CaptionModel
     dataset: CaptionDataset
     batches: CaptionBatches
-    validation: list[CaptionedPhoto]
-    objective: Objective
-    validation_transform: PhotoTransform
+    validation: list[CaptionedImage]
+    objective: TrainingTask
+    validation_transform: ImageTransform
     validation_cache: FeatureCache | None
 
     @cached_property
@@ -107,8 +107,8 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     model = model.to(device).to(memory_format=torch.channels_last)
     whole = resolved(config, model)
     augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
-    train_transform = photo_transform(whole.preprocess, augmentation)
-    plain_transform = photo_transform(whole.preprocess)
+    train_transform = image_transform(whole.preprocess, augmentation)
+    plain_transform = image_transform(whole.preprocess)
     # these before the cache, which takes long
     dataset = CaptionDataset(
         train,
@@ -161,7 +161,7 @@ def _objective(
     texts: TextCaptions | None,
     *,
     feature_dim: int,
-) -> Objective:
+) -> TrainingTask:
     """Cross-entropy, or self-critical training where `self_critical.samples` asks for it.
 
     feature_dim: D, the size of an annotation vector.
@@ -192,7 +192,7 @@ def _objective(
 
 
 def _texts(
-    config: Config, vocabulary: Vocabulary, validation: list[CaptionedPhoto]
+    config: Config, vocabulary: Vocabulary, validation: list[CaptionedImage]
 ) -> TextCaptions | None:
     """Captions without photos, where `text.file` names them; none of the validation photos'.
 
@@ -210,7 +210,7 @@ def _texts(
     )
 
 
-def _read(data: DataConfig, split_name: str) -> list[CaptionedPhoto]:
+def _read(data: DataConfig, split_name: str) -> list[CaptionedImage]:
     split: Split = read_split(
         format=data.format,
         root=data.root,
@@ -254,14 +254,14 @@ def _check_vocabulary(
         )
 
 
-def _check_one_is_readable(photos: list[CaptionedPhoto], kind: str) -> None:
+def _check_one_is_readable(photos: list[CaptionedImage], kind: str) -> None:
     """Mostly the first one is, so that this costs nothing."""
     reason = ""
     for photo in photos:
         try:
-            open_photo(photo.path)
+            open_image(photo.path)
             return
-        except PhotoError as error:
+        except ImageError as error:
             reason = f"{photo.path}: {error}"
     raise DataError(f"none of the {kind} photos can be read ({reason}); check data.root")
 
@@ -270,8 +270,8 @@ def _cache(
     config: Config,
     model: CaptionModel,
     device: torch.device,
-    photos: list[CaptionedPhoto],
-    transform: PhotoTransform,
+    photos: list[CaptionedImage],
+    transform: ImageTransform,
     *,
     views: int,
 ) -> FeatureCache:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captioner.data.captioned import CaptionedPhoto
+from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache
-from captioner.data.transforms import PhotoTransform, open_photo
+from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
-from captioner.decoding import Hypothesis, search
-from captioner.errors import PhotoError
+from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
-from captioner.model import CaptionModel
-from captioner.passes import read_ahead
-from captioner.training.diagnostics import written_attention
+from captioner.generation import Hypothesis, search
+from captioner.models.build import CaptionModel
+from captioner.runtime.parallel import prefetch
+from captioner.training.diagnostics import generated_attention_statistics
 
 BATCH = 25
 
@@ -38,8 +38,8 @@ class Validation:
 
 def validate(
     model: CaptionModel,
-    photos: Sequence[CaptionedPhoto],
-    transform: PhotoTransform,
+    photos: Sequence[CaptionedImage],
+    transform: ImageTransform,
     vocabulary: Vocabulary,
     *,
     device: torch.device,
@@ -52,7 +52,7 @@ def validate(
     """Caption every readable photo and score the captions.
 
     Raises:
-        PhotoError: not one photo can be read.
+        ImageError: not one photo can be read.
     """
     model.eval()
     found: dict[int | str, Hypothesis] = {}
@@ -72,39 +72,39 @@ def validate(
         )
         found |= {photo.image_id: result[0] for photo, result in zip(members, results, strict=True)}
     if not found:
-        raise PhotoError("none of the validation photos can be read")
+        raise ImageError("none of the validation photos can be read")
     captions = {
         image_id: " ".join(vocabulary.decode(hypothesis.tokens))
         for image_id, hypothesis in found.items()
     }
     references = {photo.image_id: photo.captions for photo in photos if photo.image_id in captions}
     figures = dict(quick_scores(captions, references))
-    figures |= written_attention(list(found.values()))
+    figures |= generated_attention_statistics(list(found.values()))
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
     figures["words"] = sum(len(h.tokens) for h in found.values()) / len(found)
     return Validation(figures, captions, found, grid_shape, unreadable)
 
 
 def _batches(
-    photos: Sequence[CaptionedPhoto],
-    transform: PhotoTransform,
+    photos: Sequence[CaptionedImage],
+    transform: ImageTransform,
     cache: FeatureCache | None,
     device: torch.device,
     unreadable: list[tuple[str, str]],
-) -> Iterator[tuple[list[CaptionedPhoto], Tensor]]:
-    def read(index: int) -> Tensor | PhotoError:
+) -> Iterator[tuple[list[CaptionedImage], Tensor]]:
+    def read(index: int) -> Tensor | ImageError:
         try:
             if cache is not None:
                 return cache.read(index, 0)
-            return transform(open_photo(photos[index].path))[0]
-        except PhotoError as error:
+            return transform(open_image(photos[index].path))[0]
+        except ImageError as error:
             return error
 
-    found = iter(read_ahead(read, range(len(photos)), device))
+    found = iter(prefetch(read, range(len(photos)), device))
     for first in range(0, len(photos), BATCH):
         members, inputs = [], []
         for photo, pixels in zip(photos[first : first + BATCH], found, strict=False):
-            if isinstance(pixels, PhotoError):
+            if isinstance(pixels, ImageError):
                 unreadable.append((str(photo.path), str(pixels)))
             else:
                 members.append(photo)

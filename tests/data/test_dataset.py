@@ -12,10 +12,10 @@ import tiny
 import torch
 from PIL import Image
 
-from captioner.data.captioned import CaptionedPhoto
+from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import Batch, CaptionBatches, CaptionDataset, load_batches
 from captioner.data.readers import read_split
-from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
+from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary, tokenize
 
 MODES = ["photo", "length"]
@@ -23,12 +23,12 @@ VOCABULARY = Vocabulary(tiny.WORDS)
 AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
 
 
-def transform(augmentation: Augmentation | None = AUGMENTATION) -> PhotoTransform:
-    return PhotoTransform(height_px=16, width_px=24, augmentation=augmentation)
+def transform(augmentation: Augmentation | None = AUGMENTATION) -> ImageTransform:
+    return ImageTransform(height_px=16, width_px=24, augmentation=augmentation)
 
 
 def dataset(
-    photos: list[CaptionedPhoto], *, seed: int = 3, max_words: int = 25, augment: bool = True
+    photos: list[CaptionedImage], *, seed: int = 3, max_words: int = 25, augment: bool = True
 ) -> CaptionDataset:
     return CaptionDataset(
         photos,
@@ -40,12 +40,12 @@ def dataset(
 
 
 @pytest.fixture(scope="session")
-def photos(drawn_photos: Path) -> list[CaptionedPhoto]:
+def photos(drawn_photos: Path) -> list[CaptionedImage]:
     return read_split(format="table", root=drawn_photos, split="train").photos
 
 
 @pytest.fixture
-def breakable(tmp_path: Path) -> list[CaptionedPhoto]:
+def breakable(tmp_path: Path) -> list[CaptionedImage]:
     """Photos that a test may break."""
     return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").photos
 
@@ -152,7 +152,7 @@ def test_a_photo_with_more_captions_than_a_batch_is_a_batch_of_its_own() -> None
 
 
 def test_an_item_is_the_captions_as_indices_and_their_photos_once(
-    photos: list[CaptionedPhoto],
+    photos: list[CaptionedImage],
 ) -> None:
     data = dataset(photos, augment=False)
     chosen = [7, 2, 3, 0, 6]
@@ -170,12 +170,12 @@ def test_an_item_is_the_captions_as_indices_and_their_photos_once(
         assert batch.targets[row].tolist()[:length] == [*words, VOCABULARY.end]
         assert batch.tokens[row].tolist()[:length] == [VOCABULARY.start, *words]
         assert not batch.targets[row, length:].any()
-        plain = transform()(open_photo(photos[photo].path))[0]
-        assert torch.equal(batch.inputs[batch.photo_index[row]], plain)
+        plain = transform()(open_image(photos[photo].path))[0]
+        assert torch.equal(batch.inputs[batch.image_index[row]], plain)
 
 
 def test_captions_come_by_falling_length_so_that_packing_works(
-    photos: list[CaptionedPhoto],
+    photos: list[CaptionedImage],
 ) -> None:
     data = dataset(photos)
     lengths = data[0, range(len(data))].lengths
@@ -183,7 +183,7 @@ def test_captions_come_by_falling_length_so_that_packing_works(
     assert (lengths.diff() <= 0).all()
 
 
-def test_long_captions_are_cut_and_still_end(photos: list[CaptionedPhoto]) -> None:
+def test_long_captions_are_cut_and_still_end(photos: list[CaptionedImage]) -> None:
     data = dataset(photos, max_words=2)
     batch = data[0, range(len(data))]
     assert set(batch.lengths.tolist()) == {3}
@@ -193,10 +193,10 @@ def test_long_captions_are_cut_and_still_end(photos: list[CaptionedPhoto]) -> No
 def test_captions_without_words_are_left_out() -> None:
     data = dataset(
         [
-            CaptionedPhoto(Path("a.jpg"), ("a red disc", "...", ""), 0),
-            CaptionedPhoto(Path("b.jpg"), ("!!!",), 1),
-            CaptionedPhoto(Path("c.jpg"), (), 2),
-            CaptionedPhoto(Path("d.jpg"), ("the square",), 3),
+            CaptionedImage(Path("a.jpg"), ("a red disc", "...", ""), 0),
+            CaptionedImage(Path("b.jpg"), ("!!!",), 1),
+            CaptionedImage(Path("c.jpg"), (), 2),
+            CaptionedImage(Path("d.jpg"), ("the square",), 3),
         ]
     )
     assert len(data) == 2
@@ -205,14 +205,14 @@ def test_captions_without_words_are_left_out() -> None:
 
 
 def test_a_word_that_the_vocabulary_lacks_is_unknown(drawn_photos: Path) -> None:
-    data = dataset([CaptionedPhoto(drawn_photos / "00.jpg", ("a purple disc",), 0)])
+    data = dataset([CaptionedImage(drawn_photos / "00.jpg", ("a purple disc",), 0)])
     assert data[0, [0]].targets.tolist() == [
         [VOCABULARY.encode(["a"])[0], VOCABULARY.unknown, *VOCABULARY.encode(["disc"]), 2]
     ]
 
 
 def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(
-    photos: list[CaptionedPhoto],
+    photos: list[CaptionedImage],
 ) -> None:
     data = dataset(photos)
 
@@ -227,10 +227,10 @@ def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(
     assert not torch.equal(view(dataset(photos, seed=4), 1, [4], 0), alone)
 
 
-def test_a_moved_batch_has_everything_as_it_was(photos: list[CaptionedPhoto]) -> None:
+def test_a_moved_batch_has_everything_as_it_was(photos: list[CaptionedImage]) -> None:
     batch = dataset(photos)[0, [3, 0, 9]]
     moved = batch.to(torch.device("cpu"))
-    for name in ("inputs", "photo_index", "tokens", "targets", "lengths"):
+    for name in ("inputs", "image_index", "tokens", "targets", "lengths"):
         assert torch.equal(getattr(moved, name), getattr(batch, name))
     assert moved.inputs.dtype == torch.float32
     assert (moved.from_frozen, moved.unreadable) == (batch.from_frozen, batch.unreadable)
@@ -240,7 +240,7 @@ def test_a_moved_batch_has_everything_as_it_was(photos: list[CaptionedPhoto]) ->
 
 
 def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(
-    breakable: list[CaptionedPhoto],
+    breakable: list[CaptionedImage],
 ) -> None:
     breakable[1].path.write_bytes(b"no photo")
     breakable[3].path.unlink()
@@ -252,12 +252,12 @@ def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(
     assert len(whole.inputs) == len(breakable) - 2
     good = [c for c in range(len(data)) if data.photo_of[c] not in (1, 3)]
     expected = data[0, good]
-    for name in ("inputs", "photo_index", "tokens", "targets", "lengths"):
+    for name in ("inputs", "image_index", "tokens", "targets", "lengths"):
         assert torch.equal(getattr(whole, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_may_become_empty(breakable: list[CaptionedPhoto], workers: int) -> None:
+def test_a_batch_may_become_empty(breakable: list[CaptionedImage], workers: int) -> None:
     breakable[0].path.write_bytes(b"no photo")
     data = dataset(breakable)
     order = CaptionBatches(data.photo_of, data.lengths, batch_size=2, by="photo", seed=0)
@@ -266,7 +266,7 @@ def test_a_batch_may_become_empty(breakable: list[CaptionedPhoto], workers: int)
     assert empty.unreadable[0][0] == str(breakable[0].path)
     moved = empty.to(torch.device("cpu"))
     assert len(moved) == 0
-    assert len(moved.photo_index) == 0
+    assert len(moved.image_index) == 0
     assert sum(len(batch) for batch in found) == len(data) - 2
 
 
@@ -276,12 +276,12 @@ def test_a_batch_may_become_empty(breakable: list[CaptionedPhoto], workers: int)
 def equal(one: Batch, other: Batch) -> bool:
     return all(
         torch.equal(getattr(one, name), getattr(other, name))
-        for name in ("inputs", "photo_index", "tokens", "targets", "lengths")
+        for name in ("inputs", "image_index", "tokens", "targets", "lengths")
     )
 
 
 @pytest.mark.parametrize("by", MODES)
-def test_no_and_two_workers_give_identical_tensors(by: str, photos: list[CaptionedPhoto]) -> None:
+def test_no_and_two_workers_give_identical_tensors(by: str, photos: list[CaptionedImage]) -> None:
     data = dataset(photos)
     order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
     none = list(load_batches(data, order, 2))
@@ -293,7 +293,7 @@ def test_no_and_two_workers_give_identical_tensors(by: str, photos: list[Caption
 @pytest.mark.parametrize("by", MODES)
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_resuming_from_a_batch_gives_the_same_remaining_batches(
-    by: str, first: int, photos: list[CaptionedPhoto]
+    by: str, first: int, photos: list[CaptionedImage]
 ) -> None:
     data, again = dataset(photos), dataset(photos)
     order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
@@ -304,7 +304,7 @@ def test_resuming_from_a_batch_gives_the_same_remaining_batches(
     assert all(map(equal, rest, whole[first:]))
 
 
-def test_resuming_behind_the_last_batch_gives_none(photos: list[CaptionedPhoto]) -> None:
+def test_resuming_behind_the_last_batch_gives_none(photos: list[CaptionedImage]) -> None:
     data = dataset(photos)
     order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by="photo", seed=9)
     assert list(load_batches(data, order, 0, first=len(order.epoch(0)))) == []
@@ -312,7 +312,7 @@ def test_resuming_behind_the_last_batch_gives_none(photos: list[CaptionedPhoto])
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loading_leaves_the_generator_of_dropout_alone(
-    photos: list[CaptionedPhoto], workers: int
+    photos: list[CaptionedImage], workers: int
 ) -> None:
     # A run resumed in mid-epoch begins to load once more often than one that was not interrupted,
     # so if that drew a number, all dropout after it would differ.
@@ -328,6 +328,6 @@ def test_photos_of_every_mode_make_one_batch(tmp_path: Path) -> None:
     for number, mode in enumerate(("RGB", "L", "P", "CMYK", "1")):
         path = tmp_path / f"{mode}.jpg"
         Image.new(mode, (30 + number, 20)).convert("RGB" if mode in "P1" else mode).save(path)
-        captioned.append(CaptionedPhoto(path, ("a red disc",), number))
+        captioned.append(CaptionedImage(path, ("a red disc",), number))
     batch = dataset(captioned)[0, range(5)]
     assert batch.inputs.shape == (5, 3, 16, 24)

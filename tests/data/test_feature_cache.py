@@ -25,10 +25,10 @@ from captioner.data.dataset import CaptionBatches, CaptionDataset, load_batches
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
 from captioner.data.feature_views import FeatureCrop
 from captioner.data.readers import read_split
-from captioner.data.transforms import Augmentation, PhotoTransform, open_photo
+from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
-from captioner.encoders import Encoder, build_backbone
-from captioner.errors import DataError, PhotoError
+from captioner.errors import DataError, ImageError
+from captioner.models.backbones import Encoder, build_backbone
 
 AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
 
@@ -45,9 +45,9 @@ def photos(tmp_path: Path) -> list[Path]:
     return sorted(folder.glob("*.jpg"))
 
 
-def transform(**settings: Any) -> PhotoTransform:
+def transform(**settings: Any) -> ImageTransform:
     given = {"height_px": 48, "width_px": 64, "augmentation": AUGMENTATION}
-    return PhotoTransform(**{**given, **settings})
+    return ImageTransform(**{**given, **settings})
 
 
 class Encode:
@@ -77,7 +77,7 @@ def test_view_0_is_the_encoder_s_own_output_of_the_plain_photo(
 ) -> None:
     cache = build(tmp_path / "cache", photos, Encode(encoder))
     for number, path in enumerate(photos):
-        plain, _ = transform(augmentation=None)(open_photo(path))
+        plain, _ = transform(augmentation=None)(open_image(path))
         direct = encoder.frozen_features(plain.unsqueeze(0))[0]
         stored = cache.read(number, 0)
         assert stored.dtype == torch.float16
@@ -99,7 +99,7 @@ def test_the_encoder_gives_the_same_grid_from_the_cache_as_from_the_photo(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     cache = build(tmp_path / "cache", photos, Encode(encoder), views=1)
-    plain, _ = transform(augmentation=None)(open_photo(photos[4]))
+    plain, _ = transform(augmentation=None)(open_image(photos[4]))
     direct = encoder(plain.unsqueeze(0))
     cached = encoder(cache.read(4, 0).float().unsqueeze(0), from_frozen=True)
     assert (cached.height, cached.width) == (direct.height, direct.width)
@@ -115,7 +115,7 @@ def test_a_worker_is_sent_the_place_and_not_the_values(
     assert len(sent) < 1000 < cache.features.nbytes
     there = pickle.loads(sent)
     assert torch.equal(there.read(4, 2), cache.read(4, 2))
-    with pytest.raises(PhotoError):
+    with pytest.raises(ImageError):
         there.read(3, 0)
 
 
@@ -167,7 +167,7 @@ def test_other_photos_never_use_a_stale_cache(
     counting = Encode(encoder)
     cache = build(tmp_path / "cache", photos, counting)
     assert counting.calls > 0
-    plain, _ = transform(augmentation=None)(open_photo(photos[5]))
+    plain, _ = transform(augmentation=None)(open_image(photos[5]))
     direct = encoder.frozen_features(plain.unsqueeze(0))[0]
     torch.testing.assert_close(cache.read(5, 0).float(), direct, rtol=1e-3, atol=1e-5)
 
@@ -307,7 +307,7 @@ def test_an_unreadable_photo_is_known_by_its_reason(
     cache = build(tmp_path / "cache", photos, Encode(encoder), views=2)
     assert set(cache.unreadable) == {0, 3}
     for view in range(2):
-        with pytest.raises(PhotoError, match="empty"):
+        with pytest.raises(ImageError, match="empty"):
             cache.read(3, view)
     assert torch.isfinite(cache.read(1, 1)).all()
     again = build(tmp_path / "cache", photos, Encode(encoder), views=2)
@@ -393,7 +393,7 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
         for batch, same in zip(batches, again, strict=True):
             assert batch.from_frozen
             assert torch.equal(batch.inputs, same.inputs)
-            assert torch.equal(batch.photo_index, same.photo_index)
+            assert torch.equal(batch.image_index, same.image_index)
             reported |= {path for path, _ in batch.unreadable}
             for features in batch.inputs:
                 equal = (cache.features == features.numpy()).all(axis=(2, 3, 4))

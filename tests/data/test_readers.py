@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from captioner.data.captioned import CaptionedPhoto
+from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import Split, read_captions, read_split
 from captioner.errors import DataError
 
@@ -60,8 +60,8 @@ def test_flickr8k_gives_captions_ids_and_the_order_of_the_split_file(flickr8k: P
     split = read_split(format="flickr8k", root=flickr8k, split="train")
     assert split == Split(
         [
-            CaptionedPhoto(flickr8k / "images" / "b.jpg", ("A bird .",), 3),
-            CaptionedPhoto(flickr8k / "images" / "c.jpg", ("A cat .", "The cat sits ."), 0),
+            CaptionedImage(flickr8k / "images" / "b.jpg", ("A bird .",), 3),
+            CaptionedImage(flickr8k / "images" / "c.jpg", ("A cat .", "The cat sits ."), 0),
         ],
         [],
     )
@@ -179,8 +179,8 @@ def test_karpathy_reads_raw_captions_and_positions_as_ids(tmp_path: Path) -> Non
     split = read_split(format="karpathy", root=tmp_path, split="train")
     assert split == Split(
         [
-            CaptionedPhoto(tmp_path / "images" / "a.jpg", ("A dog.", "Dog!"), 0),
-            CaptionedPhoto(tmp_path / "images" / "c.jpg", ("A cat.",), 2),
+            CaptionedImage(tmp_path / "images" / "a.jpg", ("A dog.", "Dog!"), 0),
+            CaptionedImage(tmp_path / "images" / "c.jpg", ("A cat.",), 2),
         ],
         [tmp_path / "images" / "d.jpg", tmp_path / "images" / "e.jpg"],
     )
@@ -232,7 +232,7 @@ def test_coco_s_test_split_has_photos_and_no_captions(tmp_path: Path) -> None:
     (folder / "captions_test2017.json").rename(folder / "image_info_test2017.json")
     touch(tmp_path / "test2017", coco_name(3))
     split = read_split(format="coco", root=tmp_path, split="test2017")
-    assert split == Split([], [], [CaptionedPhoto(tmp_path / "test2017" / coco_name(3), (), 3)])
+    assert split == Split([], [], [CaptionedImage(tmp_path / "test2017" / coco_name(3), (), 3)])
 
 
 @pytest.mark.parametrize("cocoid", [None, [1], 1.5])
@@ -368,11 +368,11 @@ def test_coco_reads_its_own_ids_and_prints_nothing(
     train = read_split(format="coco", root=tmp_path, split="train2017")
     assert train == Split(
         [
-            CaptionedPhoto(tmp_path / "train2017" / coco_name(9), ("A dog.", "Dog barks."), 9),
-            CaptionedPhoto(tmp_path / "train2017" / coco_name(4), ("A cat.",), 4),
+            CaptionedImage(tmp_path / "train2017" / coco_name(9), ("A dog.", "Dog barks."), 9),
+            CaptionedImage(tmp_path / "train2017" / coco_name(4), ("A cat.",), 4),
         ],
         [],
-        [CaptionedPhoto(tmp_path / "train2017" / coco_name(n), (), n) for n in (5, 6)],
+        [CaptionedImage(tmp_path / "train2017" / coco_name(n), (), n) for n in (5, 6)],
     )
     both = read_split(format="coco", root=tmp_path, split="val2017+train2017+val2017")
     assert ids(both) == [2, 9, 4]
@@ -440,7 +440,7 @@ def test_coco_lists_select_by_name_over_all_captions_of_2014(
     assert ids(read("val")) == [4]
     assert ids(read("test")) == [5, 2]
     assert ids(read("train+restval")) == [1, 3]
-    assert read("train+restval").photos[1] == CaptionedPhoto(
+    assert read("train+restval").photos[1] == CaptionedImage(
         root / "val2014" / coco_name(3, "val2014"), ("3.",), 3
     )
 
@@ -529,8 +529,8 @@ def test_a_csv_table_gathers_captions_and_splits(tmp_path: Path) -> None:
     train = read_split(format="table", root=tmp_path, split="train")
     assert train == Split(
         [
-            CaptionedPhoto(tmp_path / "sub/a.jpg", ('A dog, barking "loudly"', "Two lines"), 0),
-            CaptionedPhoto(tmp_path / "c.jpg", ("Un café",), 3),
+            CaptionedImage(tmp_path / "sub/a.jpg", ('A dog, barking "loudly"', "Two lines"), 0),
+            CaptionedImage(tmp_path / "c.jpg", ("Un café",), 3),
         ],
         [tmp_path / "gone.jpg"],
     )
@@ -554,8 +554,8 @@ def test_a_jsonl_table_takes_a_caption_or_a_list(tmp_path: Path) -> None:
     for split in ("train", "anything", "train+val"):
         assert read_split(format="table", root=tmp_path, split=split) == Split(
             [
-                CaptionedPhoto(tmp_path / "b.jpg", ("A bird.", "Bird!", "Third."), 0),
-                CaptionedPhoto(outside, ("Outside.",), 1),
+                CaptionedImage(tmp_path / "b.jpg", ("A bird.", "Bird!", "Third."), 0),
+                CaptionedImage(outside, ("Outside.",), 1),
             ],
             [],
         )

@@ -18,14 +18,14 @@ import torch
 from PIL import Image
 
 from captioner.data.transforms import (
-    MAX_PHOTO_PIXELS,
-    PHOTO_FORMATS,
-    PHOTO_SUFFIXES,
+    IMAGE_FORMATS,
+    IMAGE_SUFFIXES,
+    MAX_IMAGE_PIXELS,
     Augmentation,
-    PhotoTransform,
-    open_photo,
+    ImageTransform,
+    open_image,
 )
-from captioner.errors import PhotoError
+from captioner.errors import ImageError
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:
@@ -93,8 +93,8 @@ def test_what_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str, how: s
     if how != "path" and not content:
         expected = "is not a photo of a known format"
     source = {"path": path, "bytes": content, "file": io.BytesIO(content)}[how]
-    with pytest.raises(PhotoError) as caught:
-        open_photo(source)  # type: ignore[arg-type]
+    with pytest.raises(ImageError) as caught:
+        open_image(source)  # type: ignore[arg-type]
     message = str(caught.value)
     assert expected in message
     assert "\n" not in message
@@ -155,8 +155,8 @@ def a_name_with_a_zero_byte(folder: Path) -> Path:
 def test_a_place_without_a_photo_ends_in_one_sentence(
     tmp_path: Path, place: Callable[[Path], Path], expected: str, kind: type
 ) -> None:
-    with pytest.raises(PhotoError, match=expected) as caught:
-        open_photo(kind(place(tmp_path)))
+    with pytest.raises(ImageError, match=expected) as caught:
+        open_image(kind(place(tmp_path)))
     assert "\n" not in str(caught.value)
 
 
@@ -164,8 +164,8 @@ def test_a_place_without_a_photo_ends_in_one_sentence(
 def test_a_photo_that_may_not_be_read_is_said_so(tmp_path: Path) -> None:
     Image.fromarray(noise(8, 8)).save(tmp_path / "secret.png")
     (tmp_path / "secret.png").chmod(0)
-    with pytest.raises(PhotoError, match=r"cannot be read \(Permission denied\)"):
-        open_photo(tmp_path / "secret.png")
+    with pytest.raises(ImageError, match=r"cannot be read \(Permission denied\)"):
+        open_image(tmp_path / "secret.png")
 
 
 def test_every_truncation_of_a_photo_is_a_photo_or_a_photo_error() -> None:
@@ -173,8 +173,8 @@ def test_every_truncation_of_a_photo_is_a_photo_or_a_photo_error() -> None:
         whole = encoded(Image.fromarray(noise(16, 16)), format)
         for length in range(0, len(whole), max(1, len(whole) // 40)):
             try:
-                assert open_photo(whole[:length]).mode == "RGB"
-            except PhotoError as error:
+                assert open_image(whole[:length]).mode == "RGB"
+            except ImageError as error:
                 assert "\n" not in str(error)
 
 
@@ -187,8 +187,8 @@ def test_random_damage_gives_a_photo_or_a_photo_error() -> None:
             where = generator.integers(0, min(len(whole), 200), 3)
             broken[where] = generator.integers(0, 256, 3)
             try:
-                assert open_photo(broken.tobytes()).mode == "RGB"
-            except PhotoError as error:
+                assert open_image(broken.tobytes()).mode == "RGB"
+            except ImageError as error:
                 assert "\n" not in str(error)
 
 
@@ -196,16 +196,16 @@ def test_random_damage_gives_a_photo_or_a_photo_error() -> None:
 
 
 def pixels(source: str | Path | bytes) -> np.ndarray:
-    photo = open_photo(source)
+    photo = open_image(source)
     assert photo.mode == "RGB"
     return np.asarray(photo).astype(int)
 
 
 def test_there_is_a_suffix_for_every_format_and_none_for_others() -> None:
     Image.init()
-    formats = {Image.registered_extensions().get(suffix) for suffix in PHOTO_SUFFIXES}
-    assert formats == set(PHOTO_FORMATS) - {"MPO"}
-    assert all(suffix == suffix.lower() for suffix in PHOTO_SUFFIXES)
+    formats = {Image.registered_extensions().get(suffix) for suffix in IMAGE_SUFFIXES}
+    assert formats == set(IMAGE_FORMATS) - {"MPO"}
+    assert all(suffix == suffix.lower() for suffix in IMAGE_SUFFIXES)
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM"])
@@ -360,7 +360,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     exif[0x0112] = orientation
     content = encoded(Image.fromarray(stored), "PNG", exif=exif)
     np.testing.assert_array_equal(pixels(content), upright)
-    jpeg = open_photo(encoded(Image.fromarray(stored), "JPEG", exif=exif))
+    jpeg = open_image(encoded(Image.fromarray(stored), "JPEG", exif=exif))
     assert jpeg.size == (width, height)
 
 
@@ -395,7 +395,7 @@ def test_a_colour_profile_that_is_damaged_does_not_cost_the_photo() -> None:
 
 def test_reading_a_photo_leaves_the_warning_filters_alone() -> None:
     before = list(warnings.filters)
-    open_photo(encoded(Image.new("RGB", (8, 8)), "PNG"))
+    open_image(encoded(Image.new("RGB", (8, 8)), "PNG"))
     assert warnings.filters == before
 
 
@@ -420,8 +420,8 @@ def test_threads_that_read_photos_together_leave_the_warning_filters_alone() -> 
             return super().read(*arguments)
 
     photo = encoded(Image.new("RGB", (8, 8)), "PNG")
-    first = threading.Thread(target=open_photo, args=(Slower(photo),))
-    second = threading.Thread(target=open_photo, args=(Slow(photo),))
+    first = threading.Thread(target=open_image, args=(Slower(photo),))
+    second = threading.Thread(target=open_image, args=(Slow(photo),))
     first.start()
     assert first_in.wait(timeout=30)
     second.start()
@@ -434,7 +434,7 @@ def test_threads_that_read_photos_together_leave_the_warning_filters_alone() -> 
 
 
 def test_the_limit_is_the_one_above_which_pillow_warns() -> None:
-    assert MAX_PHOTO_PIXELS == Image.MAX_IMAGE_PIXELS
+    assert MAX_IMAGE_PIXELS == Image.MAX_IMAGE_PIXELS
 
 
 # ------------------------------------------------------------------------------------- the transform
@@ -442,9 +442,9 @@ def test_the_limit_is_the_one_above_which_pillow_warns() -> None:
 HEIGHT, WIDTH = 48, 80
 
 
-def transform(**settings: object) -> PhotoTransform:
+def transform(**settings: object) -> ImageTransform:
     given = {"height_px": HEIGHT, "width_px": WIDTH, "mean": (0, 0, 0), "std": (1, 1, 1)}
-    return PhotoTransform(**{**given, **settings})  # type: ignore[arg-type]
+    return ImageTransform(**{**given, **settings})  # type: ignore[arg-type]
 
 
 def ramps(width: int, height: int) -> Image.Image:

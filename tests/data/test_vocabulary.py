@@ -82,7 +82,7 @@ def test_captions_may_come_from_an_iterator() -> None:
 
 
 def test_the_special_tokens_have_the_indices_that_the_search_counts_on() -> None:
-    from captioner.decoding.search import END, PAD, START, UNKNOWN
+    from captioner.generation.beam_search import END, PAD, START, UNKNOWN
 
     vocabulary = Vocabulary(["dog"])
     fixed = [vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown]

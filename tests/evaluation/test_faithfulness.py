@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.decoders.base import Decoder
-from captioner.decoding import score
+from captioner.captioner import Captioner
 from captioner.evaluation.faithfulness import (
     ORDERS,
     SHARES,
@@ -17,8 +16,9 @@ from captioner.evaluation.faithfulness import (
     removed_cells,
     summary,
 )
-from captioner.grid import Glimpse, Grid
-from captioner.pipeline import Captioner
+from captioner.generation import score
+from captioner.models.decoders.base import Decoder
+from captioner.types import AttentionOutput, Grid
 
 
 def test_cells_go_in_the_order_of_their_attention() -> None:
@@ -119,7 +119,7 @@ def test_attention_that_matters_falls_fastest_and_attention_of_noise_does_not() 
             logits[..., 5] = memory[:, :1, 0]
             nothing = torch.zeros(len(memory), 1)
             look = torch.full((len(memory), 1, 40), 1 / 40)
-            return logits, Glimpse(nothing[..., None], look, nothing, nothing), None
+            return logits, AttentionOutput(nothing[..., None], look, nothing, nothing), None
 
     features = torch.zeros(1, 40, 1)
     features[0, 0] = 8.0

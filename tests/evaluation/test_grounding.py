@@ -24,7 +24,7 @@ from captioner.evaluation.objects import (
     Objects,
     named_categories,
 )
-from captioner.grid import Caption, Geometry
+from captioner.types import Caption, Geometry
 
 WIDTH, HEIGHT = 80, 60
 OTHERS = ("correctness_uniform", "correctness_centre", "hit", "hit_uniform", "hit_centre")

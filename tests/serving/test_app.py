@@ -16,7 +16,7 @@ from serving_tools import BASE
 from starlette.testclient import TestClient
 
 from captioner import Captioner
-from captioner.data.transforms import open_photo
+from captioner.data.transforms import open_image
 from captioner.serving.app import PAGE, create_app
 from captioner.serving.service import Limits
 
@@ -410,6 +410,6 @@ def test_captions_of_one_photo_are_the_same_in_python_rest_and_on_the_command_li
         texts = {
             line["caption"],
             answer.json()["captions"][0]["caption"],
-            python.caption(open_photo(photo), beam_size=2).text,
+            python.caption(open_image(photo), beam_size=2).text,
         }
         assert len(texts) == 1, texts

@@ -16,11 +16,11 @@ import tiny
 import torch
 from PIL import Image
 
-from captioner.data.transforms import PhotoTransform, open_photo
+from captioner.data.transforms import ImageTransform, open_image
 from captioner.serving.images import PhotoReader, ReadPhoto
 from captioner.serving.problems import Problem
 
-TRANSFORM = PhotoTransform(height_px=64, width_px=96)
+TRANSFORM = ImageTransform(height_px=64, width_px=96)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_photo_is_read_as_python_reads_it_bit_for_bit(
     reader: PhotoReader, drawn_photos: Path
 ) -> None:
     data = (drawn_photos / "01.jpg").read_bytes()
-    expected, geometry = TRANSFORM(open_photo(data))
+    expected, geometry = TRANSFORM(open_image(data))
     photo = read(reader, data)
     assert torch.equal(photo.pixels, expected)
     assert photo.geometry == geometry
@@ -67,7 +67,7 @@ def test_the_picture_is_the_upright_photo_no_larger_than_asked(reader: PhotoRead
     assert small is not None
     assert whole is not None
     assert small.size == (24, 30)
-    assert whole.tobytes() == open_photo(data).tobytes()
+    assert whole.tobytes() == open_image(data).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,6 @@ def test_many_at_once_are_not_mixed_up(drawn_photos: Path) -> None:
 
     try:
         for data, photo in zip(files, asyncio.run(all_of_them()), strict=True):
-            assert torch.equal(photo.pixels, TRANSFORM(open_photo(data))[0])
+            assert torch.equal(photo.pixels, TRANSFORM(open_image(data))[0])
     finally:
         reader.close()

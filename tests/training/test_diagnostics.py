@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.decoders import Forced
-from captioner.decoding import Hypothesis
-from captioner.training.diagnostics import forced_attention, warnings, written_attention
+from captioner.generation import Hypothesis
+from captioner.models.decoders import TeacherForcingOutput
+from captioner.training.diagnostics import (
+    attention_statistics,
+    generated_attention_statistics,
+    warnings,
+)
 
 
 def random_maps(words: int, cells: int, seed: int) -> np.ndarray:
@@ -51,7 +55,7 @@ def forced_of(captions: list[np.ndarray], betas: list[np.ndarray] | None) -> Any
     logits = torch.zeros(int(lengths.sum()), 5)
     zeros = torch.zeros_like(beta)
     beta_or_none = None if betas is None else beta
-    return Forced(
+    return TeacherForcingOutput(
         logits, padded, entropy, zeros, beta_or_none, torch.zeros(len(logits), 3)
     ), lengths
 
@@ -63,7 +67,7 @@ def test_figures_of_a_training_batch_are_plain_means(lengths: list[int], gated: 
     betas = [np.random.default_rng(n).random(words) for n, words in enumerate(lengths)]
     expected = plain_figures(captions, betas if gated else None)
     forced, counts = forced_of(captions, betas if gated else None)
-    assert forced_attention(forced, counts) == pytest.approx(expected, rel=1e-5)
+    assert attention_statistics(forced, counts) == pytest.approx(expected, rel=1e-5)
 
 
 def hypothesis_of(maps: np.ndarray, beta: np.ndarray | None) -> Hypothesis:
@@ -89,15 +93,15 @@ def test_figures_of_written_captions_are_plain_means(lengths: list[int], gated: 
         hypothesis_of(maps, beta if gated else None)
         for maps, beta in zip(captions, betas, strict=True)
     ]
-    assert written_attention(hypotheses) == pytest.approx(expected, rel=1e-5)
+    assert generated_attention_statistics(hypotheses) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_figures_run_from_zero_to_one() -> None:
     sharp, flat = np.eye(4), np.full((4, 4), 0.25)
-    assert written_attention([hypothesis_of(sharp, None)]) == pytest.approx(
+    assert generated_attention_statistics([hypothesis_of(sharp, None)]) == pytest.approx(
         {"attention_entropy": 0.0, "attention_change": 1.0}, abs=1e-9
     )
-    assert written_attention([hypothesis_of(flat, None)]) == pytest.approx(
+    assert generated_attention_statistics([hypothesis_of(flat, None)]) == pytest.approx(
         {"attention_entropy": 1.0, "attention_change": 0.0}, abs=1e-6
     )
 
@@ -138,6 +142,6 @@ def test_captions_of_one_word_and_few_captions_say_nothing_of_collapse() -> None
 def test_dead_attention_of_a_training_batch_is_seen() -> None:
     """A decoder that looks everywhere alike, at every word."""
     forced, counts = forced_of([np.full((3, 6), 1 / 6), np.full((2, 6), 1 / 6)], None)
-    figures = {**forced_attention(forced, counts), "distinct_captions": 1.0}
+    figures = {**attention_statistics(forced, counts), "distinct_captions": 1.0}
     found = warnings(figures, num_captions=2)
     assert len(found) == 2

@@ -14,7 +14,7 @@ from cuts import Interrupted, interrupt
 from captioner.checkpoint import load_model, save_model
 from captioner.config import Config, from_yaml, to_yaml
 from captioner.errors import CheckpointError, ConfigError
-from captioner.model import build_model
+from captioner.models.build import build_model
 from captioner.training import train
 from captioner.training.distillation import Teachers
 from captioner.training.run import changes
@@ -52,7 +52,7 @@ def test_teachers_give_the_mean_of_their_probabilities(table, tmp_path, teachers
     with torch.no_grad():
         logits = [
             model(
-                model.encoder(batch.inputs), batch.photo_index, batch.tokens, batch.lengths
+                model.encoder(batch.inputs), batch.image_index, batch.tokens, batch.lengths
             ).logits.tolist()
             for model in models
         ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captioner.decoders import Forced, packed
+from captioner.models.decoders import TeacherForcingOutput, pack_by_step
 from captioner.training.losses import caption_losses, doubly_stochastic_penalty
 
 V, L = 7, 5
@@ -18,7 +18,7 @@ LENGTHS = [[4, 4, 2, 1], [3, 3, 3], [1], [6, 1, 1]]
 CLOSE = 1e-6  # the loss is float32 whatever the logits are
 
 
-def random_batch(lengths: list[int], seed: int = 0) -> tuple[Forced, Tensor, Tensor]:
+def random_batch(lengths: list[int], seed: int = 0) -> tuple[TeacherForcingOutput, Tensor, Tensor]:
     """What a decoder returns for captions of these lengths, their targets and lengths."""
     generator = torch.Generator().manual_seed(seed)
     captions, words = len(lengths), max(lengths)
@@ -30,7 +30,9 @@ def random_batch(lengths: list[int], seed: int = 0) -> tuple[Forced, Tensor, Ten
     targets = torch.randint(2, V, (captions, words), generator=generator) * running
     zeros = torch.zeros(captions, words)
     queries = torch.zeros(sum(lengths), 2)
-    forced = Forced(logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None, queries)
+    forced = TeacherForcingOutput(
+        logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None, queries
+    )
     return forced, targets, torch.tensor(lengths)
 
 
@@ -118,7 +120,7 @@ def test_smoothed_cross_entropy_is_torchs_own_and_so_is_its_gradient(
         forced, targets, counts, doubly_stochastic=0.0, label_smoothing=label_smoothing
     )
     expected = functional.cross_entropy(
-        forced.logits, packed(targets, counts), label_smoothing=label_smoothing
+        forced.logits, pack_by_step(targets, counts), label_smoothing=label_smoothing
     )
     torch.testing.assert_close(losses["total"].double(), expected, rtol=CLOSE, atol=0)
     assert losses["total"].item() == losses["smoothed"].item()
@@ -172,7 +174,7 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
     forced, targets, counts = random_batch([6, 5, 4])
     half = replace(forced, logits=forced.logits.detach().bfloat16())
     losses = caption_losses(half, targets, counts, doubly_stochastic=0.0)
-    expected = functional.cross_entropy(half.logits.double(), packed(targets, counts))
+    expected = functional.cross_entropy(half.logits.double(), pack_by_step(targets, counts))
     assert losses["total"].dtype != torch.bfloat16
     assert losses["total"].item() == pytest.approx(expected.item(), rel=1e-5)
 

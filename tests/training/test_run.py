@@ -10,10 +10,11 @@ import tiny
 import torch
 
 from captioner.checkpoint import load_training_state, verify
-from captioner.errors import CaptionerError, CheckpointError, ConfigError, PhotoError
-from captioner.training import loop, train
-from captioner.training.loop import Trainer
+from captioner.errors import CaptionerError, CheckpointError, ConfigError, ImageError
+from captioner.training import train
+from captioner.training import trainer as loop
 from captioner.training.setup import prepare
+from captioner.training.trainer import Trainer
 from captioner.training.validation import Validation
 
 CPU = torch.device("cpu")
@@ -137,9 +138,9 @@ def test_a_sample_photo_that_vanishes_costs_its_picture_and_no_work(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def vanished(path: Path) -> None:
-        raise PhotoError("no such file")
+        raise ImageError("no such file")
 
-    monkeypatch.setattr(loop, "open_photo", vanished)
+    monkeypatch.setattr(loop, "open_image", vanished)
     run = tmp_path / "run"
     train(tiny.recipe(table, run, train__epochs=1, train__samples=2))
     assert load_training_state(run / "last")["epoch"] == 1

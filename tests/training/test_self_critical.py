@@ -15,13 +15,13 @@ import torch
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.dataset import Batch
 from captioner.data.vocabulary import Vocabulary
-from captioner.decoding import sample, search, writable
 from captioner.errors import ConfigError
 from captioner.evaluation.cider import CiderD
-from captioner.grid import Grid
-from captioner.model import build_decoder
+from captioner.generation import sample, search, writable
+from captioner.models.build import build_decoder
 from captioner.training import setup, train
 from captioner.training.self_critical import SelfCritical
+from captioner.types import Grid
 
 VOCABULARY = Vocabulary(["a", "dog", "cat"])
 END = Vocabulary.end
@@ -37,8 +37,8 @@ class Model(torch.nn.Module):
     def encoder(self, inputs, *, from_frozen: bool):
         return Grid(inputs, 1, self.cells)
 
-    def forward(self, grid, photo_index, tokens, lengths):
-        return self.decoder(self.decoder.prepare(grid).select(photo_index), tokens, lengths)
+    def forward(self, grid, image_index, tokens, lengths):
+        return self.decoder(self.decoder.prepare(grid).select(image_index), tokens, lengths)
 
 
 def small_model(*, hidden_dim: int, embed_dim: int, dropout: float) -> Model:

@@ -11,9 +11,9 @@ import tiny
 import torch
 
 from captioner.checkpoint import load_matching_weights, load_model, save_model
-from captioner.data.transforms import open_photo
+from captioner.data.transforms import open_image
 from captioner.errors import CheckpointError, DataError
-from captioner.model import build_model
+from captioner.models.build import build_model
 from captioner.training import train
 from captioner.training.setup import prepare
 
@@ -94,7 +94,7 @@ def test_the_cache_holds_what_the_started_weights_make_of_the_photos(
     recipe = tiny.recipe(table, tmp_path / "run", data__cache=str(tmp_path / "cache"))
     started = prepare(recipe, CPU, tmp_path / "changed")
     assert started.validation_cache is not None
-    photo = started.validation_transform(open_photo(started.validation[0].path))[0]
+    photo = started.validation_transform(open_image(started.validation[0].path))[0]
     seen = model.encoder.eval().frozen_features(photo.unsqueeze(0))[0]
     torch.testing.assert_close(
         started.validation_cache.read(0, 0).float(), seen, rtol=2e-3, atol=2e-3

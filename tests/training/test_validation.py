@@ -9,19 +9,19 @@ import pytest
 import tiny
 import torch
 
-from captioner.data.captioned import CaptionedPhoto
+from captioner.captioner import Captioner
+from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import build_feature_cache
 from captioner.data.readers import read_split
-from captioner.errors import PhotoError
+from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
-from captioner.model import photo_transform
-from captioner.pipeline import Captioner
+from captioner.models.build import image_transform
 from captioner.training import validation
 from captioner.training.validation import Validation, validate
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> list[CaptionedPhoto]:
+def photos(tmp_path: Path) -> list[CaptionedImage]:
     return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").photos
 
 
@@ -30,7 +30,7 @@ def captioner() -> Captioner:
     return Captioner(*tiny.model())
 
 
-def judge(captioner: Captioner, photos: list[CaptionedPhoto], **changed: Any) -> Validation:
+def judge(captioner: Captioner, photos: list[CaptionedImage], **changed: Any) -> Validation:
     settings: dict[str, Any] = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0}
     return validate(
         captioner.model,
@@ -43,7 +43,7 @@ def judge(captioner: Captioner, photos: list[CaptionedPhoto], **changed: Any) ->
 
 
 def test_the_captions_are_those_that_a_user_gets(
-    captioner: Captioner, photos: list[CaptionedPhoto]
+    captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
     for changed in ({}, {"beam_size": 1}, {"max_words": 3}, {"length_penalty": 1.0}):
         options = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0, **changed}
@@ -55,7 +55,7 @@ def test_the_captions_are_those_that_a_user_gets(
 
 
 def test_the_figures_are_the_metrics_and_the_diagnostics(
-    captioner: Captioner, photos: list[CaptionedPhoto]
+    captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
     found = judge(captioner, photos)
     references = {photo.image_id: photo.captions for photo in photos}
@@ -74,7 +74,7 @@ def test_the_figures_are_the_metrics_and_the_diagnostics(
 @pytest.mark.parametrize("batch", [1, 5])
 def test_no_photo_s_caption_depends_on_the_batch(
     captioner: Captioner,
-    photos: list[CaptionedPhoto],
+    photos: list[CaptionedImage],
     monkeypatch: pytest.MonkeyPatch,
     batch: int,
 ) -> None:
@@ -86,7 +86,7 @@ def test_no_photo_s_caption_depends_on_the_batch(
 
 
 def test_the_model_is_validated_without_dropout_and_left_without_a_trace(
-    captioner: Captioner, photos: list[CaptionedPhoto]
+    captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
     expected = judge(captioner, photos).captions
     before = {name: value.clone() for name, value in captioner.model.state_dict().items()}
@@ -102,7 +102,7 @@ def test_the_model_is_validated_without_dropout_and_left_without_a_trace(
 
 
 def test_an_unreadable_photo_is_left_out_with_its_references(
-    captioner: Captioner, photos: list[CaptionedPhoto]
+    captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
     expected = judge(captioner, photos[:2] + photos[3:])
     photos[2].path.write_bytes(b"damaged")
@@ -113,23 +113,23 @@ def test_an_unreadable_photo_is_left_out_with_its_references(
 
 
 def test_with_no_readable_photo_there_is_one_sentence(
-    captioner: Captioner, photos: list[CaptionedPhoto]
+    captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
     for photo in photos:
         photo.path.write_bytes(b"damaged")
-    with pytest.raises(PhotoError, match="none of the validation photos can be read"):
+    with pytest.raises(ImageError, match="none of the validation photos can be read"):
         judge(captioner, photos)
 
 
 def test_from_a_cache_the_captions_are_the_same(
-    captioner: Captioner, photos: list[CaptionedPhoto], tmp_path: Path
+    captioner: Captioner, photos: list[CaptionedImage], tmp_path: Path
 ) -> None:
     photos[1].path.write_bytes(b"damaged")
     encoder = captioner.model.encoder
     cache = build_feature_cache(
         tmp_path / "cache",
         [photo.path for photo in photos],
-        photo_transform(captioner.config.preprocess),
+        image_transform(captioner.config.preprocess),
         encoder.frozen_features,
         fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
         views=1,

@@ -1,0 +1,337 @@
+"""What caption and score share: how to look, what to print, what to draw."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from captioner.cli import show, whole_number
+from captioner.errors import CaptionerError
+from captioner.files import save_bytes
+
+if TYPE_CHECKING:
+    from captioner.captioner import Captioner
+    from captioner.models.attention.select import AtTest
+    from captioner.types import Caption
+    from captioner.visualization import Entry, Look
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """What to print and to draw, and how hard attention looks."""
+    parser.add_argument("--output", type=Path, metavar="DIR", help="draw attention sheets here")
+    parser.add_argument(
+        "--save",
+        type=_kinds,
+        default=None,
+        metavar="KINDS",
+        help="with --output: what to save, separated by commas: png, pdf, svg (the sheet), words "
+        "(one PNG a word), gif, html (a page to explore in a browser), matrix (words by cells), "
+        "npz (the raw maps), or all (default: png)",
+    )
+    parser.add_argument("--words", action="store_true", help="with --output: also save words")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a photo")
+    parser.add_argument(
+        "--cells", action="store_true", help="draw the grid's cells instead of a smooth map"
+    )
+    parser.add_argument(
+        "--style",
+        choices=("colour", "contour", "mask"),
+        default="colour",
+        help="colours on the grey photo, lines of equal attention, or the photo dimmed where the "
+        "model does not look",
+    )
+    parser.add_argument(
+        "--colour-map", choices=("cividis", "viridis"), default="cividis", help="colours of maps"
+    )
+    parser.add_argument(
+        "--opacity", type=_share, default=0.65, help="of the colours, or the mask: 0 to 1"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=_heat,
+        default=0.0,
+        metavar="X",
+        help="leave out attention below X times uniform",
+    )
+    parser.add_argument("--layer", type=whole_number, help="maps of this layer (default: the last)")
+    parser.add_argument(
+        "--head", type=whole_number, help="maps of this head (default: the mean of all)"
+    )
+    add_at_test(parser)
+    parser.add_argument(
+        "--paths",
+        type=whole_number,
+        default=0,
+        metavar="M",
+        help="with hard attention and --output: draw M sampled ways of looking",
+    )
+
+
+KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
+COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
+GALLERY = "gallery.html"
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(kind.strip().lower() for kind in text.split(","))
+    if kinds == ("all",):
+        return ("all",)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(
+                f"'{kind}' is none of {', '.join(KINDS)}; separate several by commas"
+            )
+    return kinds
+
+
+def _share(text: str) -> float:
+    return _number(text, most=1.0, what="a number from 0 to 1")
+
+
+def _heat(text: str) -> float:
+    return _number(text, most=float("inf"), what="a number from 0 up")
+
+
+def _number(text: str, *, most: float, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most or value == float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
+    return value
+
+
+def add_at_test(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--at-test",
+        choices=("argmax", "expectation", "sample"),
+        help="how hard attention looks (default: the model's own)",
+    )
+
+
+def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse what makes no sense together; then `save` holds the kinds to save."""
+    for option in ("save", "words", "paths"):
+        if getattr(arguments, option) and arguments.output is None:
+            parser.error(f"argument --{option}: needs --output, the folder to draw in")
+    compares = bool(getattr(arguments, "compare", None))
+    possible = COMPARED_KINDS if compares else KINDS
+    kinds = arguments.save or ("png",)
+    if kinds == ("all",):
+        kinds = possible
+    for kind in kinds:
+        if kind not in possible:
+            parser.error(f"argument --save: {kind} shows one model, so not with --compare")
+    if arguments.words and not compares:
+        kinds = (*kinds, "words")
+    arguments.save = tuple(dict.fromkeys(kinds))
+
+
+def check_looking(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
+    """Refuse to look in a way that no model can; compared models without it do without."""
+    asked = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
+    if asked and not any(captioner.looks_hard for captioner in models):
+        raise CaptionerError(f"{asked}: needs a model with hard attention, such as --model hard")
+
+
+def looking_options(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, Any]:
+    """For Captioner.caption and score."""
+    if not captioner.looks_hard:
+        return {}
+    return {"at_test": arguments.at_test, "paths": arguments.paths}
+
+
+def looks_at_random(captioner: Captioner, at_test: AtTest | None, paths: int = 0) -> bool:
+    """Whether it draws cells: then photos go one batch after another, to draw the same again."""
+    how = at_test or captioner.config.attention.at_test
+    return captioner.looks_hard and (how == "sample" or paths > 0)
+
+
+def of_asked_head(arguments: argparse.Namespace, caption: Caption) -> Caption:
+    if arguments.layer is None and arguments.head is None:
+        return caption
+    return caption.of_head(arguments.layer, arguments.head)
+
+
+class CaptionWriter:
+    """Prints captions and saves pictures as the options say."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        paths: list[Path],
+        failed: Callable[[Path, object], None],
+    ) -> None:
+        self.arguments, self.failed = arguments, failed
+        self.names: dict[Path, str] = {}
+        self.entries: list[Entry] = []
+        if arguments.output:
+            from captioner.visualization import output_names
+
+            self.names = dict(zip(paths, output_names(paths), strict=True))
+
+    def write(
+        self,
+        path: Path,
+        image: Image.Image,
+        caption: Caption,
+        *,
+        model: str,
+        scored: bool = False,
+    ) -> None:
+        """Print the caption even when its pictures cannot be saved, and then say why not.
+
+        model: its name, for pages. scored: with the log-probability of the whole.
+        """
+        chosen = of_asked_head(self.arguments, caption)
+        pictures, problem = self._saved(lambda: self._save(path, image, chosen, [(model, caption)]))
+        if self.arguments.json:
+            line: dict[str, Any] = {"image": str(path), **chosen.to_dict()}
+            if pictures:
+                line["pictures"] = [str(picture) for picture in pictures]
+            text = json.dumps(line, ensure_ascii=False)
+        else:
+            total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0)
+            told = f" (log-probability {total:.2f})" if scored else ""
+            text = "\n  ".join([f"{path}: {caption.text}{told}", *map(str, pictures)])
+        show(text)
+        if problem:
+            self.failed(path, problem)
+
+    def compare(self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]]) -> None:
+        """Print a caption a model, and draw them on one sheet."""
+        chosen = [(name, of_asked_head(self.arguments, caption)) for name, caption in captions]
+        pictures, problem = self._saved(
+            lambda: self._save_comparison(path, image, chosen, captions)
+        )
+        if self.arguments.json:
+            for name, caption in chosen:
+                line = {"model": name, "image": str(path), **caption.to_dict()}
+                if pictures:
+                    line["pictures"] = [str(picture) for picture in pictures]
+                show(json.dumps(line, ensure_ascii=False))
+        else:
+            lines = [f"{name}: {caption.text}" for name, caption in captions]
+            show("\n  ".join([f"{path}", *lines, *map(str, pictures)]))
+        if problem:
+            self.failed(path, problem)
+
+    def finish(self) -> None:
+        """Save the gallery of several photos' pages.
+
+        Raises:
+            CaptionerError: it cannot be saved.
+        """
+        if len(set(self.names.values())) > 1 and self.entries:
+            from captioner.visualization import gallery_page
+
+            file = self.arguments.output / GALLERY
+            save_bytes(gallery_page(self.entries).encode(), file)
+            if not self.arguments.json:
+                show(str(file))
+
+    def _saved(
+        self, saving: Callable[[], Iterator[Path]]
+    ) -> tuple[list[Path], CaptionerError | None]:
+        """The files that could be saved, and why the next could not."""
+        pictures: list[Path] = []
+        if self.arguments.output is None:
+            return pictures, None
+        try:
+            for picture in saving():
+                pictures.append(picture)
+        except CaptionerError as error:
+            return pictures, error
+        return pictures, None
+
+    def _look(self) -> Look:
+        from captioner.visualization import Look
+
+        given = self.arguments
+        smooth = not given.cells
+        return Look(smooth, given.style, given.colour_map, given.opacity, given.threshold)
+
+    def _save(
+        self,
+        path: Path,
+        image: Image.Image,
+        caption: Caption,
+        with_heads: list[tuple[str, Caption]],
+    ) -> Iterator[Path]:
+        """Save the kinds that were asked for, naming each file when it is there."""
+        from captioner import visualization as r
+
+        look, name, folder = self._look(), self.names[path], self.arguments.output
+        for kind in self.arguments.save:
+            file = folder / r.sheet_name(name, kind)
+            if kind == "png":
+                r.save_png(r.attention_sheet(image, caption, **vars(look)), file)
+            elif kind in ("pdf", "svg"):
+                r.vector_sheet(image, caption, look).save(file)
+            elif kind == "gif":
+                r.save_caption_gif(image, caption, file, look)
+            elif kind == "npz":
+                r.save_npz(r.caption_arrays(caption), file)
+            elif kind == "html":
+                self._save_page(path, image, with_heads, file)
+            elif kind == "words":
+                pictures = r.word_images(image, caption, **vars(look))
+                for picture, word in zip(pictures, r.word_names(name, caption.words), strict=True):
+                    r.save_png(picture, folder / word)
+                    yield folder / word
+            elif kind == "matrix":
+                file = folder / r.matrix_name(name)
+                r.save_png(r.alignment_matrix(caption, colour_map=look.colour_map), file)
+                for vector in {"pdf", "svg"} & set(self.arguments.save):
+                    further = folder / r.matrix_name(name, vector)
+                    r.vector_matrix(caption, colour_map=look.colour_map).save(further)
+                    yield further
+            if kind != "words":
+                yield file
+
+    def _save_comparison(
+        self,
+        path: Path,
+        image: Image.Image,
+        captions: list[tuple[str, Caption]],
+        with_heads: list[tuple[str, Caption]],
+    ) -> Iterator[Path]:
+        from captioner import visualization as r
+
+        look = self._look()
+        for kind in self.arguments.save:
+            file = self.arguments.output / r.comparison_name(self.names[path], kind)
+            if kind == "png":
+                r.save_png(r.comparison_sheet(image, captions, **vars(look)), file)
+            elif kind == "html":
+                self._save_page(path, image, with_heads, file)
+            else:
+                r.vector_comparison(image, captions, look).save(file)
+            yield file
+
+    def _save_page(
+        self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]], file: Path
+    ) -> None:
+        """Captions come with all their heads, which the page lets its reader choose from."""
+        from captioner.visualization import Entry, caption_page
+
+        several = len(set(self.names.values())) > 1
+        page = caption_page(
+            image,
+            captions,
+            name=path.name,
+            look=self._look(),
+            layer=self.arguments.layer,
+            head=self.arguments.head,
+            gallery=GALLERY if several else None,
+        )
+        save_bytes(page.encode(errors="replace"), file)
+        if several:
+            text = captions[0][1].text
+            self.entries.append(Entry.of(image, name=path.name, page=file.name, caption=text))

@@ -1,0 +1,124 @@
+"""`captioner plot`: a run's curves, and how its attention grew."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from captioner.cli import run_command, show
+from captioner.errors import CheckpointError, ImageError
+
+CURVE_KINDS = ("png", "pdf", "svg")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="captioner plot",
+        description="Draw a run's curves (losses, rates, metrics, entropy of attention), and for "
+        "each of its sample photos a GIF of what it wrote and where it looked, epoch by epoch.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="where to draw (default: RUN/plots)"
+    )
+    parser.add_argument(
+        "--save",
+        default="png,gif",
+        metavar="KINDS",
+        help="what to save, separated by commas: png, pdf, svg (curves), gif (growth), or all "
+        "(default: png,gif)",
+    )
+    arguments = parser.parse_args(argv)
+    kinds = arguments.save.lower().replace(" ", "").split(",")
+    arguments.kinds = [*CURVE_KINDS, "gif"] if kinds == ["all"] else list(dict.fromkeys(kinds))
+    for kind in arguments.kinds:
+        if kind not in (*CURVE_KINDS, "gif"):
+            parser.error(f"argument --save: '{kind}' is none of {', '.join(CURVE_KINDS)}, gif")
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from captioner.visualization import save_growth_gif
+    from captioner.visualization.curves import save_curves
+
+    entries = read_metrics(arguments.run)
+    output = arguments.output or arguments.run / "plots"
+    curves = [output / f"curves.{kind}" for kind in arguments.kinds if kind != "gif"]
+    if curves:
+        save_curves(entries, curves, title=arguments.run.resolve().name)
+        for path in curves:
+            show(str(path))
+    if "gif" in arguments.kinds:
+        folders = sorted(path for path in (arguments.run / "samples").glob("*") if path.is_dir())
+        for folder in folders:
+            photo, captions = read_samples(folder)
+            file = output / f"growth-{folder.name}.gif"
+            save_growth_gif(photo, captions, file)
+            show(str(file))
+        if not folders:
+            print(
+                f"{arguments.run}: keeps no maps of sample photos (train.samples is 0, or an older "
+                "captioner trained it), so there is no growth of attention to draw",
+                file=sys.stderr,
+            )
+    return 0
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The entries of a run's metrics.jsonl; a last line that is being written is left out.
+
+    Raises:
+        CheckpointError: there are none, or they are damaged.
+    """
+    path = run / "metrics.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error.strerror}); name the folder of a training run"
+        ) from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: is damaged; it is not text") from None
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            entries.append({**entry, "kind": str(entry["kind"]), "step": int(entry["step"])})
+        except (ValueError, KeyError, TypeError):
+            if number < len(lines):
+                raise CheckpointError(
+                    f"{path}: line {number} is damaged; take it out to draw the rest"
+                ) from None
+    if not entries:
+        raise CheckpointError(f"{path}: has no entries yet; wait until the run has logged some")
+    return entries
+
+
+def read_samples(folder: Path) -> tuple[Any, list[tuple[str, Any]]]:
+    """A sample photo of a run, and its captions by epoch.
+
+    Raises:
+        CheckpointError: what the run kept is damaged.
+    """
+    from captioner.data.transforms import open_image
+    from captioner.visualization import caption_from_arrays
+
+    captions = []
+    file = folder / "photo.jpg"
+    try:
+        photo = open_image(file)
+        for file in sorted(folder.glob("epoch-*.npz")):
+            with np.load(file) as arrays:
+                epoch = int(file.stem.removeprefix("epoch-"))
+                captions.append((f"epoch {epoch}", caption_from_arrays(dict(arrays))))
+    # What np.load raises on a file that is cut short is not one kind.
+    except (ImageError, OSError, ValueError, KeyError, EOFError) as error:
+        raise CheckpointError(f"{file}: is damaged ({error}); take its folder away") from None
+    if not captions:
+        raise CheckpointError(f"{folder}: has no maps of any epoch; take it away")
+    return photo, captions

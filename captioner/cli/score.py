@@ -1,0 +1,59 @@
+"""`captioner score`: a caption that you bring, read by the model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from captioner.cli import add_model_options, chosen_model, load_captioner, run_command
+from captioner.cli.output import (
+    CaptionWriter,
+    add_output_options,
+    check_looking,
+    check_output_options,
+    looking_options,
+)
+from captioner.errors import CaptionerError, ImageError
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="captioner score",
+        description="Let the model read a caption of yours: where it looks for each word, and how "
+        "likely it finds each. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
+    )
+    parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
+    parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
+    add_model_options(parser, search=False)
+    add_output_options(parser)
+    arguments = parser.parse_args(argv)
+    check_output_options(parser, arguments)
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.transforms import open_image
+    from captioner.data.vocabulary import tokenize
+
+    failures = 0
+
+    def failed(path: Path, reason: object) -> None:
+        nonlocal failures
+        failures += 1
+        print(f"{path}: {reason}", file=sys.stderr)
+
+    try:
+        image = open_image(arguments.photo)
+    except ImageError as error:
+        raise CaptionerError(f"{arguments.photo}: {error}") from None
+    model = chosen_model(arguments)
+    captioner = load_captioner(model, arguments)
+    check_looking(arguments, [captioner])
+    caption = captioner.score(image, arguments.text, **looking_options(arguments, captioner))
+    unknown = [word for word in tokenize(arguments.text) if word not in captioner.vocabulary]
+    if unknown:
+        print(f"read as unknown words: {', '.join(unknown)}", file=sys.stderr)
+    writer = CaptionWriter(arguments, [arguments.photo], failed)
+    writer.write(arguments.photo, image, caption, model=str(model), scored=True)
+    return 1 if failures else 0

@@ -1,0 +1,187 @@
+"""`captioner serve`: a web page and a REST interface."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from captioner.cli import (
+    add_device_options,
+    load_captioner,
+    run_command,
+    show,
+    whole_number,
+)
+from captioner.errors import CaptionerError
+
+if TYPE_CHECKING:
+    from captioner.captioner import Captioner
+
+TOKEN_VARIABLE = "CAPTIONER_TOKEN"
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    return run_command(lambda: _run(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="captioner serve",
+        description="A web page and a REST interface on this machine. Ctrl-C or SIGTERM: answer "
+        "what has been asked, then end. Exit code: 0 ended so, 2 could not start.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
+    parser.add_argument(
+        "--token",
+        default=os.environ.get(TOKEN_VARIABLE) or None,
+        help="what requests have to bring; a must where other machines reach the host. Better "
+        f"given in the environment, as {TOKEN_VARIABLE}, where no list of processes shows it",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a bundled model; may come several times, the first is the default (default: all of "
+        "them, soft first)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a model folder, or a run; may come several times",
+    )
+    add_device_options(parser)
+    parser.add_argument(
+        "--max-requests",
+        type=whole_number,
+        default=128,
+        help="requests held at once; more are sent away with 503 (default: 128)",
+    )
+    parser.add_argument(
+        "--max-megabytes", type=whole_number, default=20, help="of a request (default: 20)"
+    )
+    parser.add_argument(
+        "--max-megapixels", type=whole_number, default=50, help="of a photo (default: 50)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=whole_number,
+        default=30,
+        metavar="S",
+        help="seconds for an answer (default: 30)",
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 65535")
+    return int(text)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        import uvicorn
+
+        from captioner.runtime.parallel import shared_cores
+        from captioner.serving.app import create_app
+        from captioner.serving.security import is_loopback
+        from captioner.serving.service import Limits
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("captioner", "torch"):
+            raise
+        raise CaptionerError(
+            f"serve needs {error.name}, which is not installed; install captioner with its extra "
+            "[serve], as in: pip install '.[serve]'"
+        ) from None
+
+    loopback = is_loopback(arguments.host)
+    if not loopback and not arguments.token:
+        raise CaptionerError(
+            f"other machines can reach {arguments.host or 'every address'}, so give a token with "
+            f"--token or in {TOKEN_VARIABLE}, or listen at 127.0.0.1"
+        )
+    token = arguments.token or ""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
+    listening = _socket(arguments.host, arguments.port)
+    models = _models(arguments)
+    with shared_cores(next(iter(models.values())).device) as passes:
+        app = create_app(
+            models,
+            token=arguments.token,
+            limits=Limits(
+                max_bytes=arguments.max_megabytes * 10**6,
+                max_pixels=arguments.max_megapixels * 10**6,
+                max_requests=arguments.max_requests,
+                deadline_s=arguments.deadline,
+                passes=passes,
+            ),
+            any_host=not loopback,
+        )
+        host, port = listening.getsockname()[:2]
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                name = f"[{host}]" if ":" in host else host
+                show(f"captioner listens at http://{name}:{port}")
+
+        server = Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                server_header=False,
+                proxy_headers=False,
+                # A photo has one deadline to arrive, its answer another.
+                timeout_graceful_shutdown=2 * arguments.deadline + 5,
+            )
+        )
+        # uvicorn drains on these signals and then sends them to itself again: no accident.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        server.run(sockets=[listening])
+    return 0
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    """Taken before the models are loaded: a port in use is told at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()  # who comes before the models are there waits
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CaptionerError(
+            f"cannot listen at {host}:{port} ({reason}); choose another with --host and --port"
+        ) from None
+    return listening
+
+
+def _models(arguments: argparse.Namespace) -> dict[str, Captioner]:
+    from captioner.checkpoint import bundled_models
+
+    chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]
+    if not chosen:
+        chosen = [*sorted(bundled_models(), key=lambda name: name != "soft")]
+    models: dict[str, Captioner] = {}
+    for model in chosen:
+        name = model if isinstance(model, str) else model.resolve().name
+        if name in models:
+            raise CaptionerError(
+                f"two models have the name '{name}'; rename the folder of one of them"
+            )
+        models[name] = load_captioner(model, arguments)
+    return models

@@ -1,0 +1,148 @@
+"""Backbones from torchvision: VGG-19 and the ResNets in stages, all others whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError, WeightsError
+from captioner.models.backbones.backbone import (
+    Backbone,
+    OneOutput,
+    Preprocessing,
+    channels_of,
+    is_file,
+    load_weights_file,
+    no_such_weights,
+)
+
+
+def torchvision_names() -> list[str]:
+    from torchvision import models
+
+    return models.list_models(module=models)
+
+
+def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
+    """A torchvision classifier with its weights."""
+    from torchvision import models
+
+    entries = models.get_model_weights(name)
+    preprocessing = Preprocessing()
+    chosen = None
+    if weights == "default":
+        chosen = entries.DEFAULT
+    elif weights in entries.__members__:
+        chosen = entries[weights]
+    elif weights != "none" and not is_file(weights):
+        raise no_such_weights(weights, name, ["default", "none", *entries.__members__])
+    preset = (chosen or entries.DEFAULT).transforms()
+    if hasattr(preset, "mean"):
+        preprocessing = Preprocessing(
+            tuple(preset.mean), tuple(preset.std), preset.interpolation.value
+        )
+    # torchvision's own weights of these two need their input rescaled inside the network
+    options = (
+        {"init_weights": False, "transform_input": True}
+        if name in ("googlenet", "inception_v3")
+        else {}
+    )
+    network = models.get_model(name, weights=None, **options)
+    if chosen is not None:
+        _download(network, chosen, name)
+    elif is_file(weights):
+        load_weights_file(network, weights, name)
+    return network, preprocessing
+
+
+def _download(network: nn.Module, entry: Any, name: str) -> None:
+    """From TORCH_HOME, else from torchvision's hub into it."""
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    file = folder / Path(entry.url).name
+    try:
+        network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
+    except Exception as error:  # noqa: BLE001  URLError, HTTPError, RuntimeError on a bad hash, ...
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(
+            f"the weights of {name} cannot be had ({reason}); fetch {entry.url} on another machine "
+            f"and put it at {file}, or name a file with encoder.weights"
+        ) from None
+
+
+def _resnet(name: str, weights: str) -> Backbone:
+    network, preprocessing = _torchvision_network(name, weights)
+    stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
+    stages: list[tuple[str, nn.Module]] = [("stem", stem)]
+    stages += [(f"layer{i}", getattr(network, f"layer{i}")) for i in range(1, 5)]
+    return Backbone(stages, channels=network.fc.in_features, preprocessing=preprocessing)
+
+
+def _vgg(name: str, weights: str) -> Backbone:
+    """Stages conv1_1 ... conv5_4, each with its ReLU; a pool belongs to the stage after it.
+
+    The last one is the paper's: conv5_4 before the last pool, 14 x 14 x 512 at 224 px.
+    """
+    network, preprocessing = _torchvision_network(name, weights)
+    stages: list[tuple[str, nn.Module]] = []
+    waiting: list[nn.Module] = []
+    block, layer = 1, 1
+    for module in network.features:
+        waiting.append(module)
+        if isinstance(module, nn.ReLU):
+            stages.append((f"conv{block}_{layer}", nn.Sequential(*waiting)))
+            waiting, layer = [], layer + 1
+        elif isinstance(module, nn.MaxPool2d):
+            block, layer = block + 1, 1
+    return Backbone(stages, channels=512, preprocessing=preprocessing)
+
+
+STAGED: dict[str, Callable[[str, str], Backbone]] = {
+    "vgg19": _vgg,
+    "resnet50": _resnet,
+    "resnet101": _resnet,
+    "resnet152": _resnet,
+}
+
+
+def any_torchvision(name: str, weights: str, tap: str | None) -> Backbone:
+    from torchvision.models.feature_extraction import (
+        create_feature_extractor,
+        get_graph_node_names,
+    )
+
+    network, preprocessing = _torchvision_network(name, weights)
+    # In training mode a network may have more nodes; torchvision would warn of it, but of no use.
+    quiet = {"suppress_diff_warning": True}
+    try:
+        nodes = get_graph_node_names(network, **quiet)[1]
+        if tap is None:
+            tap = _last_feature_map(create_feature_extractor(network.eval(), nodes, **quiet), name)
+        elif tap not in nodes:
+            raise ConfigError(
+                f"encoder.tap: {name} has no node '{tap}'; the last ones are "
+                f"{', '.join(nodes[-8:])}"
+            )
+        extractor = create_feature_extractor(network, {tap: "grid"}, **quiet)
+    except (torch.fx.proxy.TraceError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"encoder.backbone: {name} cannot be used as a feature extractor ({error})"
+        ) from None
+    body = OneOutput(extractor, "grid")
+    return Backbone([("body", body)], channels=channels_of(body, name), preprocessing=preprocessing)
+
+
+def _last_feature_map(extractor: nn.Module, name: str) -> str:
+    with torch.no_grad():
+        outputs = extractor(torch.zeros(1, 3, 224, 224))
+    maps = [
+        node
+        for node, value in outputs.items()
+        if isinstance(value, Tensor) and value.dim() == 4 and min(value.shape[2:]) > 1
+    ]
+    if not maps:
+        raise ConfigError(f"encoder.backbone: {name} has no feature map [B, D, h, w] to attend to")
+    return maps[-1]

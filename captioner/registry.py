@@ -1,0 +1,85 @@
+"""The one list of what can be chosen by name: an entry is one file and one line here.
+
+Settings such as `attention.score: additive` name an entry. Implementations are imported when they
+are first used, so that reading settings or printing help imports neither torch nor a scorer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from captioner.errors import ConfigError
+
+
+class Registry(Mapping[str, Any]):
+    """Implementations by name.
+
+    Args:
+        key: The setting that chooses one of them, such as `attention.score`; named in errors.
+        entries: For each name, `module:attribute` of its class or function.
+    """
+
+    def __init__(self, key: str, entries: dict[str, str]) -> None:
+        self.key = key
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Any:
+        """Import and return the implementation.
+
+        Raises:
+            ConfigError: There is none of this name.
+        """
+        if name not in self._entries:
+            raise ConfigError(f"{self.key}: there is no '{name}'; use {', '.join(self._entries)}")
+        module, _, attribute = self._entries[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+
+SCORES = Registry(
+    "attention.score",
+    {
+        "additive": "captioner.models.attention:AdditiveScore",
+        "concat": "captioner.models.attention:AdditiveScore",
+        "dot": "captioner.models.attention:DotScore",
+        "scaled_dot": "captioner.models.attention:DotScore",
+        "general": "captioner.models.attention:GeneralScore",
+        "cosine": "captioner.models.attention:CosineScore",
+        "location": "captioner.models.attention:LocationScore",
+    },
+)
+WINDOWS = Registry(
+    "attention.window",
+    {
+        "global": "captioner.models.attention:GlobalWindow",
+        "local_m": "captioner.models.attention:MonotonicWindow",
+        "local_p": "captioner.models.attention:PredictiveWindow",
+    },
+)
+SELECTS = Registry(
+    "attention.select",
+    {
+        "soft": "captioner.models.attention:SoftSelect",
+        "hard": "captioner.models.attention:HardSelect",
+    },
+)
+DECODERS = Registry(
+    "decoder.kind",
+    {
+        "lstm": "captioner.models.decoders:LSTMDecoder",
+        "luong": "captioner.models.decoders:LuongDecoder",
+        "top_down": "captioner.models.decoders:TopDownDecoder",
+        "transformer": "captioner.models.decoders:TransformerDecoder",
+        "mean": "captioner.models.decoders:MeanDecoder",
+    },
+)

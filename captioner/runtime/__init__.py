@@ -1,0 +1,1 @@
+"""What makes captioner fast on a given machine, and nothing else."""

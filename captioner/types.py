@@ -1,0 +1,203 @@
+"""The types that flow through the house, and the legend for every shape in it.
+
+Shape legend: B photos in a batch, K hypotheses a photo (beams, or 1), N captions in a training
+batch, L grid cells (row-major, L = rows x columns), D feature size, H decoder size, A attention
+size, E embedding size, V vocabulary, T words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from captioner.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which rectangle of the photo the network saw, so that grid cells go back to photo pixels.
+
+    The network's input covers the rectangle (left_px, top_px, width_px, height_px) of the photo,
+    in pixels of the photo after its EXIF orientation was applied. Squashing the whole photo gives
+    (0, 0, photo width, photo height); a letterbox covers a rectangle larger than the photo, a crop
+    a smaller one. `flipped` says that the input was mirrored left to right.
+    """
+
+    photo_width_px: int
+    photo_height_px: int
+    left_px: float
+    top_px: float
+    width_px: float
+    height_px: float
+    flipped: bool = False
+
+    def scaled(self, photo_width_px: int, photo_height_px: int) -> Geometry:
+        """The same for the photo in another size.
+
+        >>> Geometry(200, 100, 50, 0, 100, 100).scaled(100, 50) == Geometry(100, 50, 25, 0, 50, 50)
+        True
+        """
+        across = photo_width_px / self.photo_width_px
+        down = photo_height_px / self.photo_height_px
+        return replace(
+            self,
+            photo_width_px=photo_width_px,
+            photo_height_px=photo_height_px,
+            left_px=self.left_px * across,
+            top_px=self.top_px * down,
+            width_px=self.width_px * across,
+            height_px=self.height_px * down,
+        )
+
+    def cell_box_px(
+        self, row: int, column: int, rows: int, columns: int
+    ) -> tuple[float, float, float, float]:
+        """Box (x0, y0, x1, y1) of one grid cell in photo pixels.
+
+        May reach beyond the photo where the input was letterboxed.
+
+        >>> Geometry(200, 100, 0, 0, 200, 100).cell_box_px(0, 1, rows=2, columns=4)
+        (50.0, 0.0, 100.0, 50.0)
+        """
+        if self.flipped:
+            column = columns - 1 - column
+        cell_width, cell_height = self.width_px / columns, self.height_px / rows
+        x0 = self.left_px + column * cell_width
+        y0 = self.top_px + row * cell_height
+        return (float(x0), float(y0), float(x0 + cell_width), float(y0 + cell_height))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Annotation vectors a_i of a batch of photos (Show, Attend and Tell, section 3.1.1).
+
+    features: [B, L, D], row-major, L = height x width.
+    """
+
+    features: Tensor
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.features.dim() != 3 or self.features.shape[1] != self.height * self.width:
+            raise ValueError(
+                f"a grid of {self.height} x {self.width} cells needs features [B, "
+                f"{self.height * self.width}, D], not {list(self.features.shape)}"
+            )
+
+
+@dataclass(frozen=True)
+class AttentionOutput:
+    """What one look at the grid gave, for B photos and K hypotheses.
+
+    context: [B, K, D], the vector that the decoder receives (after the gate, once gated).
+    weights: [B, K, L], the attention distribution over the cells; sums to 1.
+    entropy: [B, K], entropy of the map in nats.
+    log_prob: [B, K], log-probability of the sampled cell; zero where nothing is sampled.
+    beta: [B, K], mean of the gate in [0, 1] (section 4.2.1); None before or without the gate.
+    cells: [B, K] index of the sampled cell ([B, K, heads] with several heads); None for soft
+        attention.
+    heads: [B, K, layers, heads, L], the maps of all heads where there are several; `map` is the
+        mean of the last layer's.
+    """
+
+    context: Tensor
+    weights: Tensor
+    entropy: Tensor
+    log_prob: Tensor
+    beta: Tensor | None = None
+    cells: Tensor | None = None
+    heads: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption of one photo with where the model looked for each word.
+
+    words: T words, without the start and end tokens.
+    maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's input.
+    beta: float32 [T], the gate's mean for each word; None where the decoder has no gate.
+    log_probs: float32 [T], natural log-probability of each word given the ones before.
+    end_log_prob: log-probability of ending there; None when the search was cut off before the end.
+    cells: int [T] ([T, heads] with several heads), cell looked at for each word by hard attention,
+        else None.
+    heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are several.
+    paths: int [M, T], cells of M sampled ways of looking while the same words are read, or None.
+    geometry: carries cells back to pixels of the original photo.
+    """
+
+    words: list[str]
+    maps: np.ndarray
+    beta: np.ndarray | None
+    log_probs: np.ndarray
+    geometry: Geometry
+    end_log_prob: float | None = None
+    cells: np.ndarray | None = None
+    heads: np.ndarray | None = None
+    paths: np.ndarray | None = None
+    text: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            object.__setattr__(self, "text", " ".join(self.words))
+        count = len(self.words)
+        for name in ("maps", "beta", "log_probs", "cells", "heads"):
+            values = getattr(self, name)
+            if values is not None and len(values) != count:
+                raise ValueError(f"{count} words with {len(values)} {name}")
+
+    def of_head(self, layer: int | None = None, head: int | None = None) -> Caption:
+        """The same caption with the maps of one layer and head, both counted from 1.
+
+        layer None is the last; head None is the mean of its heads. Cells belong to the last layer.
+
+        Raises:
+            ConfigError: there is no such layer or head.
+        """
+        layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
+        if not (1 <= (layer or layers) <= layers and 1 <= (head or heads) <= heads):
+            raise ConfigError(
+                f"this model has {layers} layers of {heads} heads that look; there is no head "
+                f"{head or 'mean'} in layer {layer or layers}"
+            )
+        if self.heads is None:
+            return self
+        maps = self.heads[:, (layer or layers) - 1]  # [T, heads, rows, columns]
+        cells = self.cells if layer in (None, layers) else None
+        if head is None:
+            return replace(self, maps=maps.mean(1), cells=cells)
+        if cells is not None and cells.ndim == 2:
+            cells = cells[:, head - 1]
+        return replace(self, maps=maps[:, head - 1], cells=cells)
+
+    def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
+        """Plain values for JSON, rounded to six places; the one form of all programs and pages.
+
+        caption, words, log_probs, end_log_prob, beta; cells and paths where attention is hard.
+        maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
+            are several, and "geometry", by which a page lays them on the photo.
+        """
+        content: dict[str, Any] = {
+            "caption": self.text,
+            "words": self.words,
+            "log_probs": _rounded(self.log_probs),
+            "end_log_prob": None if self.end_log_prob is None else round(self.end_log_prob, 6),
+            "beta": None if self.beta is None else _rounded(self.beta),
+        }
+        for name in ("cells", "paths"):
+            if getattr(self, name) is not None:
+                content[name] = getattr(self, name).tolist()
+        if maps:
+            content["maps"] = _rounded(self.maps)
+            if self.heads is not None:
+                content["heads"] = _rounded(self.heads)
+            content["geometry"] = asdict(self.geometry)
+        return content
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    rounded: list[Any] = values.astype(np.float64).round(6).tolist()
+    return rounded

@@ -1,0 +1,63 @@
+"""A caption as named arrays, for .npz files, and back."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+
+import numpy as np
+from PIL import Image
+
+from captioner.types import Caption, Geometry
+
+
+def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
+    """All that a caption holds, as named arrays that need no pickle.
+
+    words, maps [T, rows, columns], log_probs; beta, end_log_prob, cells, heads and paths where
+    there are any; and the fields of its geometry, by their names.
+    """
+    arrays = {"words": np.array(caption.words, dtype=np.str_)}
+    for name in ("maps", "log_probs", "end_log_prob", "beta", "cells", "heads", "paths"):
+        if getattr(caption, name) is not None:
+            arrays[name] = np.asarray(getattr(caption, name))
+    return arrays | {name: np.asarray(value) for name, value in asdict(caption.geometry).items()}
+
+
+def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
+    """The caption that `caption_arrays` took apart, such as np.load gives it.
+
+    Raises:
+        KeyError, ValueError: arrays that are not those of a caption.
+    """
+    geometry = Geometry(**{field.name: arrays[field.name].item() for field in fields(Geometry)})
+    return Caption(
+        words=arrays["words"].tolist(),
+        maps=arrays["maps"],
+        log_probs=arrays["log_probs"],
+        geometry=geometry,
+        end_log_prob=float(arrays["end_log_prob"]) if "end_log_prob" in arrays else None,
+        beta=arrays.get("beta"),
+        cells=arrays.get("cells"),
+        heads=arrays.get("heads"),
+        paths=arrays.get("paths"),
+    )
+
+
+def shrunk(
+    photo: Image.Image, caption: Caption, *, longest_side_px: int
+) -> tuple[Image.Image, Caption]:
+    """A photo of at most this size, and its caption with the geometry that belongs to it."""
+    scale = min(1.0, longest_side_px / max(photo.size))
+    if scale == 1.0:
+        return photo, caption
+    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
+    small = photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    return small, replace(caption, geometry=caption.geometry.scaled(*size))
+
+
+def jpeg(photo: Image.Image, *, quality: int = 88) -> bytes:
+    file = io.BytesIO()
+    photo.save(file, format="JPEG", quality=quality, optimize=True)
+    return file.getvalue()

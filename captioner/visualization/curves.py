@@ -1,0 +1,142 @@
+"""Curves of a training run: losses, rates, metrics of validation, what became of attention."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from captioner.files import save_bytes
+from captioner.visualization.typography import INK, MUTED
+
+# Title, and which figures (kind, name) share a panel. What a run did not log is left out.
+_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("loss", (("train", "total"), ("train", "cross_entropy"), ("train", "smoothed"))),
+    (
+        "validation, freely written captions",
+        tuple(("validation", name) for name in ("CIDEr", "ROUGE_L", "Bleu_1", "Bleu_4", "METEOR")),
+    ),
+    (
+        "entropy of attention (1: uniform)",
+        (("train", "attention_entropy"), ("validation", "attention_entropy")),
+    ),
+    (
+        "change of attention from word to word",
+        (("train", "attention_change"), ("validation", "attention_change")),
+    ),
+    ("gate β", (("train", "beta"), ("validation", "beta"))),
+    ("learning rate", (("train", "learning_rate"),)),
+    ("norm of the gradient", (("train", "gradient_norm"),)),
+    ("doubly stochastic penalty", (("train", "doubly_stochastic"),)),
+    ("REINFORCE term", (("train", "reinforce"),)),
+    ("reward", (("train", "reward"), ("train", "advantage"))),
+)
+# Okabe and Ito's colours, told apart by every kind of colour vision; and lines differ too.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
+_PANEL_INCHES = (4.4, 2.9)
+_ACROSS = 3
+
+
+def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, title: str) -> None:
+    """Draw a run's curves and write them to PNG, PDF or SVG files, as the suffixes say.
+
+    Figures of single steps are pale, with their running mean over them; vertical lines are the
+    validations, one an epoch.
+
+    Args:
+        entries: the lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
+            figure was not finite.
+
+    Raises:
+        CaptionerError: a file cannot be written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure  # without pyplot, which may look for a display
+
+    panels = [(name, lines) for name, keys in _PANELS if (lines := _lines(entries, keys))]
+    down = max(1, math.ceil(len(panels) / _ACROSS))
+    settings: dict[Any, Any] = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "text.color": INK,
+        "axes.labelcolor": MUTED,
+        "axes.edgecolor": "#b8c0ca",
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "pdf.fonttype": 42,
+        "svg.hashsalt": "captioner",
+    }
+    with matplotlib.rc_context(settings):
+        size = (_PANEL_INCHES[0] * _ACROSS, _PANEL_INCHES[1] * down + 0.5)
+        figure = Figure(figsize=size, layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        validations = [entry["step"] for entry in entries if entry["kind"] == "validation"]
+        places = figure.subplots(down, _ACROSS, squeeze=False).ravel()
+        for axes, (name, lines) in zip(places, panels, strict=False):
+            _draw_panel(axes, name, lines, validations)
+        for axes in places[len(panels) :]:
+            axes.set_axis_off()
+        for path in paths:
+            kind = path.suffix[1:]
+            undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+            file = io.BytesIO()
+            figure.savefig(file, format=kind, dpi=160, metadata={"Title": title, **undated})
+            save_bytes(file.getvalue(), path)
+
+
+def _lines(
+    entries: Sequence[Mapping[str, Any]], keys: Sequence[tuple[str, str]]
+) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
+    """For each figure that was logged: steps, values (NaN where not finite), whether at every
+    validation."""
+    found = {}
+    for kind, name in keys:
+        logged = [entry for entry in entries if entry["kind"] == kind and name in entry]
+        if logged:
+            steps = np.array([entry["step"] for entry in logged], dtype=float)
+            values = [math.nan if entry[name] is None else entry[name] for entry in logged]
+            both = len({one for one, _ in keys}) > 1
+            label = {"train": "training", "validation": "validation"}[kind] if both else name
+            found[label] = (steps, np.array(values, dtype=float), kind == "validation")
+    return found
+
+
+def _draw_panel(
+    axes: Any,
+    name: str,
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray, bool]],
+    validations: Sequence[float],
+) -> None:
+    axes.set_title(name, loc="left", fontsize=10, color=INK)
+    for step in validations:
+        axes.axvline(step, color="#e6e9ee", lw=0.8, zorder=0)
+    for index, (label, (steps, values, validated)) in enumerate(lines.items()):
+        colour, dashes = _COLOURS[index % 5], _DASHES[index % 5]
+        if validated:
+            axes.plot(steps, values, color=colour, ls=dashes, marker="o", ms=3, label=label)
+            continue
+        if label == "learning_rate":  # which is known, not measured
+            axes.plot(steps, values, color=colour, lw=1.5)
+            continue
+        axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
+        axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
+    if len(lines) > 3:  # room for their names
+        axes.margins(y=0.25)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
+    axes.set_xlabel("step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.02)
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    """The mean over a window, a twentieth of the run, around each value; NaN is left out."""
+    half = max(1, len(values) // 40)
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    means = [w[np.isfinite(w)].mean() if np.isfinite(w).any() else math.nan for w in windows]
+    return np.array(means)

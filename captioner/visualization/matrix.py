@@ -1,0 +1,148 @@
+"""The alignment matrix that papers show: words down, cells, rows and columns of the grid across."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from captioner.visualization.heat import FLAT_SCALE
+from captioner.visualization.labels import LEGEND_HEIGHT, draw_legend
+from captioner.visualization.look import Look
+from captioner.visualization.overlay import ColourMap, colour_table
+from captioner.visualization.typography import INK, MUTED, fit, font, one_line, wrap
+from captioner.visualization.vector import VectorPage, new_page, pen
+
+if TYPE_CHECKING:
+    from captioner.types import Caption
+
+# Everything below is in pixels.
+_TEXT, _TITLE = 19, 34
+_MARGIN, _GAP = 56, 48
+_ROW = 34  # height of a word
+_CELLS_WIDTH = 900  # about; cells are whole pixels, at least _NARROWEST wide
+_NARROWEST, _WIDEST = 3, 34
+_WIDEST_WORD = 220
+_LEGEND_WIDTH = 20 * _TEXT
+
+
+def alignment_matrix(caption: Caption, *, colour_map: ColourMap = "cividis") -> Image.Image:
+    """Draw attention as a matrix: words × cells (row by row), words × rows, words × columns.
+
+    Rows and columns are sums over the grid as the photo shows it; they share a scale, the cells
+    have another, both in multiples of uniform attention. The cells that hard attention looked at
+    are marked.
+
+    Raises:
+        ConfigError: an unknown colour map.
+    """
+    matrix: Image.Image = _matrix(caption, colour_map, vector=False)
+    return matrix
+
+
+def vector_matrix(caption: Caption, *, colour_map: ColourMap = "cividis") -> VectorPage:
+    """The same as a page to save as PDF or SVG."""
+    matrix: VectorPage = _matrix(caption, colour_map, vector=True)
+    return matrix
+
+
+def alignments(caption: Caption) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Attention [T, L] over cells, [T, rows] and [T, columns], in multiples of uniform attention.
+
+    Columns run from the photo's left to its right.
+    """
+    maps = caption.maps[:, :, ::-1] if caption.geometry.flipped else caption.maps
+    count, rows, columns = maps.shape
+    cells = maps.reshape(count, -1) * (rows * columns)
+    return cells, maps.sum(2) * rows, maps.sum(1) * columns
+
+
+def _matrix(caption: Caption, colour_map: ColourMap, *, vector: bool) -> Any:
+    cells, by_row, by_column = alignments(caption)
+    count, length = cells.shape
+    rows, columns = caption.maps.shape[1:]
+    vmax = max(FLAT_SCALE, float(cells.max(initial=0)))
+    vmax_of_sums = max(FLAT_SCALE / 2, *(float(v.max(initial=0)) for v in (by_row, by_column)))
+    unit = min(max(_CELLS_WIDTH // length, _NARROWEST), _WIDEST)
+    label_width = round(
+        max([font(_TEXT).getlength(one_line(word)) for word in caption.words], default=0)
+    )
+    label_width = min(label_width, _WIDEST_WORD) + _TEXT // 2
+    parts = [
+        (f"{length} cells, row by row", cells, unit, vmax),
+        (f"{rows} rows, from the top", by_row, _WIDEST, vmax_of_sums),
+        (f"{columns} columns, from the left", by_column, _WIDEST, vmax_of_sums),
+    ]
+    lefts, left = [], _MARGIN + label_width
+    for heading, values, wide, _ in parts:
+        lefts.append(left)
+        head = round(font(_TEXT).getlength(heading))
+        left += max(values.shape[1] * wide, head) + _GAP
+    width = max(left - _GAP, lefts[1] + _LEGEND_WIDTH) + _MARGIN
+    title_font = font(_TITLE, bold=True)
+    title = wrap(
+        one_line(caption.text) or "(no words)", title_font, width - 2 * _MARGIN, max_lines=3
+    )
+    title_line = round(1.3 * _TITLE)
+    top = _MARGIN + title_line * len(title) + 2 * _TEXT
+    bottom = top + _ROW * count
+    height = bottom + 2 * _TEXT + round(LEGEND_HEIGHT * _TEXT) + _MARGIN
+
+    page = new_page(width, height, vector=vector, title=caption.text)
+    draw = pen(page)
+    for number, line in enumerate(title):
+        baseline = _MARGIN + round(0.8 * _TITLE) + title_line * number
+        draw.text((_MARGIN, baseline), line, fill=INK, font=title_font, anchor="ls")
+    for index, word in enumerate(caption.words):
+        text, face = fit(one_line(word), _WIDEST_WORD, size_px=_TEXT, smallest_px=_TEXT // 2)
+        x, y = _MARGIN + label_width - _TEXT // 2, top + _ROW * index + _ROW // 2
+        draw.text((x, y), text, fill=INK, font=face, anchor="rm")
+    table = colour_table(colour_map)
+    for (heading, values, wide, top_heat), x in zip(parts, lefts, strict=True):
+        draw.text((x, top - _TEXT // 2), heading, fill=MUTED, font=font(_TEXT), anchor="ls")
+        if not count:
+            continue
+        levels = np.clip(values * (255 / top_heat) + 0.5, 0, 255).astype(np.uint8)
+        painted = np.repeat(np.repeat(table[levels], _ROW - 1, axis=0), wide, axis=1)
+        for index in range(count):  # a white line between words
+            y = top + _ROW * index
+            strip = Image.fromarray(painted[index * (_ROW - 1) : (index + 1) * (_ROW - 1)])
+            page.paste(strip, (x, y, x + strip.width, y + strip.height))
+    for place in range(columns, length, columns):  # where a row of the grid ends
+        x = lefts[0] + place * unit
+        draw.line((x, top, x, bottom - 2), fill="#ffffff", width=1)
+    if caption.cells is not None:
+        for index in range(count):
+            for cell in np.unique(caption.cells[index]).tolist():
+                if caption.geometry.flipped:
+                    cell += columns - 1 - 2 * (cell % columns)
+                _mark(draw, lefts[0] + cell * unit + unit / 2, top + _ROW * index + _ROW / 2, unit)
+        if count:
+            text = "□ cell looked at for the word"
+            baseline = bottom + 2 * _TEXT + _TEXT
+            x = lefts[0] + _LEGEND_WIDTH + 2 * _TEXT
+            draw.text((x, baseline), text, fill=MUTED, font=font(_TEXT), anchor="ls")
+    for x, top_heat in ((lefts[0], vmax), (lefts[1], vmax_of_sums)):
+        if count:
+            draw_legend(
+                page,
+                left=x,
+                top=bottom + 2 * _TEXT,
+                width=_LEGEND_WIDTH,
+                size=_TEXT,
+                vmax=top_heat,
+                look=Look(colour_map=colour_map),
+            )
+    return page
+
+
+def _mark(draw: Any, x: float, y: float, unit: int) -> None:
+    """A small square with a border that shows on every colour."""
+    half = max(2, min(unit // 2 - 2, 6))
+    left, top = round(x - half), round(y - half)
+    for colour, less in (("#000000", 0), ("#ffffff", 1), ("#000000", 3)):
+        if half > less:
+            side = 2 * (half - less) - 1
+            box = (left + less, top + less, left + less + side, top + less + side)
+            draw.rectangle(box, fill=colour)

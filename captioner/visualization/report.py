@@ -1,0 +1,217 @@
+"""The report of an evaluation: one HTML file with its figures, and photos to look at."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from captioner.visualization.page import document, explorable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from captioner.types import Caption
+
+PHOTO_SIDE_PX = 640  # of the photos in a report
+
+_CSS = """
+main { display: block; }
+h2 { font-size: 1.15rem; margin: 2rem 0 0.6rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 0.4rem; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2rem 0.9rem 0.2rem 0; text-align: left; vertical-align: top; }
+td.number, th.number { text-align: right; }
+thead th { border-bottom: 1px solid #8a94a3; font-weight: 600; }
+.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); }
+.plots img { background: #fff; border-radius: 6px; height: auto; width: 100%; }
+.photos { display: grid; gap: 2rem 1.5rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); }
+.photos article { min-width: 0; }
+.references { color: #5a6472; margin: 0.4rem 0 0; padding-left: 1.2rem; }
+@media (prefers-color-scheme: dark) { .references { color: #a3adba; } }
+"""
+
+
+@dataclass(frozen=True)
+class ReportedPhoto:
+    """A photo of the report: its caption with maps, its references, its scores by metric."""
+
+    name: str
+    photo: Image.Image
+    caption: Caption
+    references: Sequence[str]
+    scores: Mapping[str, float]
+
+
+def report_page(
+    results: Mapping[str, Any], photos: Mapping[str, Sequence[ReportedPhoto]], *, title: str
+) -> str:
+    """One HTML file that needs no network: figures, distributions, and photos with their maps.
+
+    results: what `captioner evaluate` writes to results.json, with its statistics, intervals,
+        groups and images, and where they were measured grounding and faithfulness.
+    photos: heading -> photos to show under it, such as the best and the worst.
+    """
+    sections = [
+        f"<h1>{html.escape(title)}</h1>\n<main>",
+        "<h2>Scores</h2>",
+        _scores(results),
+        '<h2>Distributions</h2>\n<div class="plots">',
+        _histogram("CIDEr of a photo", [image["scores"]["CIDEr"] for image in results["images"]]),
+        _histogram(
+            "words in a caption",
+            [len(entry["caption"].split()) for entry in results["captions"]],
+            whole=True,
+        ),
+        _faithfulness(results["faithfulness"])
+        if results.get("faithfulness", {"num_words": 0})["num_words"]
+        else "",
+        "</div>",
+        "<h2>Captions</h2>",
+        _table(
+            ["", ""], [[name.replace("_", " "), v] for name, v in results["statistics"].items()]
+        ),
+    ]
+    if "grounding" in results:
+        sections += ["<h2>Attention on the objects that words name</h2>", _grounding(results)]
+    for name, groups in results["groups"].items():
+        sections += [f"<h2>By {html.escape(name)}</h2>", _groups(groups)]
+    for heading, chosen in photos.items():
+        sections.append(f'<h2>{html.escape(heading)}</h2>\n<div class="photos">')
+        sections += [_photo(photo) for photo in chosen]
+        sections.append("</div>")
+    signature = [[name, str(value)] for name, value in results["signature"].items()]
+    sections += ["<h2>How this was computed</h2>", _table(["", ""], signature), "</main>"]
+    return document(
+        title=title,
+        body="\n".join(sections),
+        css=_CSS,
+        with_viewer=True,
+    )
+
+
+def _scores(results: Mapping[str, Any]) -> str:
+    rows = []
+    for name, value in results["metrics"].items():
+        low, high = results["intervals"].get(name, (None, None))
+        rows.append([name, value, low, high])
+    note = (
+        f"<p>{results['num_images']} photos; the interval is the bootstrap's over photos, at "
+        "95 %.</p>"
+    )
+    return note + _table(["metric", "score", "from", "to"], rows)
+
+
+def _grounding(results: Mapping[str, Any]) -> str:
+    rows: list[list[object]] = []
+    for source, found in results["grounding"].items():
+        if not found["num_words"]:
+            continue
+        for name, key in (("attention correctness", "correctness"), ("pointing game", "hit")):
+            model, *others = (found[key + kind] for kind in ("", "_uniform", "_centre"))
+            rows.append(
+                [source, name, found["num_words"], model, *found["intervals"][key], *others]
+            )
+    return _table(["words of", "", "words", "model", "from", "to", "uniform", "centre"], rows)
+
+
+def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
+    names = [name for name in groups[0] if name not in ("from", "to")]
+    rows = []
+    for group in groups:
+        low, high = group["from"], group["to"]
+        span = " and ".join(
+            part
+            for part in (
+                "" if low is None else f"{low:.4g} or more",
+                "" if high is None else f"under {high:.4g}",
+            )
+            if part
+        )
+        rows.append([span or "all", *(group[name] for name in names)])
+    return _table(["", *(name.replace("num_images", "photos") for name in names)], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    def cell(value: object, tag: str = "td") -> str:
+        if isinstance(value, bool | str):
+            return f"<{tag}>{html.escape(str(value))}</{tag}>"
+        if value is None:
+            return f"<{tag}>not computed</{tag}>"
+        text = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+        return f'<{tag} class="number">{text}</{tag}>'
+
+    numeric = [not isinstance(value, str | None) for value in (rows[0] if rows else ())]
+    heads = "".join(
+        f'<th scope="col"{" class=number" if number else ""}>{html.escape(name)}</th>'
+        for name, number in zip(head, numeric, strict=False)
+    )
+    body = "\n".join("<tr>" + "".join(map(cell, row)) + "</tr>" for row in rows)
+    thead = f"<thead><tr>{heads}</tr></thead>\n" if any(head) else ""
+    return f'<div class="scroll"><table>\n{thead}<tbody>\n{body}\n</tbody></table></div>'
+
+
+def _photo(photo: ReportedPhoto) -> str:
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in photo.scores.items())
+    references = "\n".join(f"<li>{html.escape(text)}</li>" for text in photo.references)
+    small = photo.photo.copy()
+    small.thumbnail((PHOTO_SIDE_PX, PHOTO_SIDE_PX), Image.Resampling.LANCZOS)
+    caption = {"name": "model", **photo.caption.to_dict(maps=True)}
+    return (
+        f"<article><h3>{html.escape(photo.name)}</h3>\n"
+        + explorable(small, {"alt": photo.caption.text, "models": [caption]})
+        + f'\n<p class="about">{scores}</p>\n<ul class="references">\n{references}\n</ul></article>'
+    )
+
+
+def _histogram(name: str, values: Sequence[float], *, whole: bool = False) -> str:
+    from matplotlib.ticker import MaxNLocator
+
+    axes = _axes(name)
+    if whole:
+        axes.hist(values, bins=[n - 0.5 for n in range(int(max(values)) + 2)], color="#3f6fb0")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        axes.hist(values, bins=30, color="#3f6fb0")
+    axes.set_ylabel("photos")
+    return _picture(axes, f"Histogram of {name}")
+
+
+def _faithfulness(found: Mapping[str, Any]) -> str:
+    axes = _axes("share of the cells taken away")
+    for order, told in (
+        ("attention", "most looked at first"),
+        ("random", "at random"),
+        ("reverse", "least first"),
+    ):
+        axes.plot([0, *found["shares"]], [0, *found[order]], marker="o", label=told)
+    axes.set_ylabel("fall of a word's log-probability")
+    axes.legend(frameon=False)
+    return _picture(axes, "How much less likely words become without the cells looked at")
+
+
+def _axes(label: str) -> Axes:
+    # No pyplot: it keeps figures alive and may look for a screen.
+    from matplotlib.figure import Figure
+
+    axes = Figure(figsize=(4.4, 3.0), layout="constrained").add_subplot()
+    axes.set_xlabel(label)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _picture(axes: Axes, alt: str) -> str:
+    """A plot as an image of SVG: styles inside an image pass the page's security policy."""
+    file = io.BytesIO()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    content = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{content}">'

@@ -1,0 +1,96 @@
+"""`captioner average`: the mean of the weights, of models of one kind only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from programs import LossOutput, Programs
+
+from captioner.checkpoint import load_model, save_model
+from captioner.config import ModelConfig
+from captioner.data.vocabulary import Vocabulary
+from captioner.models.build import build_model
+
+
+def average(programs: Programs, *arguments: object) -> LossOutput:
+    return programs.run("captioner", "average", *arguments)
+
+
+@pytest.fixture
+def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
+    """Three models of one kind; two were trained otherwise, and one at another size."""
+    folders = []
+    for number in range(3):
+        model, config, vocabulary = load_model(tiny_model)
+        torch.manual_seed(number)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        if number:
+            config = replace(config, decoder=replace(config.decoder, dropout=0.1))
+        if number == 2:
+            larger = replace(config.preprocess, height_px=96, width_px=64)
+            harder = replace(config.attention, select="hard", at_test="sample")
+            config = replace(config, preprocess=larger, attention=harder)
+        folders.append(tmp_path / str(number))
+        save_model(folders[-1], model, config, vocabulary, card="")
+    return folders
+
+
+def test_every_weight_is_the_mean(programs: Programs, several: list[Path], tmp_path: Path) -> None:
+    output = tmp_path / "mean"
+    done = average(programs, *several, output)
+    assert (done.code, done.stdout) == (0, f"{output}\n"), done.stderr
+    found, config, vocabulary = load_model(output)
+    first, its_config, its_vocabulary = load_model(several[0])
+    assert config == its_config
+    assert vocabulary.tokens == its_vocabulary.tokens
+    states = [load_model(folder)[0].state_dict() for folder in several]
+    for name, value in found.state_dict().items():
+        mean = sum(state[name].double() for state in states) / 3
+        torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
+        if value.is_floating_point() and "running" not in name:
+            assert not torch.equal(value, first.state_dict()[name]), name
+    assert all(str(folder) in (output / "README.md").read_text() for folder in several)
+
+
+def test_models_of_another_kind_are_refused_by_what_differs(
+    programs: Programs, several: list[Path], tmp_path: Path
+) -> None:
+    model, config, vocabulary = load_model(several[0])
+    other = tmp_path / "other"
+
+    def refused(config: ModelConfig, vocabulary: Vocabulary) -> str:
+        save_model(other, model, config, vocabulary, card="")
+        return average(programs, several[0], other, tmp_path / "mean").sentence()
+
+    wider = replace(config, attention=replace(config.attention, temperature=2.0))
+    assert "attention.temperature differs" in refused(wider, vocabulary)
+    words = Vocabulary([*vocabulary.tokens[5:], vocabulary.tokens[4]])
+    assert "its vocabulary differs" in refused(config, words)
+    assert not (tmp_path / "mean").exists()
+
+
+def test_models_that_know_photos_of_one_size_are_refused_by_what_differs(
+    programs: Programs, tmp_path: Path
+) -> None:
+    _, config, vocabulary = tiny.model()
+    config = replace(config, attention=replace(config.attention, score="location"))
+    for width in (96, 160):
+        wide = replace(config, preprocess=replace(config.preprocess, width_px=width))
+        model = build_model(wide, len(vocabulary), pretrained=False)
+        save_model(tmp_path / str(width), model, wide, vocabulary, card="")
+    sentence = average(programs, tmp_path / "96", tmp_path / "160", tmp_path / "mean").sentence()
+    assert "160: is not a model like" in sentence
+    assert "has another size" in sentence
+
+
+def test_one_model_and_an_output_that_is_there_are_refused(
+    programs: Programs, several: list[Path], tmp_path: Path
+) -> None:
+    assert "name two or more" in average(programs, several[0], tmp_path / "mean").sentence()
+    assert "already exists" in average(programs, *several).sentence()

@@ -1,0 +1,513 @@
+"""`caption.py` as a user runs it, with good photos and bad ones, good options and bad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from PIL import Image
+from programs import REPOSITORY, TIME_LIMIT_S, LossOutput, Programs
+
+from captioner import Captioner
+
+Caption = Callable[..., LossOutput]
+
+
+@pytest.fixture
+def caption(programs: Programs, tiny_model: Path, tmp_path: Path) -> Caption:
+    """Runs caption.py with the tiny model, standing in a folder of its own."""
+
+    def run(*arguments: object, **environment: str) -> LossOutput:
+        options = ["--checkpoint", tiny_model, "--device", "cpu"]
+        if "--checkpoint" in arguments or "--model" in arguments:
+            options = options[2:]
+        return programs.run("caption.py", *options, *arguments, cwd=tmp_path, **environment)
+
+    return run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """Three photos in a folder of their own."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    paths = [folder / name for name in ("one.jpg", "three.png", "two.jpeg")]
+    for number, path in enumerate(paths):
+        tiny.photo(number)[0].save(path)
+    return paths
+
+
+def as_json(outcome: LossOutput) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in outcome.stdout.splitlines()]
+
+
+def by_name(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------ good photos
+
+
+def test_the_encoder_can_compute_in_bfloat16(caption: Caption, photos: list[Path]) -> None:
+    exact = as_json(caption(*photos, "--json", "--beam-size", 1))
+    rough = as_json(caption(*photos, "--json", "--beam-size", 1, "--precision", "bfloat16"))
+    assert len(exact) == len(rough) == 3
+    assert all(
+        one["log_probs"] != other["log_probs"] for one, other in zip(exact, rough, strict=True)
+    )
+    refused = caption(*photos, "--precision", "float8")
+    assert refused.code == 2
+    assert "float8" in refused.stderr
+
+
+def test_a_photo_is_captioned_on_one_line(caption: Caption, photos: list[Path]) -> None:
+    outcome = caption(photos[0])
+    assert outcome.code == 0
+    assert re.fullmatch(rf"{re.escape(str(photos[0]))}: [\w' -]+\n", outcome.stdout)
+    assert outcome.stderr == "", "not a word when all is well"
+
+
+def test_photos_and_folders_are_captioned_in_order(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    tiny.photo(4)[0].save(tmp_path / "first.jpg")
+    (photos[0].parent / "notes.txt").write_text("no photo")
+    (photos[0].parent / ".hidden.jpg").write_bytes(b"no photo")
+    (photos[0].parent / "folder.jpg").mkdir()
+    outcome = caption("first.jpg", "photos", photos[1])
+    assert outcome.code == 0, outcome.stderr
+    named = [line.partition(":")[0] for line in outcome.stdout.splitlines()]
+    inside = [f"photos/{path.name}" for path in photos]
+    assert named == ["first.jpg", *inside, str(photos[1])]
+    assert outcome.stderr == ""
+
+
+def test_json_has_the_promised_fields(caption: Caption, photos: list[Path]) -> None:
+    outcome = caption(*photos, "--json")
+    assert outcome.code == 0
+    lines = as_json(outcome)
+    assert [line["image"] for line in lines] == [str(path) for path in photos]
+    for line in lines:
+        assert line.keys() == {"image", "caption", "words", "log_probs", "end_log_prob", "beta"}
+        assert line["caption"] == " ".join(line["words"])
+        assert len(line["words"]) == len(line["log_probs"]) == len(line["beta"]) > 0
+        assert all(value <= 0 for value in line["log_probs"])
+        assert all(0 <= value <= 1 for value in line["beta"])
+
+
+def test_the_command_captions_as_the_python_interface_does(
+    caption: Caption, photos: list[Path], tiny_model: Path
+) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    together = as_json(caption(*photos, "--json"))
+    for path, line in zip(photos, together, strict=True):
+        found = captioner.caption(path)
+        assert line["words"] == found.words
+        assert line["log_probs"] == pytest.approx(found.log_probs.tolist(), abs=1e-4)
+        assert line["beta"] == pytest.approx(found.beta.tolist(), abs=1e-4)
+    assert len({line["caption"] for line in together}) > 1
+
+
+def test_more_photos_than_a_batch_are_captioned_as_one_at_a_time(
+    caption: Caption, drawn_photos: Path
+) -> None:
+    together = as_json(caption(drawn_photos, "--json"))
+    paths = sorted(drawn_photos.glob("*.jpg"))
+    assert len(together) == len(paths) > 16
+    for index in (0, 7, 8, 17):
+        (alone,) = as_json(caption(paths[index], "--json"))
+        assert alone["words"] == together[index]["words"]
+        assert alone["log_probs"] == pytest.approx(together[index]["log_probs"], abs=1e-4)
+
+
+def test_the_search_can_be_set(caption: Caption, photos: list[Path], tiny_model: Path) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    for options, settings in (
+        (["--beam-size", 1], {"beam_size": 1}),
+        (["--beam-size", 50, "--max-words", 2], {"beam_size": 50, "max_words": 2}),
+        (["--length-penalty", 3], {"length_penalty": 3.0}),
+    ):
+        found = [line["caption"] for line in as_json(caption(*photos, "--json", *options))]
+        assert found == [captioner.caption(path, **settings).text for path in photos]
+
+
+def test_names_with_spaces_and_letters_of_any_script_are_kept(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    names = ["a photo with spaces.jpg", "Größe.JPG", "фото.jpg", "写真.jpg", "-dash.jpg", "🐕.jpg"]
+    for name in names:
+        shutil.copy(photos[0], tmp_path / name)
+    outcome = caption("--json", "--output", "out", "--", *names)
+    assert outcome.code == 0, outcome.stderr
+    assert [line["image"] for line in as_json(outcome)] == names
+    assert by_name(tmp_path / "out") == sorted(f"{Path(n).stem}.attention.png" for n in names)
+
+
+def test_a_name_that_is_no_text_does_not_stop_the_others(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    shutil.copy(photos[0], os.fsencode(tmp_path) + b"/caf\xe9.jpg")  # Latin-1, not UTF-8
+    for options in ([], ["--json"]):
+        outcome = caption(tmp_path, photos[1], *options)
+        assert "Traceback" not in outcome.stderr, outcome.stderr
+        assert str(photos[1]) in outcome.stdout
+        assert outcome.code == 0
+    names = [os.fsencode(line["image"]) for line in as_json(outcome)]
+    assert os.fsencode(tmp_path) + b"/caf\xe9.jpg" in names, "JSON's escape leads back to the name"
+
+
+def test_a_model_without_a_gate_has_null_for_beta(
+    programs: Programs, photos: list[Path], tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    from captioner.checkpoint import save_model
+    from captioner.models.build import build_model
+
+    _, config, vocabulary = tiny.model()
+    config = replace(config, decoder=replace(config.decoder, gate="none"))
+    model = build_model(config, len(vocabulary))
+    save_model(tmp_path / "gateless", model, config, vocabulary, card="")
+    options = ["--checkpoint", tmp_path / "gateless", "--output", tmp_path / "out"]
+    outcome = programs.run("caption.py", photos[0], "--json", *options)
+    assert outcome.code == 0, outcome.stderr
+    assert as_json(outcome)[0]["beta"] is None
+
+
+# -------------------------------------------------------------------------------------- pictures
+
+
+def test_sheets_are_drawn_as_png_under_the_photo_s_name(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    outcome = caption("photos", "--output", "deep/out")
+    assert outcome.code == 0, outcome.stderr
+    names = ["one.attention.png", "three.attention.png", "two.attention.png"]
+    assert by_name(tmp_path / "deep" / "out") == names
+    for name in names:
+        with Image.open(tmp_path / "deep" / "out" / name) as sheet:
+            assert sheet.format == "PNG"
+            assert sheet.mode == "RGB"
+            assert min(sheet.size) > 200
+            assert len(sheet.getcolors(1 << 24)) > 500
+        assert f"deep/out/{name}" in outcome.stdout
+
+
+def test_words_are_drawn_one_by_one(caption: Caption, photos: list[Path], tmp_path: Path) -> None:
+    outcome = caption(photos[0], "--output", "out", "--words", "--json")
+    (line,) = as_json(outcome)
+    expected = [f"one.{n:02d}-{word}.png" for n, word in enumerate(line["words"], start=1)]
+    assert by_name(tmp_path / "out") == sorted(["one.attention.png", *expected])
+    assert line["pictures"] == [f"out/{name}" for name in ("one.attention.png", *expected)]
+    for name in expected:
+        with Image.open(tmp_path / "out" / name) as picture:
+            assert picture.format == "PNG"
+
+
+def test_words_without_a_place_to_draw_them_are_said_so(
+    caption: Caption, photos: list[Path]
+) -> None:
+    outcome = caption(photos[0], "--words")
+    assert outcome.code == 2
+    assert "--output" in outcome.stderr
+
+
+def test_pictures_look_different_with_other_options(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    sheets = []
+    for number, options in enumerate(([], ["--cells"], ["--colour-map", "viridis"])):
+        assert caption(photos[1], "--output", f"out{number}", *options).code == 0
+        sheets.append((tmp_path / f"out{number}" / "three.attention.png").read_bytes())
+    assert len(set(sheets)) == 3
+
+
+def test_two_photos_of_one_name_do_not_overwrite_each_other(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    tiny.photo(9)[0].save(tmp_path / "other" / "one.jpg")
+    outcome = caption("photos/one.jpg", "other/one.jpg", "--output", "out")
+    assert outcome.code == 0
+    assert len(by_name(tmp_path / "out")) == 2
+
+
+def test_the_same_photo_twice_is_captioned_twice_and_drawn_once(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    outcome = caption(photos[0], photos[0], photos[1], photos[0], "--output", "out", "--json")
+    assert outcome.code == 0, outcome.stderr
+    lines = as_json(outcome)
+    assert [Path(line["image"]).name for line in lines] == ["one.jpg"] * 2 + [
+        "three.png",
+        "one.jpg",
+    ]
+    assert lines[0] == lines[1] == lines[3]
+    assert by_name(tmp_path / "out") == ["one.attention.png", "three.attention.png"]
+
+
+def test_a_folder_that_is_captioned_into_itself_twice_keeps_its_photos(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    first = caption("photos", "--output", "photos", "--words")
+    names = by_name(tmp_path / "photos")
+    second = caption("photos", "--output", "photos", "--words")
+    assert first.code == second.code == 0, second.stderr
+    assert second.stdout == first.stdout
+    assert by_name(tmp_path / "photos") == names
+
+
+def test_pictures_of_a_caption_of_more_than_99_words_are_not_captioned_either(
+    caption: Caption, photos: list[Path]
+) -> None:
+    from captioner.visualization import word_names
+
+    for name in word_names("one", ["disc"] * 100):
+        shutil.copy(photos[1], photos[0].parent / name)
+    outcome = caption("photos")
+    named = [line.partition(":")[0] for line in outcome.stdout.splitlines()]
+    assert named == [f"photos/{path.name}" for path in photos]
+
+
+def test_a_photo_of_mine_whose_name_looks_like_a_picture_s_is_not_passed_over_in_silence(
+    caption: Caption, tmp_path: Path
+) -> None:
+    # It could be a picture of ours only beside the photo that it was drawn of.
+    (tmp_path / "mine").mkdir()
+    tiny.photo(0)[0].save(tmp_path / "mine" / "2024.05-paris.png")
+    outcome = caption("mine")
+    assert "2024.05-paris.png" in outcome.stdout + outcome.stderr
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1), (2000, 3)])
+def test_photos_of_any_shape_are_captioned_and_drawn(
+    caption: Caption, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    Image.new("RGB", size, "red").save(tmp_path / "odd.png")
+    outcome = caption("odd.png", "--output", "out", "--words")
+    assert outcome.code == 0, outcome.stderr
+    assert "odd.attention.png" in by_name(tmp_path / "out")
+
+
+def test_an_output_that_is_a_file_fails_after_the_caption(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "out").write_text("mine")
+    outcome = caption(*photos[:2], "--output", "out")
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.stderr
+    assert len(outcome.stdout.splitlines()) == len(outcome.stderr.splitlines()) == 2
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+# ------------------------------------------------------------------------------------- bad photos
+
+
+def test_a_bad_photo_among_good_ones_is_named_once_and_the_others_are_captioned(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    (photos[0].parent / "bad.jpg").write_bytes(photos[0].read_bytes()[:300])
+    (photos[0].parent / "text.png").write_text("no photo")
+    outcome = caption("photos", "missing.jpg", photos[0], "--json", "--output", "out")
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.stderr
+    named = [line.partition(": ")[0] for line in outcome.stderr.splitlines()]
+    assert sorted(named) == ["missing.jpg", "photos/bad.jpg", "photos/text.png"]
+    assert "missing.jpg: no such file" in outcome.stderr
+    images = [line["image"] for line in as_json(outcome)]
+    assert images == [f"photos/{path.name}" for path in photos] + [str(photos[0])]
+    assert len(by_name(tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize("bad", ["first", "last", "all"])
+def test_bad_photos_may_stand_anywhere(
+    caption: Caption, photos: list[Path], tmp_path: Path, bad: str
+) -> None:
+    (tmp_path / "bad.jpg").write_text("no photo")
+    given = {"first": ["bad.jpg", *photos], "last": [*photos, "bad.jpg"], "all": ["bad.jpg"] * 3}
+    outcome = caption(*given[bad])
+    assert outcome.code == 1
+    assert len(outcome.stdout.splitlines()) == (0 if bad == "all" else 3)
+    assert outcome.stderr.count("bad.jpg") == (3 if bad == "all" else 1)
+
+
+def test_a_folder_without_photos_is_named(caption: Caption, photos: list[Path]) -> None:
+    (photos[0].parent.parent / "empty").mkdir()
+    outcome = caption("empty", photos[0])
+    assert outcome.code == 1
+    assert outcome.stderr == "empty: the folder holds no photos\n"
+    assert len(outcome.stdout.splitlines()) == 1
+    alone = caption("empty")
+    assert alone.code in (1, 2)
+    assert alone.stdout == ""
+    assert len(alone.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["long" * 200 + ".jpg", "", "nul\n.jpg", "photos/one.jpg/deeper.jpg", "~", "*.jpg"]
+)
+def test_a_name_that_is_no_photo_is_named_and_the_others_are_captioned(
+    caption: Caption, photos: list[Path], name: str
+) -> None:
+    outcome = caption(name, photos[0])
+    assert "Traceback" not in outcome.stderr, outcome.stderr
+    assert outcome.code in (0, 1)
+    assert str(photos[0]) in outcome.stdout
+
+
+def test_a_huge_photo_is_named_and_not_decoded(caption: Caption, tmp_path: Path) -> None:
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "huge.png")
+    outcome = caption("huge.png")
+    assert outcome.code == 1
+    assert "over the limit" in outcome.stderr
+
+
+# ---------------------------------------------------------------------------------- unusable calls
+
+
+def test_no_photo_is_exit_code_2(caption: Caption) -> None:
+    outcome = caption()
+    assert outcome.code == 2
+    assert "PHOTO" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--beam-size", "0"],
+        ["--beam-size", "-1"],
+        ["--beam-size", "two"],
+        ["--beam-size", "1.5"],
+        ["--max-words", "0"],
+        ["--length-penalty", "much"],
+        ["--length-penalty", "nan"],
+        ["--length-penalty", "1e9"],
+        ["--colour-map", "jet"],
+        ["--device", "banana"],
+        ["--device", "cuda:99"],
+        ["--device", "meta"],
+        ["--no-such-option"],
+        ["--model", "soft", "--checkpoint", "x"],
+        ["--model", "no_such_model"],
+        ["--checkpoint", "no such folder"],
+        ["--checkpoint", "."],
+        ["--checkpoint", "photos/one.jpg"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_is_wrong_is_exit_code_2_without_a_traceback(
+    caption: Caption, photos: list[Path], options: list[str]
+) -> None:
+    outcome = caption(photos[0], *options)
+    assert "Traceback" not in outcome.stderr, outcome.stderr
+    assert outcome.code == 2
+    assert outcome.stdout == ""
+    assert outcome.stderr
+
+
+def test_an_empty_checkpoint_is_not_taken_for_none(caption: Caption, photos: list[Path]) -> None:
+    # As of `--checkpoint "$RUN"` with an unset variable: another model would caption in silence.
+    sentence = caption(photos[0], "--checkpoint", "").sentence()
+    assert "soft" not in sentence
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.yaml", "vocabulary.json", "manifest.json"]
+)
+def test_a_damaged_model_is_one_sentence_that_names_the_file(
+    caption: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model" / name
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    assert str(path) in caption(photos[0], "--checkpoint", "model").sentence().replace(
+        "model/", f"{tmp_path}/model/"
+    )
+
+
+def test_half_a_model_folder_is_one_sentence(
+    caption: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").unlink()
+    assert "manifest.json" in caption(photos[0], "--checkpoint", "model").sentence()
+
+
+# ------------------------------------------------------------------- real processes and real pipes
+
+
+REAL = {"plain": "", "head": " --json | head -n 1", "full": " > /dev/full"}  # behind the command
+
+
+@pytest.fixture(scope="module")
+def really(drawn_photos: Path, tiny_model: Path) -> Iterator[Callable[[str], LossOutput]]:
+    """caption.py as processes of its own from the start, which all start at the first's turn."""
+    command = [sys.executable, "caption.py", drawn_photos, "--checkpoint", tiny_model]
+    started = {
+        name: subprocess.Popen(
+            ["bash", "-c", shlex.join(map(str, command)) + shell],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, shell in REAL.items()
+    }
+
+    def ended(name: str) -> LossOutput:
+        stdout, stderr = started[name].communicate(timeout=TIME_LIMIT_S)
+        return LossOutput(started[name].returncode, stdout, stderr)
+
+    yield ended
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+def test_it_runs_as_a_script(
+    really: Callable[[str], LossOutput], drawn_photos: Path, caption: Caption
+) -> None:
+    found = really("plain")
+    assert found == LossOutput(0, caption(drawn_photos).stdout, "")
+    assert len(found.stdout.splitlines()) == len(list(drawn_photos.glob("*.jpg")))
+
+
+def test_a_reader_that_goes_away_leaves_no_traceback(
+    really: Callable[[str], LossOutput], drawn_photos: Path
+) -> None:
+    found = really("head")
+    assert found.stderr == ""
+    assert json.loads(found.stdout)["image"] == str(drawn_photos / "00.jpg")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_said_so(really: Callable[[str], LossOutput]) -> None:
+    assert "No space left" in really("full").sentence()
+
+
+def test_captioning_needs_no_home_and_no_network(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    nowhere = str(tmp_path / "no home")
+    hidden = {"HOME": nowhere, "TORCH_HOME": nowhere, "HF_HOME": nowhere, "HF_HUB_OFFLINE": "1"}
+    assert caption(photos[0], **hidden).code == 0
+    assert not Path(nowhere).exists()
+
+
+def test_help_tells_the_exit_codes(caption: Caption) -> None:
+    outcome = caption("--help")
+    assert outcome.code == 0
+    assert "Exit code: 0 all done" in " ".join(outcome.stdout.split())

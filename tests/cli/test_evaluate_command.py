@@ -1,0 +1,417 @@
+"""`captioner evaluate` as a user runs it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from programs import LossOutput, Programs
+
+from captioner import Captioner
+from captioner.evaluation.metrics import quick_scores
+
+METRICS = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr"}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tiny.draw_table(tmp_path / "photos", train=1, val=1, test=6)
+
+
+def evaluate(
+    programs: Programs, model: Path, table: Path, *options: object, java: bool = False
+) -> LossOutput:
+    return programs.run(
+        "captioner",
+        "evaluate",
+        *("--format", "table", "--root", table, "--checkpoint", model, "--device", "cpu"),
+        *options,
+        # Without Java, which takes seconds: BLEU and the others are computed in Python.
+        **({} if java else {"PATH": "/nowhere"}),
+    )
+
+
+def results(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_results_have_the_promised_fields(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "deep" / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--split", "test", "--output", output)
+    assert outcome.code == 0, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    found = results(output)
+    assert found["metrics"].keys() >= METRICS
+    assert found["num_images"] == 6
+    assert [set(entry) for entry in found["captions"]] == [{"image_id", "caption"}] * 6
+    assert {"tokenizer", "beam_size", "Bleu"} <= found["signature"].keys()
+    assert found["signature"]["beam_size"] == 3
+    assert found["metrics"]["METEOR"] is None, "no Java, so not computed, and never 0"
+    assert "METEOR: not computed: no Java on PATH" in outcome.stderr
+    assert "scored with the Python tokenizer" in outcome.stderr
+    assert [i["file_name"] for i in found["images"]] == [f"{n:02d}.jpg" for n in range(2, 8)]
+    assert "METEOR   not computed" in outcome.stdout
+    assert outcome.stdout.splitlines()[-1] == str(output)
+
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    texts = {n: captioner.caption(table / f"{n:02d}.jpg").text for n in range(2, 8)}
+    assert {entry["image_id"]: entry["caption"] for entry in found["captions"]} == texts
+    expected = quick_scores(texts, {n: tuple(tiny.photo(n)[1]) for n in range(2, 8)})
+    for name, value in expected.items():
+        assert found["metrics"][name] == pytest.approx(value)
+        assert f"{name:8} {value:.4f}" in outcome.stdout
+
+
+@pytest.mark.java
+def test_with_java_meteor_is_computed(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--output", output, java=True)
+    assert outcome.code == 0, outcome.stderr
+    assert 0 <= results(output)["metrics"]["METEOR"] <= 1
+
+
+def test_missing_and_damaged_photos_are_named_and_the_others_scored(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    (table / "02.jpg").unlink()
+    (table / "04.jpg").write_bytes(b"damaged")
+    output = tmp_path / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--output", output)
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stderr.count("02.jpg") == outcome.stderr.count("04.jpg") == 1
+    found = results(output)
+    assert found["num_images"] == 4
+    assert [entry["image_id"] for entry in found["captions"]] == [3, 5, 6, 7]
+
+
+def test_only_damaged_photos_are_one_sentence(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    for number in range(2, 8):
+        (table / f"{number:02d}.jpg").write_bytes(b"damaged")
+    outcome = evaluate(programs, tiny_model, table, "--output", tmp_path / "results.json")
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_limit_and_a_beam_are_kept_to(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    options = ["--limit", 2, "--beam-size", 1, "--output", output]
+    assert evaluate(programs, tiny_model, table, *options).code == 0
+    found = results(output)
+    assert found["num_images"] == 2
+    assert found["signature"]["beam_size"] == 1
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    assert found["captions"][0]["caption"] == captioner.caption(table / "02.jpg", beam_size=1).text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--split", "dev"], "'dev'"),
+        (["--root", "no such folder"], "no such folder"),
+        (["--checkpoint", "no such model"], "no such model"),
+        (["--format", "coco"], "captions_test.json"),
+        (["--file", "other.csv"], "other.csv"),
+        (["--output", "."], "folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_used_is_one_sentence(
+    programs: Programs, tiny_model: Path, table: Path, options: list[str], told: str
+) -> None:
+    outcome = evaluate(programs, tiny_model, table, *options)
+    assert told in outcome.stderr
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    # Captioning a whole split takes an hour, and then its captions would be lost.
+    (tmp_path / "file").write_text("")
+    outcome = evaluate(programs, tiny_model, table, "--output", tmp_path / "file" / "results.json")
+    assert outcome.code == 2
+    assert outcome.stdout == ""
+    assert str(tmp_path / "file") in outcome.sentence()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--limit", "0"], ["--format", "x"], ["--time-limit", "soon"], ["--time-limit", "-5"]],
+)
+def test_an_option_that_is_wrong_is_exit_code_2(
+    programs: Programs, tiny_model: Path, table: Path, options: list[str]
+) -> None:
+    outcome = evaluate(programs, tiny_model, table, *options)
+    assert outcome.code == 2
+    assert options[0] in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_everything_beside_the_scores_is_in_the_results(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output, report = tmp_path / "results.json", tmp_path / "report.html"
+    outcome = evaluate(
+        programs,
+        tiny_model,
+        table,
+        *("--split", "test", "--output", output, "--train-split", "train", "--faithfulness", 2),
+        *("--report", report),
+    )
+    assert outcome.code == 0, outcome.stderr
+    found = results(output)
+    page = report.read_text(encoding="utf-8")
+    assert page.count('<div class="captioner">') == 6
+    for entry in found["captions"]:
+        assert html.escape(entry["caption"]) in page
+    for value in found["metrics"].values():
+        assert value is None or f">{value:.3f}<" in page
+    assert "Content-Security-Policy" in page
+    assert not re.search(r'(src|href)="(?!data:)', page), "it asks for nothing"
+    assert 0 <= found["statistics"]["novel_ratio"] <= 1
+    for name, (low, high) in found["intervals"].items():
+        assert low <= found["metrics"][name] <= high or found["metrics"][name] == pytest.approx(low)
+    assert found["intervals"].keys() == {n for n, v in found["metrics"].items() if v is not None}
+    for groups in found["groups"].values():
+        assert sum(group["num_images"] for group in groups) == 6
+    faithfulness = found["faithfulness"]
+    assert faithfulness["num_words"] == sum(
+        len(entry["caption"].split()) for entry in found["captions"][:2]
+    )
+    assert len(faithfulness["attention"]) == len(faithfulness["shares"])
+    assert "in order of attention" in outcome.stdout
+    assert "bad_ending_rate" in outcome.stdout
+
+
+def test_attention_on_coco_s_objects_is_measured(
+    programs: Programs, tiny_model: Path, shared_data: Path, tmp_path: Path
+) -> None:
+    root, output = shared_data / "coco-tiny", tmp_path / "results.json"
+    outcome = programs.run(
+        "captioner",
+        "evaluate",
+        *("--format", "coco", "--root", root, "--split", "val2017", "--limit", 6),
+        *("--checkpoint", tiny_model, "--device", "cpu", "--output", output),
+        *("--objects", root / "annotations" / "instances_val2017.json"),
+        PATH="/nowhere",
+    )
+    assert outcome.code == 0, outcome.stderr
+    grounding = results(output)["grounding"]
+    assert grounding["references"]["num_words"] > 0
+    for name in ("correctness", "hit"):
+        for kind in ("", "_uniform", "_centre"):
+            assert 0 < grounding["references"][name + kind] < 1
+    assert [group["num_images"] for group in results(output)["groups"]["objects in the photo"]]
+    assert "attention on the objects named, references" in outcome.stdout
+
+
+def coco(root: Path, *, references: int) -> Path:
+    """Six drawn photos as COCO's val2017, of which the first so many have captions."""
+    folder = root / "val2017"
+    folder.mkdir(parents=True)
+    images, annotations = [], []
+    for number in range(6):
+        image, texts = tiny.photo(number)
+        name = f"{number + 1:012d}.jpg"
+        image.save(folder / name)
+        images.append({"id": number + 1, "file_name": name, "width": 640, "height": 480})
+        annotations += [
+            {"id": 10 * number + n, "image_id": number + 1, "caption": text}
+            for n, text in enumerate(texts if number < references else ())
+        ]
+    (root / "annotations").mkdir()
+    content = {"images": images, "annotations": annotations}
+    (root / "annotations" / "captions_val2017.json").write_text(json.dumps(content))
+    return root
+
+
+def of_coco(programs: Programs, model: Path, root: Path, *options: object) -> LossOutput:
+    return programs.run(
+        "captioner",
+        "evaluate",
+        *("--format", "coco", "--root", root, "--split", "val2017"),
+        *("--checkpoint", model, "--device", "cpu", *options),
+        PATH="/nowhere",
+    )
+
+
+def test_captions_for_coco_s_server_are_those_of_all_photos(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    root = coco(tmp_path / "coco", references=4)
+    output, captions = tmp_path / "r.json", tmp_path / "c.json"
+    outcome = of_coco(programs, tiny_model, root, "--output", output, "--captions", captions)
+    assert outcome.code == 0, outcome.stderr
+    assert "2 photos have no references" in outcome.stderr
+    listed = json.loads(captions.read_text())
+    assert sorted(entry["image_id"] for entry in listed) == [1, 2, 3, 4, 5, 6]
+    assert results(output)["num_images"] == 4
+    assert [entry for entry in listed if entry["image_id"] <= 4] == results(output)["captions"]
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    assert listed[-1]["caption"] == captioner.caption(root / "val2017" / "000000000006.jpg").text
+
+
+def test_a_split_without_references_is_captioned_and_not_scored(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    root, captions = coco(tmp_path / "coco", references=0), tmp_path / "c.json"
+    refused = of_coco(programs, tiny_model, root)
+    assert refused.code == 2
+    assert "--captions" in refused.sentence()
+    outcome = of_coco(programs, tiny_model, root, "--captions", captions)
+    assert outcome.code == 0, outcome.stderr
+    assert len(json.loads(captions.read_text())) == 6
+    assert outcome.stdout.splitlines() == [str(captions)]
+
+
+def instances(path: Path, *names: str) -> Path:
+    """One person, the whole photo, in photos of these names; half of them without an outline."""
+    outline = [[0, 0, 640, 0, 640, 480, 0, 480]]
+    content = {
+        "categories": [{"id": 1, "name": "person"}],
+        "images": [
+            {"id": 50 + n, "file_name": name, "width": 640, "height": 480}
+            for n, name in enumerate(names)
+        ],
+        "annotations": [
+            {"id": n, "image_id": 50 + n, "category_id": 1, "bbox": [0, 0, 640, 480], "iscrowd": 0}
+            | ({"segmentation": outline} if n % 2 else {})
+            for n in range(len(names))
+        ],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("regions", ["masks", "boxes"])
+def test_objects_are_those_of_the_photos_of_that_name(
+    programs: Programs, tiny_model: Path, tmp_path: Path, regions: str
+) -> None:
+    root, output = coco(tmp_path / "coco", references=6), tmp_path / "r.json"
+    path = root / "annotations" / "captions_val2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"] = [
+        {"id": 2 * n + k, "image_id": n, "caption": text}
+        for n in range(1, 7)
+        for k, text in enumerate(("...", "a man"))  # the first has no words
+    ]
+    path.write_text(json.dumps(content))
+    names = ["COCO_val2014_000000000003.jpg", "000000000005.jpg", "000000000099.jpg"]
+    outcome = of_coco(
+        programs,
+        tiny_model,
+        root,
+        *("--output", output, "--regions", regions),
+        *("--objects", instances(tmp_path / "instances.json", *names)),
+    )
+    assert outcome.code == 0, outcome.stderr
+    assert "knows 2 of the 6 photos" in outcome.stderr
+    found = results(output)
+    assert found["grounding"]["references"]["num_words"] == 2
+    assert found["grounding"]["references"]["correctness"] == pytest.approx(1)
+    assert found["regions"] == regions
+    assert sum(group["num_images"] for group in found["groups"]["objects in the photo"]) == 2
+
+
+def test_a_report_without_a_photo_of_the_objects(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    root, report = coco(tmp_path / "coco", references=6), tmp_path / "r.html"
+    (root / "val2017" / "000000000003.jpg").write_bytes(b"cut")
+    outcome = of_coco(
+        programs,
+        tiny_model,
+        root,
+        *("--output", tmp_path / "r.json", "--report", report),
+        *("--objects", instances(tmp_path / "instances.json", "000000000003.jpg")),
+    )
+    assert outcome.code == 1, outcome.stderr
+    assert "objects in the photo" not in results(tmp_path / "r.json")["groups"]
+    assert "words in the caption" in report.read_text()
+
+
+def test_objects_of_other_photos_are_refused_before_the_work(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    objects = instances(tmp_path / "instances.json", "000000000003.jpg")
+    outcome = evaluate(programs, tiny_model, table, "--objects", objects)
+    assert outcome.code == 2
+    assert "knows none of the 6 photos" in outcome.sentence()
+
+
+def test_results_of_other_photos_with_the_same_numbers_are_not_compared(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    one, same, other = (tmp_path / f"{name}.json" for name in ("one", "same", "other"))
+    assert evaluate(programs, tiny_model, table, "--output", one).code == 0
+    assert evaluate(programs, tiny_model, table, "--output", same, "--beam-size", 1).code == 0
+    assert programs.run("captioner", "compare", one, same).code == 0
+    rows = (table / "captions.csv").read_text()
+    (table / "captions.csv").write_text(rows.replace("disc", "ball"))
+    assert evaluate(programs, tiny_model, table, "--output", other).code == 0
+    outcome = programs.run("captioner", "compare", one, other)
+    assert outcome.code == 2
+    assert "not of the same photos and references" in outcome.sentence()
+
+
+def test_the_training_captions_need_no_photos(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    (table / "00.jpg").unlink()  # the only one of split train
+    output = tmp_path / "results.json"
+    options = ["--train-split", "train", "--output", output]
+    assert evaluate(programs, tiny_model, table, *options).code == 0
+    assert results(output)["statistics"]["novel_ratio"] is not None
+
+
+def test_a_report_shows_what_photos_and_people_are_called_as_text(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    table = tiny.draw_table(tmp_path / "photos", train=1, val=1, test=20)
+    hostile = "<img src=x onerror=alert(1)>&.jpg"
+    (table / "02.jpg").rename(table / hostile)
+    path = table / "captions.csv"
+    rows = path.read_text().replace("02.jpg", hostile)
+    path.write_text(rows.replace("disc", "</script><b>disc</b>"))
+    report, output = tmp_path / "report.html", tmp_path / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--report", report, "--output", output)
+    assert outcome.code == 0, outcome.stderr
+    page = report.read_text(encoding="utf-8")
+    for heading in ("Best photos by CIDEr", "Worst photos by CIDEr", "Photos at random"):
+        assert heading in page
+    assert page.count('<div class="captioner">') == 18
+    assert "<b>" not in page
+    assert "<img src=x" not in page
+    assert html.escape("</script><b>disc</b>") in page
+    scores = {i["file_name"]: i["scores"]["CIDEr"] for i in results(output)["images"]}
+    for heading, extreme in (("Best", max), ("Worst", min)):
+        first = re.search(rf"{heading} photos by CIDEr.*?<h3>(.*?)</h3>", page, re.DOTALL)
+        assert first is not None
+        assert scores[html.unescape(first[1])] == extreme(scores.values())
+
+
+def test_a_file_that_holds_no_objects_is_refused_before_the_work(
+    programs: Programs, tiny_model: Path, table: Path
+) -> None:
+    outcome = evaluate(programs, tiny_model, table, "--objects", table / "captions.csv")
+    assert outcome.code == 2
+    assert "is no file of COCO instances" in outcome.stderr
+    assert "Traceback" not in outcome.stderr

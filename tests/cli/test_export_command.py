@@ -1,0 +1,48 @@
+"""`captioner export`: half the size, the same captions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from programs import LossOutput, Programs
+
+from captioner.captioner import Captioner
+
+
+def export(programs: Programs, *arguments: object) -> LossOutput:
+    return programs.run("captioner", "export", *arguments)
+
+
+def test_an_exported_model_is_half_as_large_and_searches_as_it_was_told(
+    programs: Programs, tiny_model: Path, drawn_photos: Path, tmp_path: Path
+) -> None:
+    options = ["--no-repeat-ngram", 2, "--length-penalty", 0.5]
+    done = export(programs, tiny_model, tmp_path / "small", *options)
+    assert done.code == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'small'}\n"
+    before, after = (
+        (folder / "model.safetensors").stat().st_size for folder in (tiny_model, tmp_path / "small")
+    )
+    assert after < 0.6 * before
+    small = Captioner.from_pretrained(tmp_path / "small", device="cpu")
+    assert small.config.decoding.no_repeat_ngram == 2
+    assert small.config.decoding.length_penalty == 0.5
+    photo = next(path for path in sorted(drawn_photos.iterdir()) if path.suffix != ".csv")
+    assert small.caption(photo).words
+
+
+def test_the_output_of_an_export_is_never_overwritten(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    shutil.copytree(tiny_model, taken)
+    assert "already exists" in export(programs, tiny_model, taken).sentence()
+
+
+def test_a_setting_that_cannot_be_used_is_refused_by_name(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    refused = export(programs, tiny_model, tmp_path / "small", "--beam-size", 0)
+    assert "decoding.beam_size" in refused.sentence()
+    assert not (tmp_path / "small").exists()

@@ -1,0 +1,70 @@
+"""`captioner plot` on a run that training wrote."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+from PIL import Image
+
+from captioner.cli.plot import main, read_metrics, read_samples
+from captioner.errors import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from captioner.training.run import train
+
+    folder = tmp_path_factory.mktemp("plot")
+    table = tiny.draw_table(folder / "photos")
+    train(tiny.recipe(table, folder / "run", train__samples=2))
+    return folder / "run"
+
+
+def test_a_run_is_drawn_with_its_curves_and_the_growth_of_its_attention(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--output", str(tmp_path), "--save", "all"]) == 0
+    names = ["curves.png", "curves.pdf", "curves.svg", "growth-1.gif", "growth-2.gif"]
+    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
+    with Image.open(tmp_path / "curves.png") as curves:
+        assert curves.width > 1500
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+    with Image.open(tmp_path / "growth-1.gif") as growth:
+        assert growth.n_frames == 2  # epochs
+
+
+def test_what_training_keeps_is_the_caption_on_the_photo_made_small(run: Path) -> None:
+    photo, captions = read_samples(run / "samples" / "1")
+    assert [name for name, _ in captions] == ["epoch 1", "epoch 2"]
+    for _, caption in captions:
+        geometry = caption.geometry
+        assert photo.size == (geometry.photo_width_px, geometry.photo_height_px)
+        assert caption.maps.sum(axis=(1, 2)) == pytest.approx(1, abs=1e-5)
+        assert len(caption.words) == len(caption.maps)
+
+
+def test_a_run_without_samples_or_with_damage_is_told_of(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "samples" / "1" / "epoch-0001.npz").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"epoch-0001\.npz: is damaged"):
+        read_samples(copy / "samples" / "1")
+    shutil.rmtree(copy / "samples")
+    assert main([str(copy), "--save", "gif"]) == 0
+    assert "keeps no maps" in capsys.readouterr().err
+
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    (copy / "metrics.jsonl").write_text("\n".join([*lines, '{"kind": "tr']))
+    assert len(read_metrics(copy)) == len(lines)  # the last is being written
+    (copy / "metrics.jsonl").write_text("\n".join(["nonsense", *lines]))
+    with pytest.raises(CheckpointError, match="line 1 is damaged"):
+        read_metrics(copy)
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "name the folder of a training run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(run), "--save", "jpg"])

@@ -1,0 +1,107 @@
+"""`captioner score` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from PIL import Image
+from programs import LossOutput, Programs
+
+from captioner import Captioner
+
+TEXT = "A red disc, on the table!"
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.jpg"
+    tiny.photo(1)[0].save(path)
+    return path
+
+
+def run(programs: Programs, model: Path, tmp_path: Path, *arguments: object) -> LossOutput:
+    options = ["--checkpoint", model, "--device", "cpu"]
+    return programs.run("captioner", "score", *arguments, *options, cwd=tmp_path)
+
+
+def test_a_caption_is_read_drawn_and_weighed(
+    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    outcome = run(
+        programs,
+        tiny_model,
+        tmp_path,
+        photo,
+        TEXT,
+        "--output",
+        tmp_path / "out",
+        "--words",
+        "--json",
+    )
+    assert outcome.code == 0
+    assert outcome.stderr.splitlines() == ["read as unknown words: table"]
+    line = json.loads(outcome.stdout)
+    assert line["words"] == "a red disc on the table".split()
+    expected = Captioner.from_pretrained(tiny_model, device="cpu").score(photo, TEXT)
+    assert line["log_probs"] == pytest.approx(expected.log_probs.tolist(), abs=1e-5)
+    assert line["end_log_prob"] == pytest.approx(expected.end_log_prob, abs=1e-5)
+    assert len(line["pictures"]) == 1 + 6
+    with Image.open(tmp_path / "out" / "photo.attention.png") as sheet:
+        assert sheet.width > 500
+
+
+def test_the_text_says_how_likely_the_whole_is(
+    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    outcome = run(programs, tiny_model, tmp_path, photo, "a red disc")
+    scored = Captioner.from_pretrained(tiny_model, device="cpu").score(photo, "a red disc")
+    assert scored.end_log_prob is not None
+    total = float(scored.log_probs.sum()) + scored.end_log_prob
+    assert outcome.stdout == f"{photo}: a red disc (log-probability {total:.2f})\n"
+    assert outcome.stderr == ""
+
+
+def test_hard_attention_shows_its_cells_and_paths(
+    programs: Programs, tiny_hard_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    outcome = run(
+        programs,
+        tiny_hard_model,
+        tmp_path,
+        *(photo, "a red disc", "--json", "--paths", "4", "--output", tmp_path / "out"),
+    )
+    line = json.loads(outcome.stdout)
+    assert len(line["cells"]) == 3
+    assert [len(path) for path in line["paths"]] == [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["photo.jpg", "?!"], "has no words"),
+        (["photo.jpg", ""], "has no words"),
+        (["nothing.jpg", "a red disc"], "nothing.jpg: "),
+        (["text.jpg", "a red disc"], "text.jpg: "),
+        (["photo.jpg"], "CAPTION"),
+        (["photo.jpg", "a", "--words"], "needs --output"),
+        (["photo.jpg", "a", "--at-test", "sample"], "hard attention"),
+        (["photo.jpg", "a", "--beam-size", "3"], "unrecognized"),
+    ],
+)
+def test_what_cannot_be_scored_is_one_sentence(
+    programs: Programs,
+    tiny_model: Path,
+    photo: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    told: str,
+) -> None:
+    (tmp_path / "text.jpg").write_text("no picture")
+    outcome = run(programs, tiny_model, tmp_path, *arguments)
+    assert outcome.code == 2
+    assert told in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stdout == ""

@@ -1,0 +1,370 @@
+"""`train.py` as a user runs it: a process that is killed, interrupted, resumed and misused."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from programs import LossOutput, Programs, Running
+
+from captioner import Captioner
+from captioner.checkpoint import STATE, load_training_state, verify
+from captioner.config import Config, from_yaml, to_yaml
+
+STEPS = 11  # an epoch: 21 batches by twos
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("training") / "photos", train=41)
+
+
+def recipe(table: Path, run: Path, **changed: object) -> Path:
+    """A recipe's file: EMA, two batches a step, dropout and augmentation are all on."""
+    config = tiny.recipe(table, run, **{"train__checkpoint_every": 3, **changed})
+    path = run.with_name(f"{run.name}.yaml")
+    path.write_text(to_yaml(config))
+    return path
+
+
+def entries(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl, without the share of time spent waiting."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in ("data_wait", "step_s")}
+        for line in lines
+    ]
+
+
+def reached(run: Path, step: int) -> bool:
+    """Whether the log has so many whole lines."""
+    log = run / "metrics.jsonl"
+    return log.exists() and log.read_text().count("\n") >= step
+
+
+@pytest.fixture(scope="session")
+def whole(
+    table: Path, programs: Programs, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, LossOutput]:
+    """A run of two epochs that nobody interrupts, and how it ended."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    outcome = programs.run("train.py", "--config", recipe(table, run), "--train.samples", 1)
+    return run, outcome
+
+
+def test_a_run_ends_well_and_says_where_its_best_model_is(whole: tuple[Path, LossOutput]) -> None:
+    run, outcome = whole
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout == f"{run / 'best'}\n"
+    assert "Traceback" not in outcome.stderr
+    lines = outcome.stderr.splitlines()
+    assert len([line for line in lines if line.startswith(("epoch 1:", "epoch 2:"))]) == 2
+    assert all(line.startswith(("epoch ", "warning: ")) for line in lines), outcome.stderr
+
+
+def test_the_run_folder_holds_what_is_promised(whole: tuple[Path, LossOutput], table: Path) -> None:
+    run, _ = whole
+    names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
+    files = {"best", "config.yaml", "last", "metrics.jsonl", "previous", "samples", "tensorboard"}
+    assert names == files
+    expected = tiny.recipe(table, run, train__checkpoint_every=3, train__samples=1)
+    assert from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8")) == expected
+    verify(run / "last", needs_state=True)
+    assert not (run / "best" / STATE).exists()
+    assert load_training_state(run / "last")["step"] == 2 * STEPS
+
+
+def test_both_models_caption_a_photo(whole: tuple[Path, LossOutput], table: Path) -> None:
+    run, _ = whole
+    for folder in (run / "best", run / "last", run):
+        caption = Captioner.from_pretrained(folder, device="cpu").caption(table / "00.jpg")
+        assert caption.words
+
+
+def test_the_log_has_every_step_and_every_validation(whole: tuple[Path, LossOutput]) -> None:
+    found = entries(whole[0])
+    steps = [entry for entry in found if entry["kind"] == "train"]
+    assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
+    needed = {"epoch", "total", "cross_entropy", "doubly_stochastic", "learning_rate",
+              "gradient_norm", "attention_entropy", "attention_change", "beta"}  # fmt: skip
+    assert all(needed <= entry.keys() for entry in steps)
+    validations = [entry for entry in found if entry["kind"] == "validation"]
+    assert [entry["step"] for entry in validations] == [STEPS, 2 * STEPS]
+    assert all({"CIDEr", "Bleu_4", "ROUGE_L", "distinct_captions"} <= v.keys() for v in validations)
+
+
+def test_tensorboard_shows_the_same_figures_and_sample_pictures(
+    whole: tuple[Path, LossOutput],
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, _ = whole
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("train/total")]
+    logged = [(e["step"], e["total"]) for e in entries(run) if e["kind"] == "train"]
+    assert [step for step, _ in shown] == [step for step, _ in logged]
+    assert [v for _, v in shown] == pytest.approx([v for _, v in logged])
+    assert [event.step for event in events.Images("samples/0")] == [STEPS, 2 * STEPS]
+
+
+# ------------------------------------------------------------------------------ killed and resumed
+
+
+def started(programs: Programs, file: Path, step: int, *options: object) -> tuple[Running, Path]:
+    """A run that has got to a step."""
+    run = file.with_suffix("")
+    running = programs.start("train.py", "--config", file, *options)
+    running.wait_until(lambda: reached(run, step) or running.poll() is not None)
+    return running, run
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    assert [(e["kind"], e["step"]) for e in entries(run)] == [
+        (e["kind"], e["step"]) for e in entries(whole)
+    ]
+    assert entries(run) == entries(whole)
+    for folder in ("last", "best"):
+        weights = [(place / folder / "model.safetensors").read_bytes() for place in (run, whole)]
+        assert weights[0] == weights[1], f"the weights in {folder} differ"
+
+
+@pytest.mark.parametrize(("workers", "step"), [(2, 5), (0, STEPS + 5)])
+def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
+    whole: tuple[Path, LossOutput],
+    table: Path,
+    tmp_path: Path,
+    programs: Programs,
+    workers: int,
+    step: int,
+) -> None:
+    file = recipe(table, tmp_path / "run", data__workers=workers)
+    running, run = started(programs, file, step)
+    running.signal(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    saved = load_training_state(run / "last")
+    assert saved["batch"], "it was not in mid-epoch"
+    assert len(entries(run)) < 2 * STEPS
+    resumed = programs.run("train.py", "--config", file, "--resume")
+    assert resumed.code == 0, resumed.stderr
+    assert_same_run(run, whole[0])
+
+
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGHUP, 2)]
+)
+def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
+    whole: tuple[Path, LossOutput],
+    table: Path,
+    tmp_path: Path,
+    programs: Programs,
+    number: signal.Signals,
+    workers: int,
+) -> None:
+    file = recipe(table, tmp_path / "run", data__workers=workers, train__checkpoint_every=0)
+    running, run = started(programs, file, 5)
+    running.signal(number)
+    outcome = running.wait()
+    assert outcome.code == 130
+    assert outcome.stdout == ""
+    assert "Traceback" not in outcome.stderr, outcome.stderr
+    (sentence,) = [line for line in outcome.stderr.splitlines() if not line.startswith("epoch ")]
+    assert "--resume" in sentence
+    assert str(run) in sentence
+    assert load_training_state(run / "last")["step"] >= 5
+    resumed = programs.run("train.py", "--config", file, "--resume")
+    assert resumed.code == 0, resumed.stderr
+    assert_same_run(run, whole[0])
+
+
+def test_an_interrupt_before_there_is_a_run_does_not_promise_to_resume_it(
+    tmp_path: Path, programs: Programs
+) -> None:
+    # While the data is read, a second or minutes before the first step.
+    table = tiny.draw_table(tmp_path / "photos", train=40)
+    file = recipe(table, tmp_path / "run", data__cache=str(tmp_path / "cache"))
+    running = programs.start("train.py", "--config", file, "--data.cache_views", 30)
+    features = lambda: list((tmp_path / "cache").glob("*/features.npy"))  # noqa: E731
+    running.wait_until(lambda: bool(features()) or running.poll() is not None)
+    running.signal(signal.SIGINT)
+    outcome = running.wait()
+    assert outcome.code == 130
+    assert "Traceback" not in outcome.stderr
+    assert not (tmp_path / "run" / "last").exists()
+    assert "--resume" not in outcome.stderr, "with it, the same command would be refused"
+
+
+# -------------------------------------------------------------------------------- kinds of training
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data__batch_by": "length", "optim__name": "adam", "optim__schedule": "constant"},
+        {"encoder__trainable_from": "layer4", "optim__name": "rmsprop",
+         "optim__schedule": "plateau", "preprocess__resize": "letterbox"},
+        {"data__cache": "cache", "data__cache_views": 2, "optim__name": "adamw",
+         "data__workers": 1},
+    ],
+    ids=["by length", "fine-tuned", "frozen and cached"],
+)  # fmt: skip
+def test_every_kind_of_training_runs_and_captions(
+    drawn_photos: Path, tmp_path: Path, programs: Programs, changed: dict[str, object]
+) -> None:
+    run = tmp_path / "run"
+    file = recipe(drawn_photos, run, **changed)
+    outcome = programs.run("train.py", "--config", file, cwd=tmp_path)
+    assert outcome.code == 0, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert Captioner.from_pretrained(run, device="cpu").caption(drawn_photos / "00.jpg").words
+    if "data__cache" in changed:
+        assert len(list((tmp_path / "cache").glob("*/features.npy"))) == 2, "training, validation"
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def test_a_run_in_its_folder_is_not_overwritten(
+    whole: tuple[Path, LossOutput], programs: Programs
+) -> None:
+    run, _ = whole
+    sentence = programs.run("train.py", "--config", run / "config.yaml").sentence()
+    assert str(run) in sentence
+    assert "--resume" in sentence
+
+
+def test_a_run_that_is_going_on_is_not_begun_again(
+    table: Path, tmp_path: Path, programs: Programs
+) -> None:
+    # Before its first checkpoint, too: two processes would write the same files.
+    file = recipe(table, tmp_path / "run", train__checkpoint_every=0)
+    running, run = started(programs, file, 2)
+    second = programs.run("train.py", "--config", file)
+    running.signal(signal.SIGKILL)
+    running.wait()
+    assert str(run) in second.sentence()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("decoder.hidden_dim", 24), ("data.batch_size", 3), ("train.seed", 7), ("data.flip", 0.1)],
+)
+def test_resuming_with_another_setting_is_refused_by_its_name(
+    whole: tuple[Path, LossOutput], programs: Programs, option: str, value: object
+) -> None:
+    run, _ = whole
+    before = (run / "config.yaml").read_bytes()
+    outcome = programs.run(
+        "train.py", "--config", run / "config.yaml", f"--{option}", value, "--resume"
+    )
+    assert outcome.sentence().startswith(f"{option}: ")
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_there_is_nothing_to_resume_in_a_folder_without_a_run(
+    table: Path, tmp_path: Path, programs: Programs
+) -> None:
+    file = recipe(table, tmp_path / "run")
+    sentence = programs.run("train.py", "--config", file, "--resume").sentence()
+    assert str(tmp_path / "run") in sentence
+    assert not (tmp_path / "run").exists()
+
+
+BAD_FILES = {
+    "no yaml": "data: [1, 2\n",
+    "a list": "- 1\n- 2\n",
+    "an unknown section": "optimizer:\n  lr: 1\n",
+    "an unknown key": "optim:\n  learning_rate: 1\n",
+    "a word for a number": "optim:\n  lr: fast\n",
+    "no such choice": "optim:\n  name: sgd\n",
+    "half a number": "train:\n  epochs: 1.5\n",
+    "zero bytes": "\0\0",
+    "a section that is a number": "train: 3\n",
+    "null for a number": "train:\n  epochs: null\n",
+}
+
+
+def assert_refused(outcome: LossOutput, *told: str) -> None:
+    assert outcome.code == 2, outcome
+    assert "Traceback" not in outcome.stderr, outcome.stderr
+    assert outcome.stdout == ""
+    for word in told:
+        assert word in outcome.stderr
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_a_recipe_that_is_wrong_is_refused(tmp_path: Path, programs: Programs, kind: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(BAD_FILES[kind])
+    assert_refused(programs.run("train.py", "--config", tmp_path / "recipe.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--optim.lr", "fast"], "optim.lr"),
+        (["--optim.lr"], "optim.lr"),
+        (["--optim.name", "sgd"], "optim.name"),
+        (["--optim.colour", "blue"], "optim.colour"),
+        (["--nonsense"], "nonsense"),
+        (["stray"], "stray"),
+        (["--config", "no such recipe.yaml"], "no such recipe.yaml"),
+        (["--config", "."], ""),
+        (["--optim.lr", "0"], "optim.lr"),
+        (["--train.seed", "-1"], "train.seed"),
+        (["--train.device", "banana"], "banana"),
+        (["--preprocess.mean", "[0.5]"], "preprocess.mean"),
+        (["--optim.schedule", "plateau", "--optim.plateau_epochs", "0"], "optim.plateau_epochs"),
+        (["--encoder.backbone", "no_such_network"], "encoder.backbone"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_is_wrong_is_refused_by_its_name(
+    drawn_photos: Path, tmp_path: Path, programs: Programs, options: list[str], told: str
+) -> None:
+    file = recipe(drawn_photos, tmp_path / "run")
+    given = options if "--config" in options else ["--config", file, *options]
+    assert_refused(programs.run("train.py", *given, cwd=tmp_path), told)
+    assert not (tmp_path / "run" / "last").exists()
+
+
+@pytest.mark.parametrize("missing", ["data.root", "train.output"])
+def test_a_place_that_cannot_be_used_is_one_sentence(
+    drawn_photos: Path, tmp_path: Path, programs: Programs, missing: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    place = tmp_path / ("no such folder" if missing == "data.root" else "file")
+    file = recipe(drawn_photos, tmp_path / "run")
+    outcome = programs.run("train.py", "--config", file, f"--{missing}", place)
+    assert str(place) in outcome.sentence()
+
+
+def test_a_setting_on_the_command_line_goes_over_the_recipe(
+    drawn_photos: Path, tmp_path: Path, programs: Programs
+) -> None:
+    file = recipe(drawn_photos, tmp_path / "run")
+    other = tmp_path / "other"
+    before, after = ["--train.epochs", "1"], ["--train.output", other, "--optim.lr=1e-3"]
+    outcome = programs.run("train.py", *before, "--config", file, *after)
+    assert outcome.code == 0, outcome.stderr
+    written = from_yaml(Config, (other / "config.yaml").read_text())
+    assert (written.train.epochs, written.optim.lr) == (1, 1e-3)
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_tells_every_setting_with_its_meaning_and_default(programs: Programs) -> None:
+    outcome = programs.run("train.py", "--help")
+    assert outcome.code == 0
+    for told in (
+        "--optim.lr",
+        "--data.root",
+        "--resume",
+        "--config",
+        "Doubly"[1:],
+        "default: 0.0005",
+    ):
+        assert told in outcome.stdout, told
+    assert outcome.stderr == ""

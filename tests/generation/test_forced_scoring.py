@@ -1,0 +1,93 @@
+"""Scoring a caption that somebody brings, against a plain loop over steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from captioner.generation import score
+from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.models.decoders import LSTMDecoder
+from captioner.types import Grid
+
+START, END, UNKNOWN = 1, 2, 3
+V, L, D, H = 9, 6, 5, 8
+
+
+def random_decoder(**settings: Any) -> LSTMDecoder:
+    torch.manual_seed(0)
+    attention = Attention(
+        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6), GlobalWindow(), SoftSelect()
+    )
+    decoder = LSTMDecoder(
+        attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=7, **settings
+    )
+    for parameter in decoder.parameters():
+        nn.init.normal_(parameter, std=0.8)
+    return decoder.eval()
+
+
+def random_photo(seed: int = 1) -> Grid:
+    generator = torch.Generator().manual_seed(seed)
+    return Grid(torch.randn(1, L, D, generator=generator), 2, 3)
+
+
+@pytest.mark.parametrize("tokens", [[4], [4, 5, 6, 7, 8, 4], [UNKNOWN, 5, UNKNOWN]], ids=str)
+@pytest.mark.parametrize("gate", ["none", "vector"])
+@torch.no_grad()
+def test_forced_scoring_is_a_plain_loop_over_the_steps(gate: Any, tokens: list[int]) -> None:
+    decoder, photo = random_decoder(gate=gate), random_photo()
+    found = score(decoder, photo, tokens)[0]
+    memory = decoder.prepare(photo)
+    state = decoder.start(memory)
+    total = 0.0
+    for step, (read, written) in enumerate(zip([START, *tokens], [*tokens, END], strict=True)):
+        logits, attended, state = decoder.step(torch.tensor([[read]]), state, memory)
+        values = logits[0, 0].double().tolist()
+        log_prob = values[written] - math.log(sum(math.exp(value) for value in values))
+        total += log_prob
+        if written == END:
+            assert found.end_log_prob == pytest.approx(log_prob, abs=1e-5)
+            continue
+        assert found.log_probs[step] == pytest.approx(log_prob, abs=1e-5)
+        np.testing.assert_allclose(found.maps[step], attended.weights[0, 0], atol=1e-6)
+        if gate == "none":
+            assert found.beta is None
+        else:
+            assert found.beta is not None
+            assert found.beta[step] == pytest.approx(attended.beta.item(), abs=1e-6)
+    assert found.score == pytest.approx(total, abs=1e-4)
+    assert found.tokens == tokens
+    assert found.log_probs.shape == (len(tokens),)
+    assert found.maps.shape == (len(tokens), L)
+
+
+def test_another_caption_and_another_photo_are_scored_differently() -> None:
+    decoder = random_decoder()
+    found = score(decoder, random_photo(), [4, 5, 6])[0]
+    assert abs(score(decoder, random_photo(), [4, 6, 5])[0].score - found.score) > 1e-2
+    assert abs(score(decoder, random_photo(2), [4, 5, 6])[0].score - found.score) > 1e-2
+
+
+def test_scoring_leaves_no_graph_and_draws_no_dropout_in_eval_mode() -> None:
+    decoder = random_decoder(dropout=0.5, embed_dropout=0.5)
+    first, second = (score(decoder, random_photo(), [4, 5])[0] for _ in range(2))
+    assert first.score == second.score
+    assert all(parameter.grad is None for parameter in decoder.parameters())
+
+
+def test_several_photos_are_read_as_each_alone() -> None:
+    decoder, photos = random_decoder(), [random_photo(1), random_photo(2)]
+    together = Grid(torch.cat([photo.features for photo in photos]), 2, 3)
+    found = score(decoder, together, [4, 5], times=2)
+    assert len(found) == 4
+    for index, hypothesis in enumerate(found):
+        alone = score(decoder, photos[index // 2], [4, 5])[0]
+        assert hypothesis.score == pytest.approx(alone.score, abs=1e-5)
+        assert hypothesis.end_log_prob == pytest.approx(alone.end_log_prob, abs=1e-5)
+        np.testing.assert_allclose(hypothesis.maps, alone.maps, atol=1e-6)

@@ -1,0 +1,539 @@
+"""Greedy and beam search against plain loops, brute force and themselves, one photo at a time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import CheckpointError
+from captioner.generation import Hypothesis, score, search
+from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, Memory, SoftSelect
+from captioner.models.decoders import Decoder, LSTMDecoder, TeacherForcingOutput
+from captioner.types import AttentionOutput, Geometry, Grid
+
+PAD, START, END, UNKNOWN = range(4)
+ROWS, COLUMNS, D, H = 2, 3, 5, 8
+L = ROWS * COLUMNS
+
+
+def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any) -> LSTMDecoder:
+    """With weights so large that words, maps and gates differ much; `end` favours ending."""
+    torch.manual_seed(seed)
+    attention = Attention(
+        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6), GlobalWindow(), SoftSelect()
+    )
+    decoder = LSTMDecoder(
+        attention,
+        vocabulary_size=4 + words,
+        feature_dim=D,
+        hidden_dim=H,
+        embed_dim=7,
+        **settings,
+    )
+    with torch.no_grad():
+        for _, parameter in sorted(decoder.named_parameters()):  # in whatever order they are made
+            nn.init.normal_(parameter, std=0.8)
+        decoder.vocabulary.bias[END] += end
+    return decoder.eval()
+
+
+def random_grid(photos: int, seed: int = 0) -> Grid:
+    generator = torch.Generator().manual_seed(seed)
+    return Grid(torch.randn(photos, L, D, generator=generator), ROWS, COLUMNS)
+
+
+def photo_of(grid: Grid, index: int) -> Grid:
+    return Grid(grid.features[index : index + 1], grid.height, grid.width)
+
+
+def log_softmax(logits: list[float]) -> list[float]:
+    """Also of logits that are minus infinity."""
+    largest = max(logits)
+    total = largest + math.log(sum(math.exp(logit - largest) for logit in logits))
+    return [logit - total for logit in logits]
+
+
+class Reader:
+    """Log-probabilities of the next token after some words, one photo and one caption at a time."""
+
+    def __init__(self, decoder: Decoder, grid: Grid) -> None:
+        self.decoder, self.memory = decoder, decoder.prepare(grid)
+        self.known: dict[tuple[int, ...], tuple[list[float], Any]] = {}
+
+    def __call__(self, words: tuple[int, ...]) -> list[float]:
+        if words not in self.known:
+            if words:
+                self(words[:-1])
+                token, state = words[-1], self.known[words[:-1]][1]
+            else:
+                token, state = START, self.decoder.start(self.memory)
+            with torch.no_grad():
+                logits, _, state = self.decoder.step(torch.tensor([[token]]), state, self.memory)
+            self.known[words] = (log_softmax(logits[0, 0].tolist()), state)
+        return self.known[words][0]
+
+
+# words, rank, log-probability of ending there (None: cut off)
+Found = tuple[tuple[int, ...], float, "float | None"]
+
+
+def repeats(words: tuple[int, ...], length: int) -> bool:
+    """Whether some sequence of so many words comes twice."""
+    starts = range(len(words) - length + 1)
+    sequences = [words[start : start + length] for start in starts]
+    return len(set(sequences)) < len(sequences)
+
+
+def plain_greedy(read: Reader, max_words: int) -> Found:
+    words: tuple[int, ...] = ()
+    total = 0.0
+    while len(words) < max_words:
+        log_probs = read(words)
+        allowed = [t for t in range(len(log_probs)) if t not in (PAD, START, UNKNOWN)]
+        if not words:
+            allowed.remove(END)
+        token = max(allowed, key=lambda t: log_probs[t])
+        total += log_probs[token]
+        if token == END:
+            return words, total, log_probs[END]
+        words = (*words, token)
+    return words, total, None
+
+
+def plain_beam_search(
+    read: Reader,
+    beam_size: int,
+    max_words: int,
+    length_penalty: float,
+    no_repeat_ngram: int = 0,
+) -> list[Found]:
+    """What the docstring of `search` says, for one photo, over Python lists."""
+    running: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished: list[Found] = []
+    for _ in range(max_words):
+        candidates = []
+        for total, words in running:
+            for token, log_prob in enumerate(read(words)):
+                if token in (PAD, START, UNKNOWN) or (token == END and not words):
+                    continue
+                if no_repeat_ngram and repeats((*words, token), no_repeat_ngram):
+                    continue
+                if log_prob > -math.inf:
+                    candidates.append((total + log_prob, (*words, token)))
+        candidates.sort(reverse=True)
+        for total, tokens in candidates[:beam_size]:
+            if tokens[-1] == END and len(finished) < beam_size:
+                words = tokens[:-1]
+                rank = total / len(tokens) ** length_penalty
+                finished.append((words, rank, read(words)[END]))
+        running = [found for found in candidates if found[1][-1] != END][:beam_size]
+        if len(finished) == beam_size:
+            break
+    if finished:
+        return sorted(finished, key=lambda found: -found[1])
+    return [(words, total / len(words) ** length_penalty, None) for total, words in running]
+
+
+def assert_same(found: list[Hypothesis], expected: list[Found]) -> None:
+    assert [tuple(hypothesis.tokens) for hypothesis in found] == [words for words, _, _ in expected]
+    for hypothesis, (_, rank, end) in zip(found, expected, strict=True):
+        assert hypothesis.score == pytest.approx(rank, rel=1e-5, abs=1e-5)
+        assert hypothesis.end_log_prob == (None if end is None else pytest.approx(end, abs=1e-4))
+
+
+# --- against plain loops ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_beam_of_one_is_greedy_search(seed: int) -> None:
+    decoder, grid = random_decoder(seed), random_grid(4, seed)
+    found = search(decoder, grid, beam_size=1, max_words=9)
+    for photo in range(4):
+        expected = plain_greedy(Reader(decoder, photo_of(grid, photo)), 9)
+        assert_same(found[photo], [expected])
+
+
+CASES = [(2, 1.0), (4, 0.0), (14, -2.0), (15, 0.0)]  # seed and bias of the end: see the last test
+
+
+@functools.cache  # the prefixes that one beam reads are read by the next
+def case(seed: int, end: float) -> tuple[LSTMDecoder, Grid, list[Reader]]:
+    decoder, grid = random_decoder(seed, end=end, gate="vector"), random_grid(5, seed)
+    return decoder, grid, [Reader(decoder, photo_of(grid, photo)) for photo in range(5)]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("seed", "end"), CASES)
+def test_beam_search_is_the_plain_one_for_each_photo(
+    seed: int, end: float, beam_size: int, length_penalty: float
+) -> None:
+    decoder, grid, readers = case(seed, end)
+    found = search(decoder, grid, beam_size=beam_size, max_words=7, length_penalty=length_penalty)
+    for hypotheses, read in zip(found, readers, strict=True):
+        assert_same(hypotheses, plain_beam_search(read, beam_size, 7, length_penalty))
+
+
+@pytest.mark.parametrize("no_repeat_ngram", [1, 2, 3])
+@pytest.mark.parametrize("beam_size", [1, 3, 5])
+@pytest.mark.parametrize(("seed", "end"), CASES)
+def test_without_repeats_beam_search_is_the_plain_one_that_drops_them(
+    seed: int, end: float, beam_size: int, no_repeat_ngram: int
+) -> None:
+    decoder, grid, readers = case(seed, end)
+    settings = {"beam_size": beam_size, "max_words": 7}
+    found = search(decoder, grid, **settings, no_repeat_ngram=no_repeat_ngram)
+    for hypotheses, read in zip(found, readers, strict=True):
+        expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_ngram)
+        assert_same(hypotheses, expected)
+        assert not any(repeats(tuple(h.tokens), no_repeat_ngram) for h in hypotheses)
+    if seed == 2:  # where captions do repeat themselves if they may
+        free = [h for hypotheses in search(decoder, grid, **settings) for h in hypotheses]
+        assert any(repeats(tuple(h.tokens), no_repeat_ngram) for h in free)
+
+
+def test_where_every_word_would_repeat_the_caption_ends() -> None:
+    decoder, grid = random_decoder(0, words=3, end=-20.0), random_grid(2)
+    for hypotheses in search(decoder, grid, beam_size=3, max_words=8, no_repeat_ngram=1):
+        assert hypotheses
+        for hypothesis in hypotheses:
+            assert sorted(hypothesis.tokens) == [4, 5, 6]
+            assert hypothesis.end_log_prob is not None
+            assert hypothesis.end_log_prob < -5
+
+
+def test_the_plain_comparison_sees_finished_and_cut_off_captions_of_many_lengths() -> None:
+    lengths: set[tuple[int, bool]] = set()
+    for seed, end in CASES:
+        decoder, grid, _ = case(seed, end)
+        for hypotheses in search(decoder, grid, beam_size=3, max_words=7):
+            lengths |= {(len(h.tokens), h.end_log_prob is None) for h in hypotheses}
+    assert lengths == {(7, True), *((length, False) for length in range(1, 7))}
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_beam_that_holds_everything_finds_all_captions_in_order(
+    seed: int, length_penalty: float
+) -> None:
+    decoder, grid = random_decoder(seed, words=3), random_grid(1, seed)
+    read = Reader(decoder, grid)
+    everything: list[Found] = []
+    for length in (1, 2, 3):
+        for words in product(range(4, 7), repeat=length):
+            log_probs = [read(words[:place])[word] for place, word in enumerate(words)]
+            end = read(words)[END]
+            rank = (sum(log_probs) + end) / (length + 1) ** length_penalty
+            everything.append((words, rank, end))
+    everything.sort(key=lambda found: -found[1])
+    found = search(decoder, grid, beam_size=120, max_words=4, length_penalty=length_penalty)
+    assert_same(found[0], everything)
+
+
+def test_a_wider_beam_finds_what_greedy_search_misses() -> None:
+    gains = []
+    for seed in range(6, 12):
+        decoder, grid = random_decoder(seed, words=3), random_grid(3, seed)
+        narrow, wide = (search(decoder, grid, beam_size=k, max_words=4) for k in (1, 120))
+        gains += [
+            w[0].score - n[0].score
+            for n, w in zip(narrow, wide, strict=True)
+            if n[0].end_log_prob is not None
+        ]
+    assert gains
+    assert min(gains) > -1e-5
+    assert max(gains) > 0.1
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_batch_gives_each_photo_what_it_gets_alone(beam_size: int) -> None:
+    decoder, grid = random_decoder(4, end=1.0), random_grid(8)
+    together = search(decoder, grid, beam_size=beam_size, max_words=12)
+    for photo in range(8):
+        (alone,) = search(decoder, photo_of(grid, photo), beam_size=beam_size, max_words=12)
+        assert len(alone) == len(together[photo])
+        for one, other in zip(together[photo], alone, strict=True):
+            assert one.tokens == other.tokens
+            assert (one.end_log_prob is None) == (other.end_log_prob is None)
+            for name in ("maps", "beta", "log_probs", "score"):
+                np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
+    backwards = search(
+        decoder, Grid(grid.features.flip(0), ROWS, COLUMNS), beam_size=beam_size, max_words=12
+    )
+    assert [[h.tokens for h in hypotheses] for hypotheses in reversed(backwards)] == [
+        [h.tokens for h in hypotheses] for hypotheses in together
+    ]
+
+
+def test_photos_that_are_done_leave_the_batch_and_the_keys_are_projected_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder, grid = random_decoder(4, end=1.0), random_grid(8)
+    rows: list[int] = []
+    projections: list[int] = []
+    step = decoder.step
+
+    def counted(tokens: Tensor, state: Any, memory: Memory) -> Any:
+        assert len(tokens) == len(memory.keys) == len(state.h)
+        rows.append(len(tokens))
+        return step(tokens, state, memory)
+
+    monkeypatch.setattr(decoder, "step", counted)
+    decoder.attention.score.key.register_forward_hook(lambda *_: projections.append(1))
+    search(decoder, grid, beam_size=2, max_words=12)
+    assert rows == sorted(rows, reverse=True)
+    assert rows[0] == 8
+    assert len(set(rows)) >= 3
+    assert projections == [1]
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("favoured", [PAD, START, UNKNOWN])
+def test_special_tokens_are_never_written_however_likely(favoured: int, beam_size: int) -> None:
+    decoder, grid = random_decoder(5), random_grid(4)
+    with torch.no_grad():
+        decoder.vocabulary.bias[favoured] += 30.0
+    for hypotheses in search(decoder, grid, beam_size=beam_size, max_words=6):
+        assert hypotheses
+        for hypothesis in hypotheses:
+            assert min(hypothesis.tokens) > UNKNOWN
+            assert hypothesis.log_probs.max() < -10  # what it could not write is not forgotten
+
+
+@pytest.mark.parametrize("beam_size", [1, 3, 5])
+def test_no_caption_is_empty_however_likely_the_end(beam_size: int) -> None:
+    decoder, grid = random_decoder(5, words=6, end=60.0), random_grid(4)
+    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=6)):
+        first = Reader(decoder, photo_of(grid, photo))(())
+        best = sorted(range(4, 10), key=lambda word: -first[word])[:beam_size]
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [[word] for word in best]
+        for hypothesis in hypotheses:
+            assert hypothesis.end_log_prob == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("end", [-1e4, -math.inf])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: float) -> None:
+    decoder, grid = random_decoder(6, end=end), random_grid(3)
+    for hypotheses in search(decoder, grid, beam_size=beam_size, max_words=7, length_penalty=1.0):
+        assert len(hypotheses) == beam_size
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        for hypothesis in hypotheses:
+            assert hypothesis.end_log_prob is None
+            assert len(hypothesis.tokens) == len(hypothesis.maps) == len(hypothesis.log_probs) == 7
+            assert hypothesis.score == pytest.approx(hypothesis.log_probs.sum() / 7, abs=1e-5)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_one_word_at_most_gives_the_likeliest_first_words(beam_size: int) -> None:
+    decoder, grid = random_decoder(7), random_grid(2)
+    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=1)):
+        first = Reader(decoder, photo_of(grid, photo))(())
+        best = sorted(range(4, 10), key=lambda word: -first[word])[:beam_size]
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [[word] for word in best]
+        assert all(hypothesis.end_log_prob is None for hypothesis in hypotheses)
+
+
+@pytest.mark.parametrize("end", [-math.inf, -3.0, 0.0, 60.0])
+@pytest.mark.parametrize("words", [1, 2, 3])
+def test_a_vocabulary_smaller_than_the_beam_is_searched_like_any_other(
+    words: int, end: float
+) -> None:
+    decoder, grid = random_decoder(8, words=words, end=end), random_grid(3)
+    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=5, max_words=4)):
+        read = Reader(decoder, photo_of(grid, photo))
+        assert_same(hypotheses, plain_beam_search(read, 5, 4, 0.0))
+        texts = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
+        assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3, 5])
+@pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
+def test_a_hypothesis_is_what_forced_scoring_says_of_its_words(gate: Any, beam_size: int) -> None:
+    decoder, grid = random_decoder(18, end=1.5, gate=gate), random_grid(4)
+    ended = []
+    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=10)):
+        for found in hypotheses:
+            forced = score(decoder, photo_of(grid, photo), found.tokens)[0]
+            np.testing.assert_allclose(found.log_probs, forced.log_probs, atol=2e-5)
+            np.testing.assert_allclose(found.maps, forced.maps, atol=1e-5)
+            assert found.maps.shape == (len(found.tokens), L)
+            if gate == "none":
+                assert found.beta is None
+                assert forced.beta is None
+            else:
+                np.testing.assert_allclose(found.beta, forced.beta, atol=1e-5)
+            if found.end_log_prob is not None:
+                ended.append(len(found.tokens))
+                assert found.end_log_prob == pytest.approx(forced.end_log_prob, abs=2e-5)
+                assert found.score == pytest.approx(forced.score, abs=1e-4)
+    assert max(ended) >= 3
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"beam_size": 0}, {"max_words": 0}, {"beam_size": -1}, {"no_repeat_ngram": -1}],
+    ids=str,
+)
+def test_numbers_that_no_search_can_use_are_refused(setting: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        search(random_decoder(0), random_grid(1), **setting)
+
+
+# --- any decoder ----------------------------------------------------------------------------------
+
+
+class TableDecoder(Decoder):
+    """Knows the last token only. It looks at the cell of the token that it reads, and says so.
+
+    A photo is one cell's worth of features: the decoder's table of logits for it.
+    """
+
+    def __init__(self, logits: Callable[[int, int], Tensor], words: int) -> None:
+        super().__init__()
+        self.logits, self.vocabulary_size = logits, 4 + words
+
+    def prepare(self, grid: Grid) -> Memory:
+        return Memory(grid, grid.features)
+
+    def start(self, memory: Memory, beams: int = 1) -> Tensor:
+        return torch.zeros(len(memory.keys), beams, dtype=torch.long)
+
+    def step(
+        self, tokens: Tensor, state: Tensor, memory: Memory
+    ) -> tuple[Tensor, AttentionOutput, Tensor]:
+        photos = memory.keys[:, 0, 0].long()
+        logits = torch.stack(
+            [
+                torch.stack([self.logits(int(photo), int(token)) for token in row])
+                for photo, row in zip(photos, tokens, strict=True)
+            ]
+        )
+        maps = nn.functional.one_hot(tokens, self.vocabulary_size).float()
+        zeros = torch.zeros(tokens.shape)
+        attended = AttentionOutput(maps, maps, entropy=zeros, log_prob=zeros, cells=tokens)
+        return logits, attended, state + 1
+
+    def reorder(self, state: Tensor, photos: Tensor, beams: Tensor) -> Tensor:
+        return state[photos.unsqueeze(1), beams]
+
+    def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
+        raise NotImplementedError
+
+
+def random_table(photo: int, token: int, words: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * photo + token)
+    return 2 * torch.randn(4 + words, generator=generator)
+
+
+def numbered_photos(count: int, cells: int = 9) -> Grid:
+    return Grid(torch.arange(count).float().reshape(count, 1, 1).expand(-1, cells, 1), 1, cells)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_maps_and_sampled_cells_are_read_back_along_each_captions_own_way(beam_size: int) -> None:
+    decoder = TableDecoder(random_table, words=5)
+    crossings = 0
+    results = search(decoder, numbered_photos(12), beam_size=beam_size, max_words=8)
+    for photo, hypotheses in enumerate(results):
+        for hypothesis in hypotheses:
+            read = [START, *hypothesis.tokens[:-1]]
+            assert hypothesis.maps.argmax(1).tolist() == read
+            assert hypothesis.cells is not None
+            assert hypothesis.cells.tolist() == read
+            assert hypothesis.beta is None
+            expected = [
+                torch.log_softmax(random_table(photo, token), -1)[word].item()
+                for token, word in zip(read, hypothesis.tokens, strict=True)
+            ]
+            assert hypothesis.log_probs.tolist() == pytest.approx(expected, abs=1e-5)
+            crossings += len(hypothesis.tokens) > 2
+    assert crossings > 5
+
+
+def test_photos_with_tables_of_their_own_are_searched_as_the_plain_search_does() -> None:
+    decoder = TableDecoder(random_table, words=5)
+    results = search(decoder, numbered_photos(12), beam_size=3, max_words=6, length_penalty=0.5)
+    for photo, hypotheses in enumerate(results):
+        one = Grid(torch.full((1, 9, 1), float(photo)), 1, 9)
+        assert_same(hypotheses, plain_beam_search(Reader(decoder, one), 3, 6, 0.5))
+
+
+def test_a_word_that_is_impossible_is_never_written() -> None:
+    def only_the_first_word(photo: int, token: int) -> Tensor:
+        logits = torch.full((9,), -math.inf)
+        logits[4], logits[END] = 0.0, 1.0
+        return logits
+
+    decoder = TableDecoder(only_the_first_word, words=5)
+    (hypotheses,) = search(decoder, numbered_photos(1), beam_size=3, max_words=6)
+    assert [hypothesis.tokens for hypothesis in hypotheses] == [[4], [4, 4], [4, 4, 4]]
+    assert all(np.isfinite(hypothesis.score) for hypothesis in hypotheses)
+
+
+def test_a_long_captions_log_probabilities_are_as_precise_as_a_short_ones() -> None:
+    decoder, grid = random_decoder(10, words=40, end=-math.inf), random_grid(1)
+    ((found,),) = search(decoder, grid, beam_size=1, max_words=60)
+    forced = score(decoder, grid, found.tokens)[0]
+    np.testing.assert_allclose(found.log_probs, forced.log_probs, atol=5e-5)
+
+
+# --- Caption --------------------------------------------------------------------------------------
+
+
+def test_a_hypothesis_becomes_a_caption_with_row_major_maps() -> None:
+    maps = np.arange(2 * L, dtype=np.float64).reshape(2, L)
+    hypothesis = Hypothesis(
+        tokens=[4, 5],
+        log_probs=np.array([-1.0, -2.0], np.float32),
+        end_log_prob=-0.5,
+        maps=maps,
+        beta=np.array([0.25, 0.75], np.float32),
+        cells=np.array([3, 1]),
+        score=-3.5,
+    )
+    geometry = Geometry(200, 100, 0, 0, 200, 100)
+    caption = hypothesis.to_caption(["two", "dogs"], geometry, height=ROWS, width=COLUMNS)
+    assert caption.maps.shape == (2, ROWS, COLUMNS)
+    assert caption.maps.dtype == np.float32
+    assert all(
+        caption.maps[t, row, column] == maps[t, row * COLUMNS + column]
+        for t, row, column in product(range(2), range(ROWS), range(COLUMNS))
+    )
+    assert caption.text == "two dogs"
+    assert caption.beta is not None
+    assert caption.beta.tolist() == [0.25, 0.75]
+    assert caption.log_probs.tolist() == [-1.0, -2.0]
+    assert caption.end_log_prob == -0.5
+    assert caption.cells is not None
+    assert caption.cells.tolist() == [3, 1]
+    assert caption.geometry is geometry
+
+
+def test_no_photos_have_no_hypotheses() -> None:
+    assert search(random_decoder(0), random_grid(0)) == []
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_output_that_is_not_a_number_is_one_sentence(beam_size: int) -> None:
+    decoder, grid = random_decoder(0), random_grid(2)
+    assert all(search(decoder, grid, beam_size=beam_size))
+    with torch.no_grad():
+        decoder.vocabulary.bias[5] = math.nan
+    with pytest.raises(CheckpointError, match="not a number"):
+        search(decoder, grid, beam_size=beam_size)

@@ -1,0 +1,349 @@
+"""Score, window and select together: equations 5, 6 and 13, heads, and what beams share."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import plain
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.models.attention import (
+    AdditiveScore,
+    Attention,
+    DotScore,
+    GlobalWindow,
+    HardSelect,
+    HeadValues,
+    Memory,
+    Select,
+    SoftSelect,
+    uniform_glimpse,
+)
+from captioner.models.attention.values import Values
+from captioner.types import Grid
+
+B, K, ROWS, COLUMNS, D, H, A = 3, 2, 2, 3, 5, 4, 6
+L = ROWS * COLUMNS
+HD = 6  # as D, divisible by the heads
+
+
+def random_attention(seed: int = 0, window: nn.Module | None = None) -> tuple[Attention, Grid]:
+    torch.manual_seed(seed)
+    score = AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A)
+    for parameter in score.parameters():
+        nn.init.normal_(parameter)
+    attention = Attention(score, window or GlobalWindow(), SoftSelect()).double()
+    return attention, Grid(torch.randn(B, L, D, dtype=torch.double), ROWS, COLUMNS)
+
+
+def random_query(beams: int = K) -> Tensor:
+    return torch.randn(B, beams, H, dtype=torch.double)
+
+
+def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
+    torch.manual_seed(1)
+    scores = 3 * torch.randn(B, K, L, dtype=torch.double)
+    values = torch.randn(B, L, D, dtype=torch.double)
+    attended = SoftSelect()(scores, Values(values))
+    for b in range(B):
+        for k in range(K):
+            expected = plain.softmax(scores[b, k].tolist())
+            assert attended.weights[b, k].tolist() == pytest.approx(expected, rel=1e-12)
+            entropy = -sum(share * math.log(share) for share in expected)
+            assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
+            for d in range(D):
+                context = sum(expected[i] * values[b, i, d].item() for i in range(L))
+                assert attended.context[b, k, d].item() == pytest.approx(context, abs=1e-12)
+    assert attended.cells is None
+    assert attended.beta is None
+    assert attended.log_prob.tolist() == [[0.0] * K] * B
+
+
+def test_the_gradient_of_each_part_of_a_glimpse_is_the_numerical_one() -> None:
+    scores = 3 * torch.randn(B, K, L, dtype=torch.double)
+    values = torch.randn(B, L, D, dtype=torch.double)
+
+    def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attended = SoftSelect()(scores, Values(values))
+        return attended.context, attended.weights, attended.entropy
+
+    assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
+
+
+def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
+    scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
+    scores.requires_grad_()
+    attended = SoftSelect()(scores, Values(torch.eye(3).unsqueeze(0)))
+    assert attended.weights[0].tolist() == [
+        [0, 1, 0],
+        [pytest.approx(1 / 3)] * 3,
+        [0, 0, 1],
+    ]
+    assert attended.entropy[0].tolist() == pytest.approx([0, math.log(3), 0], abs=1e-6)
+    (attended.context.sum() + attended.entropy.sum()).backward()
+    assert torch.isfinite(scores.grad).all()
+
+
+def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
+    attention, grid = random_attention()
+    attention.float()
+    grid = Grid(grid.features.float(), ROWS, COLUMNS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        attended = attention(random_query().float(), attention.prepare(grid), 0)
+    assert attended.weights.dtype == attended.entropy.dtype == torch.float32
+    assert torch.allclose(attended.weights.sum(-1), torch.ones(B, K), atol=1e-6)
+
+
+class FavourLaterCells(nn.Module):
+    """A window that adds a tenth of its number to each cell's score."""
+
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
+        return 0.1 * torch.arange(L, dtype=query.dtype).expand(*query.shape[:2], L)
+
+
+def test_a_window_is_added_to_the_scores() -> None:
+    attention, grid = random_attention(window=FavourLaterCells())
+    query = random_query()
+    attended = attention(query, attention.prepare(grid), 0)
+    free = attention.score(query, attention.score.keys(grid.features))
+    for b in range(B):
+        for k in range(K):
+            expected = plain.softmax([free[b, 0, k, i].item() + 0.1 * i for i in range(L)])
+            assert attended.weights[b, k].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+class OnlyTheFirstCells(nn.Module):
+    """A window over the first `count` cells, in log space as windows are."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
+        bias = query.new_full((*query.shape[:2], grid.features.shape[1]), -torch.inf)
+        bias[..., : self.count] = 0.0
+        return bias
+
+
+def test_a_window_keeps_attention_to_its_cells_and_the_entropy_is_theirs() -> None:
+    attention, grid = random_attention(window=OnlyTheFirstCells(2))
+    query = random_query().requires_grad_()
+    attended = attention(query, attention.prepare(grid), 0)
+    free = attention.score(query, attention.score.keys(grid.features))
+    for b in range(B):
+        for k in range(K):
+            expected = plain.softmax(free[b, 0, k, :2].tolist())
+            assert attended.weights[b, k].tolist() == pytest.approx(
+                [*expected, 0, 0, 0, 0], rel=1e-12
+            )
+            entropy = -sum(share * math.log(share) for share in expected)
+            assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
+    attended.entropy.sum().backward()
+    assert torch.isfinite(query.grad).all()
+
+
+def test_hypotheses_of_a_photo_see_the_same_as_each_would_alone() -> None:
+    attention, grid = random_attention()
+    query = random_query(beams=4)
+    together = attention(query, attention.prepare(grid), 0)
+    for k in range(4):
+        alone = attention(query[:, k : k + 1], attention.prepare(grid), 0)
+        for name in ("context", "weights", "entropy"):
+            torch.testing.assert_close(
+                getattr(together, name)[:, k : k + 1], getattr(alone, name), rtol=1e-12, atol=1e-13
+            )
+
+
+def test_another_query_or_another_photo_gives_another_map() -> None:
+    attention, grid = random_attention()
+    attended = attention(random_query(), attention.prepare(grid), 0)
+    maps = attended.weights.reshape(B * K, L)
+    assert all((maps[i] - maps[j]).abs().max() > 1e-3 for i in range(B * K) for j in range(i))
+
+
+@pytest.mark.parametrize("index", [torch.tensor([2, 0, 0, 1]), slice(2)], ids=["index", "slice"])
+def test_selected_photos_keep_features_keys_and_shape(index: Tensor | slice) -> None:
+    attention, grid = random_attention()
+    memory = attention.prepare(grid)
+    chosen = memory.select(index)
+    assert isinstance(chosen, Memory)
+    assert (chosen.grid.height, chosen.grid.width) == (ROWS, COLUMNS)
+    positions = index.tolist() if isinstance(index, Tensor) else [0, 1]
+    for row, position in enumerate(positions):
+        assert torch.equal(chosen.keys[row], memory.keys[position])
+        assert torch.equal(chosen.grid.features[row], grid.features[position])
+    assert len(chosen.keys) == len(positions)
+
+
+def test_keys_do_not_depend_on_the_query_and_are_computed_in_prepare_only() -> None:
+    attention, grid = random_attention()
+    calls: list[int] = []
+    attention.score.key.register_forward_hook(lambda *_: calls.append(1))
+    memory = attention.prepare(grid)
+    for _ in range(3):
+        attention(random_query(), memory, 0)
+    assert calls == [1]
+
+
+# --- heads and projected values -------------------------------------------------------------------
+
+
+def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -> Attention:
+    torch.manual_seed(0)
+    attention = Attention(
+        DotScore(query_dim=H, feature_dim=HD, attention_dim=A, heads=heads, scaled=True),
+        GlobalWindow(),
+        select or SoftSelect(),
+        values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
+    )
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    return attention.double()
+
+
+def wide_grid() -> Grid:
+    generator = torch.Generator().manual_seed(3)
+    return Grid(torch.randn(B, L, HD, dtype=torch.double, generator=generator), ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_multi_head_attention_is_torchs_own(heads: int) -> None:
+    """nn.MultiheadAttention wants one size everywhere; W_K has no bias here, so it gets zeros."""
+    dim = 12
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(dim, heads, batch_first=True).double()
+    score = DotScore(query_dim=dim, feature_dim=dim, attention_dim=dim, heads=heads, scaled=True)
+    values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
+    ours = Attention(score, GlobalWindow(), SoftSelect(), values=values).double()
+    assert isinstance(score.query, nn.Linear)
+    assert isinstance(score.key, nn.Linear)
+    with torch.no_grad():
+        nn.init.normal_(theirs.in_proj_bias)
+        nn.init.normal_(theirs.out_proj.bias)
+        theirs.in_proj_bias[dim : 2 * dim] = 0
+        for layer, weight, bias in zip(
+            (score.query, score.key, values.value),
+            theirs.in_proj_weight.chunk(3),
+            theirs.in_proj_bias.chunk(3),
+            strict=True,
+        ):
+            layer.weight.copy_(weight)
+            if layer.bias is not None:
+                layer.bias.copy_(bias)
+        values.output.load_state_dict(theirs.out_proj.state_dict())
+    query = 3 * torch.randn(B, K, dim, dtype=torch.double)
+    grid = Grid(torch.randn(B, L, dim, dtype=torch.double), ROWS, COLUMNS)
+    found = ours(query, ours.prepare(grid), 0)
+    for average in (True, False):
+        context, maps = theirs(query, grid.features, grid.features, average_attn_weights=average)
+        torch.testing.assert_close(found.context, context)
+        if average:
+            torch.testing.assert_close(found.weights, maps)
+            assert found.weights.std() > 0.05
+        elif heads > 1:
+            assert found.heads is not None
+            torch.testing.assert_close(found.heads[:, :, 0], maps.transpose(1, 2))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_heads_look_for_themselves_and_a_plain_loop_joins_them(heads: int) -> None:
+    attention, grid, query = multi_head(heads), wide_grid(), random_query()
+    values = attention.values
+    assert values is not None
+    attended = attention(query, attention.prepare(grid), 0)
+    scores = attention.score(query, attention.score.keys(grid.features)).tolist()
+    for b, k in product(range(B), range(K)):
+        cells = [plain.linear(values.value, cell) for cell in grid.features[b].tolist()]
+        maps = [plain.softmax(scores[b][head][k]) for head in range(heads)]
+        contexts: list[float] = []
+        for head, shares in enumerate(maps):
+            contexts += plain.expectation(shares, [plain.part(cell, head, heads) for cell in cells])
+        expected = plain.linear(values.output, contexts)
+        assert attended.context[b, k].tolist() == pytest.approx(expected, abs=1e-10)
+        assert attended.weights[b, k].tolist() == pytest.approx(plain.mean(maps), abs=1e-12)
+        entropies = [-sum(share * math.log(share) for share in shares) for shares in maps]
+        assert attended.entropy[b, k].item() == pytest.approx(sum(entropies) / heads, rel=1e-10)
+        if heads == 1:
+            assert attended.heads is None
+        else:
+            assert attended.heads is not None
+            assert attended.heads.shape == (B, K, 1, heads, L)
+            torch.testing.assert_close(
+                attended.heads[b, k, 0], torch.tensor(maps, dtype=torch.double)
+            )
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> None:
+    attention = multi_head(heads, HardSelect(semi_sampling=0.0)).train()
+    values = attention.values
+    assert values is not None
+    grid, query = wide_grid(), random_query()
+    attended = attention(query, attention.prepare(grid), 0)
+    maps = torch.softmax(attention.score(query, attention.score.keys(grid.features)), -1)
+    assert attended.cells is not None
+    assert attended.cells.shape == ((B, K) if heads == 1 else (B, K, heads))
+    cells = attended.cells.reshape(B, K, heads)
+    for b, k in product(range(B), range(K)):
+        log_prob, contexts = 0.0, []
+        for head in range(heads):
+            cell = int(cells[b, k, head])
+            log_prob += math.log(maps[b, head, k, cell].item())
+            projected = plain.linear(values.value, grid.features[b, cell].tolist())
+            contexts += plain.part(projected, head, heads)
+        assert attended.log_prob[b, k].item() == pytest.approx(log_prob, rel=1e-10)
+        expected = plain.linear(values.output, contexts)
+        assert attended.context[b, k].tolist() == pytest.approx(expected, abs=1e-10)
+    if heads > 1:
+        assert (cells[..., 0] != cells[..., 1]).any()
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: int) -> None:
+    attention, soft = multi_head(heads, HardSelect(semi_sampling=0.5)), multi_head(heads)
+    torch.manual_seed(1)
+    grid, query = wide_grid(), random_query()
+    memory = attention.train().prepare(grid)
+    assert memory.expected is not None
+    assert 0 < memory.expected.sum() < B, "both kinds of photo are needed here"
+    again = memory.select(torch.tensor([2, 2, 0, 1]))
+    assert again.expected is not None
+    assert again.expected.tolist() == memory.expected[[2, 2, 0, 1]].tolist()
+    attended = attention(query, memory, 0)
+    expected = soft(query, soft.prepare(grid), 0)
+    for b in range(B):
+        same = torch.isclose(attended.context[b], expected.context[b]).all(-1)
+        assert same.tolist() == [bool(memory.expected[b])] * K
+        assert (attended.log_prob[b] == 0).tolist() == [bool(memory.expected[b])] * K
+    assert attention.eval().prepare(grid).expected is None
+
+
+def test_selected_photos_keep_their_projected_values() -> None:
+    attention, grid = multi_head(2), wide_grid()
+    memory = attention.prepare(grid)
+    chosen = memory.select(torch.tensor([1, 1, 2]))
+    assert memory.projected is not None
+    assert chosen.projected is not None
+    assert torch.equal(chosen.projected, memory.projected[[1, 1, 2]])
+    heads, all_cells = 2, torch.eye(L).expand(2 * 3, L, L).double()
+    mixed = chosen.values.mix(all_cells)
+    assert torch.equal(mixed.unflatten(0, (3, heads)), chosen.projected)
+    bare, features = random_attention()
+    all_cells = torch.eye(L).expand(len(features.features), L, L).double()
+    assert torch.equal(bare.prepare(features).values.mix(all_cells), features.features)
+
+
+def test_the_uniform_glimpse_sees_every_cell_alike() -> None:
+    _, grid = random_attention()
+    attended = uniform_glimpse(grid.features, K)
+    for b, k in product(range(B), range(K)):
+        expected = plain.mean(grid.features[b].tolist())
+        assert attended.context[b, k].tolist() == pytest.approx(expected, abs=1e-12)
+        assert attended.weights[b, k].tolist() == [pytest.approx(1 / L)] * L
+        assert attended.entropy[b, k].item() == pytest.approx(math.log(L))
+        assert attended.log_prob[b, k] == 0
+    assert attended.cells is None
+    assert attended.beta is None

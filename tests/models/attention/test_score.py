@@ -1,0 +1,212 @@
+"""Each score against a plain loop over cells, with one head and with several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import plain
+import pytest
+import torch
+from plain import Vector
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError
+from captioner.models.attention import (
+    AdditiveScore,
+    CosineScore,
+    DotScore,
+    GeneralScore,
+    LocationScore,
+    Score,
+)
+
+B, K, L, D, H, A = 2, 3, 6, 5, 8, 4
+
+
+def additive(heads: int = 1) -> Score:
+    return AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads)
+
+
+def concat(heads: int = 1) -> Score:
+    return AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads, bias=False)
+
+
+def dot(heads: int = 1) -> Score:
+    return DotScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads)
+
+
+def scaled_dot(heads: int = 1) -> Score:
+    return DotScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads, scaled=True)
+
+
+def general(heads: int = 1) -> Score:
+    return GeneralScore(query_dim=H, feature_dim=D, heads=heads)
+
+
+def cosine(heads: int = 1) -> Score:
+    return CosineScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads)
+
+
+def location(heads: int = 1) -> Score:
+    return LocationScore(query_dim=H, cells=L, heads=heads)
+
+
+def plain_additive(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
+    """w . tanh(W_a a + b + W_h h), of the head's own rows."""
+    assert isinstance(score, AdditiveScore)
+    from_query = plain.part(plain.linear(score.query, query), head, score.heads)
+    from_cell = plain.part(plain.linear(score.key, cell), head, score.heads)
+    energy = plain.part(score.energy.weight[0].tolist(), head, score.heads)
+    return plain.dot(energy, [math.tanh(a + b) for a, b in zip(from_query, from_cell, strict=True)])
+
+
+def plain_dot(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
+    return plain.dot(
+        plain.part(plain.linear(score.query, query), head, score.heads),
+        plain.part(plain.linear(score.key, cell), head, score.heads),
+    )
+
+
+def plain_scaled_dot(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
+    return plain_dot(score, query, cell, head, number) / math.sqrt(A / score.heads)
+
+
+def plain_general(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
+    """h . W a; with heads, the parts of h and of W a."""
+    rows = score.key.weight.tolist()
+    mapped = [plain.dot(row, cell) for row in rows]
+    return plain.dot(plain.part(query, head, score.heads), plain.part(mapped, head, score.heads))
+
+
+def plain_cosine(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
+    assert isinstance(score, CosineScore)
+    a = plain.part(plain.linear(score.query, query), head, score.heads)
+    b = plain.part(plain.linear(score.key, cell), head, score.heads)
+    cosine = plain.dot(a, b) / math.sqrt(plain.dot(a, a) * plain.dot(b, b))
+    return cosine * math.exp(score.log_strength[head].item())
+
+
+def plain_location(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
+    return plain.part(plain.linear(score.query, query), head, score.heads)[number]
+
+
+CASES: list[tuple[Callable[[int], Score], Callable[..., float]]] = [
+    (additive, plain_additive),
+    (concat, plain_additive),
+    (dot, plain_dot),
+    (scaled_dot, plain_scaled_dot),
+    (general, plain_general),
+    (cosine, plain_cosine),
+    (location, plain_location),
+]
+NAMES = [build.__name__ for build, _ in CASES]
+
+
+def loud(score: Score) -> Score:
+    torch.manual_seed(0)
+    for parameter in score.parameters():
+        nn.init.normal_(parameter)
+    return score.double()
+
+
+def random_photos() -> tuple[Tensor, Tensor]:
+    """Queries [B, K, H] and features [B, L, D]."""
+    generator = torch.Generator().manual_seed(1)
+    queries = torch.randn(B, K, H, dtype=torch.double, generator=generator)
+    return queries, torch.randn(B, L, D, dtype=torch.double, generator=generator)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize(("build", "formula"), CASES, ids=NAMES)
+def test_each_score_is_its_formula_in_a_plain_loop(
+    build: Callable[[int], Score], formula: Callable[..., float], heads: int
+) -> None:
+    score = loud(build(heads))
+    queries, features = random_photos()
+    keys = score.keys(features)
+    assert keys.shape[:3] == (B, heads, L)
+    scores = score(queries, keys)
+    assert scores.shape == (B, heads, K, L)
+    assert scores.std() > 0.1
+    for b, k, head, i in product(range(B), range(K), range(heads), range(L)):
+        expected = formula(score, queries[b, k].tolist(), features[b, i].tolist(), head, i)
+        assert scores[b, head, k, i].item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+@pytest.mark.parametrize("build", [build for build, _ in CASES], ids=NAMES)
+def test_several_heads_are_as_many_scores_of_their_own(build: Callable[[int], Score]) -> None:
+    score = loud(build(2))
+    queries, features = random_photos()
+    first, second = score(queries, score.keys(features)).unbind(1)
+    assert (first - second).abs().max() > 0.1
+
+
+def test_concat_is_luongs_one_matrix_on_both_vectors() -> None:
+    """v . tanh(W [h; a]), equation 8: W is the halves that meet h and a, side by side."""
+    score = loud(concat())
+    queries, features = random_photos()
+    whole = torch.cat([score.query.weight, score.key.weight], dim=1)  # [A, H + D]
+    both = torch.cat(
+        [queries.unsqueeze(2).expand(B, K, L, H), features.unsqueeze(1).expand(B, K, L, D)], dim=-1
+    )
+    expected = torch.tanh(both @ whole.T) @ score.energy.weight[0]
+    torch.testing.assert_close(score(queries, score.keys(features))[:, 0], expected)
+
+
+@pytest.mark.parametrize("build", [additive, cosine], ids=["additive", "cosine"])
+def test_a_new_score_begins_as_its_docstring_says(build: Callable[[int], Score]) -> None:
+    score = build(2).double()
+    queries, features = random_photos()
+    scores = score(queries, score.keys(features))
+    if isinstance(score, CosineScore):
+        assert score.log_strength.exp().tolist() == pytest.approx([10, 10])
+        assert scores.abs().max() <= 10
+    else:
+        assert score.query.bias is None
+        assert score.key.bias is not None
+
+
+def test_cosines_do_not_depend_on_lengths_and_bear_a_cell_of_zeros() -> None:
+    score = loud(cosine())
+    queries, features = random_photos()
+    expected = score(queries, score.keys(features))
+    torch.testing.assert_close(score(queries, score.keys(7 * features)), expected)
+    features[0, 2] = 0
+    found = score(queries, score.keys(features))
+    assert (found[0, 0, :, 2] == 0).all()
+    others = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(found[0][..., others], expected[0][..., others])
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_location_does_not_look_at_the_cells(heads: int) -> None:
+    score = loud(location(heads))
+    queries, features = random_photos()
+    expected = score(queries, score.keys(features))
+    assert torch.equal(score(queries, score.keys(-3 * features)), expected)
+
+
+@pytest.mark.parametrize("cells", [L - 1, L + 1, 1])
+def test_location_refuses_another_grid_in_one_sentence(cells: int) -> None:
+    score = location()
+    with pytest.raises(ConfigError) as caught:
+        score.keys(torch.zeros(B, cells, D))
+    assert str(caught.value) == (
+        f"attention.score: location was built for a grid of {L} cells and met one of {cells}; keep "
+        "preprocess.height_px and width_px, or use another score"
+    )
+
+
+@pytest.mark.parametrize("build", [build for build, _ in CASES], ids=NAMES)
+@torch.no_grad()
+def test_half_precision_is_near_whole_precision(build: Callable[[int], Score]) -> None:
+    score = loud(build(2)).float()
+    queries, features = (tensor.float() for tensor in random_photos())
+    expected = score(queries, score.keys(features))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = score(queries, score.keys(features))
+    torch.testing.assert_close(
+        found.float(), expected, rtol=0.1, atol=0.03 * expected.abs().max().item()
+    )

@@ -1,0 +1,254 @@
+"""Hard attention against its definition, and where it must be what soft attention is."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import plain
+import pytest
+import torch
+from torch import Tensor
+
+from captioner.errors import ConfigError
+from captioner.models.attention import HardSelect, Select, SoftSelect
+from captioner.models.attention.select import looking
+from captioner.models.attention.values import Values
+
+B, K, L, D = 3, 2, 5, 4
+
+
+def random_scores(scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Scores [B, K, L] and values [B, L, D]."""
+    generator = torch.Generator().manual_seed(0)
+    scores = scale * torch.randn(B, K, L, dtype=torch.double, generator=generator)
+    return scores, torch.randn(B, L, D, dtype=torch.double, generator=generator)
+
+
+def test_argmax_looks_at_the_likeliest_cell() -> None:
+    scores, values = random_scores()
+    attended = HardSelect(at_test="argmax").eval()(scores, Values(values))
+    assert attended.cells is not None
+    for b, k in product(range(B), range(K)):
+        shares = plain.softmax(scores[b, k].tolist())
+        best = max(range(L), key=shares.__getitem__)
+        assert attended.cells[b, k].item() == best
+        assert torch.equal(attended.context[b, k], values[b, best])
+        assert attended.weights[b, k].tolist() == pytest.approx(shares, rel=1e-12)
+        assert attended.log_prob[b, k].item() == pytest.approx(math.log(shares[best]), rel=1e-12)
+        entropy = -sum(share * math.log(share) for share in shares)
+        assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
+    assert len(attended.cells.unique()) > 1
+
+
+def test_the_expectation_at_test_is_soft_attention() -> None:
+    scores, values = random_scores()
+    found = HardSelect(at_test="expectation").eval()(scores, Values(values))
+    expected = SoftSelect()(scores, Values(values))
+    for name in ("context", "weights", "entropy", "log_prob"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.cells is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
+    """Each share of 20 000 samples within 4 of its own standard errors: 30 shares are looked at."""
+    count = 20_000
+    scores, values = random_scores()
+    select = HardSelect(semi_sampling=0.0, at_test="sample").train(training)
+    torch.manual_seed(0)
+    many = scores.repeat_interleave(count, dim=1)  # as hypotheses of the same photo
+    attended = select(many, Values(values))
+    assert attended.cells is not None
+    for b, k in product(range(B), range(K)):
+        shares = plain.softmax(scores[b, k].tolist())
+        cells = attended.cells[b, k * count : (k + 1) * count]
+        for cell, share in enumerate(shares):
+            found = (cells == cell).double().mean().item()
+            error = math.sqrt(share * (1 - share) / count)
+            assert abs(found - share) < 4 * error, (b, k, cell)
+
+
+def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None:
+    scores, values = random_scores()
+    attended = HardSelect(semi_sampling=0.0).train()(scores, Values(values))
+    assert attended.cells is not None
+    for b, k in product(range(B), range(K)):
+        cell = int(attended.cells[b, k])
+        assert torch.equal(attended.context[b, k], values[b, cell])
+        share = plain.softmax(scores[b, k].tolist())[cell]
+        assert attended.log_prob[b, k].item() == pytest.approx(math.log(share), rel=1e-12)
+
+
+def test_samples_of_photos_and_hypotheses_are_independent() -> None:
+    torch.manual_seed(0)
+    select = HardSelect(semi_sampling=0.0).train()
+    cells = select(torch.zeros(500, 2, 2), Values(torch.zeros(500, 2, 1)))
+    assert cells.cells is not None
+    photos, hypotheses = cells.cells.double().unbind(1)
+    assert abs(torch.corrcoef(torch.stack([photos, hypotheses]))[0, 1]) < 4 / math.sqrt(500)
+    assert abs(torch.corrcoef(torch.stack([photos[1:], photos[:-1]]))[0, 1]) < 4 / math.sqrt(500)
+
+
+def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
+    scores = torch.full((1, 5000, 4), -torch.inf)
+    scores[..., 1], scores[..., 3] = 0.0, -6.0
+    attended = HardSelect(semi_sampling=0.0).train()(scores, Values(torch.zeros(1, 4, 2)))
+    assert attended.cells is not None
+    assert set(attended.cells.unique().tolist()) == {1, 3}
+    assert torch.isfinite(attended.log_prob).all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool) -> None:
+    scores, values = random_scores(scale=1e5)
+    hard = HardSelect(semi_sampling=0.0).train(training)(scores, Values(values))
+    soft = SoftSelect()(scores, Values(values))
+    assert soft.weights.max(-1).values.min() == 1
+    for name in ("context", "weights", "entropy", "log_prob"):
+        assert torch.equal(getattr(hard, name), getattr(soft, name)), name
+
+
+# --- semi-sampling --------------------------------------------------------------------------------
+
+
+def test_photos_of_the_expectation_have_soft_attentions_context_and_no_log_probability() -> None:
+    scores, values = random_scores()
+    expected = torch.tensor([True, False, True])
+    attended = HardSelect().train()(scores, Values(values), expected)
+    soft = SoftSelect()(scores, Values(values))
+    assert attended.cells is not None
+    for b, k in product(range(B), range(K)):
+        cell = int(attended.cells[b, k])
+        if expected[b]:
+            assert torch.equal(attended.context[b, k], soft.context[b, k])
+            assert attended.log_prob[b, k] == 0
+        else:
+            assert torch.equal(attended.context[b, k], values[b, cell])
+            assert attended.log_prob[b, k] == soft.weights[b, k, cell].log()
+    assert torch.equal(attended.weights, soft.weights)
+
+
+def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
+    torch.manual_seed(0)
+    device = torch.device("cpu")
+    for share in (0.5, 0.2):
+        drawn = HardSelect(semi_sampling=share).train().expected(10_000, device)
+        assert drawn is not None
+        error = math.sqrt(share * (1 - share) / 10_000)
+        assert abs(drawn.double().mean().item() - share) < 4 * error
+    always = HardSelect(semi_sampling=1.0).train().expected(100, device)
+    assert always is not None
+    assert always.all()
+    assert HardSelect(semi_sampling=0.0).train().expected(100, device) is None
+    assert HardSelect(semi_sampling=0.5).eval().expected(100, device) is None
+    assert SoftSelect().train().expected(100, device) is None
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def test_no_gradient_passes_through_the_sample() -> None:
+    scores, values = random_scores()
+    scores.requires_grad_()
+    values.requires_grad_()
+    attended = HardSelect(semi_sampling=0.0).train()(scores, Values(values))
+    (attended.context**2).sum().backward(retain_graph=True)
+    assert scores.grad is None or not scores.grad.any()
+    assert values.grad is not None
+    assert values.grad.any(), "what was looked at learns all the same"
+    attended.log_prob.sum().backward()
+    assert scores.grad is not None
+    assert attended.cells is not None
+    one_hot = torch.nn.functional.one_hot(attended.cells, L)
+    torch.testing.assert_close(scores.grad, one_hot - attended.weights.detach())
+
+
+def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() -> None:
+    scores, values = random_scores()
+    gradients = []
+    for select in (SoftSelect(), HardSelect().train()):
+        given = scores.clone().requires_grad_()
+        attended = select(given, Values(values), torch.tensor([True, False, True]))
+        (attended.context**2).sum().backward()
+        gradients.append(given.grad)
+    soft, hard = gradients
+    assert soft is not None
+    assert hard is not None
+    torch.testing.assert_close(hard[[0, 2]], soft[[0, 2]])
+    assert not hard[1].any()
+    assert soft[1].any()
+
+
+# --- temperature ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "build", [SoftSelect, lambda temperature: HardSelect(temperature=temperature).eval()]
+)
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -> None:
+    scores, values = random_scores()
+    select: Select = build(temperature=temperature)
+    attended = select(scores, Values(values))
+    for b, k in product(range(B), range(K)):
+        shares = plain.softmax([score / temperature for score in scores[b, k].tolist()])
+        assert attended.weights[b, k].tolist() == pytest.approx(shares, rel=1e-12)
+        entropy = -sum(share * math.log(share) for share in shares)
+        assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
+        if attended.cells is not None:
+            found = attended.log_prob[b, k].item()
+            assert found == pytest.approx(math.log(max(shares)), rel=1e-12)
+
+
+def test_hard_attention_under_half_precision_has_maps_that_sum_to_one() -> None:
+    scores, values = (tensor.bfloat16() for tensor in random_scores())
+    for select in (HardSelect(semi_sampling=0.0).train(), HardSelect().eval()):
+        attended = select(scores, Values(values))
+        assert (
+            attended.weights.dtype
+            == attended.log_prob.dtype
+            == attended.entropy.dtype
+            == torch.float32
+        )
+        assert attended.context.dtype == torch.bfloat16
+        torch.testing.assert_close(attended.weights.sum(-1), torch.ones(B, K))
+
+
+# --- another way to look --------------------------------------------------------------------------
+
+
+def test_within_looking_the_same_module_looks_another_way_and_then_its_own_again() -> None:
+    scores, values = random_scores()
+    select = HardSelect(at_test="argmax").eval()
+    module = torch.nn.Sequential(select)
+    with looking(module, "expectation"):
+        assert select(scores, Values(values)).cells is None
+    assert select.at_test == "argmax"
+    with pytest.raises(RuntimeError, match="on the way"), looking(module, "sample"):
+        raise RuntimeError("on the way")
+    assert select.at_test == "argmax"
+
+
+def test_looking_refuses_what_has_no_hard_attention_and_what_is_no_way_to_look() -> None:
+    with pytest.raises(ConfigError, match="no hard attention"), looking(SoftSelect(), "argmax"):
+        pass
+    with (
+        pytest.raises(ConfigError, match="'best' is not accepted; use argmax, expectation, sample"),
+        looking(HardSelect(), "best"),
+    ):
+        pass
+
+
+def test_a_way_to_look_is_its_own_threads() -> None:
+    select = HardSelect().eval()
+    scores, values = torch.randn(1, 2, 6), torch.randn(1, 6, 3)
+    with looking(select, "expectation"):
+        here = select(scores, Values(values))
+        with ThreadPoolExecutor(1) as thread:
+            there = thread.submit(select, scores, Values(values)).result()
+    assert here.cells is None
+    assert there.cells is not None
+    assert select(scores, Values(values)).cells is not None

@@ -1,0 +1,239 @@
+"""Luong's local windows on a grid, against plain loops over rows and columns."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import plain
+import pytest
+import torch
+from plain import Vector
+from torch import Tensor, nn
+
+from captioner.models.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    HardSelect,
+    MonotonicWindow,
+    PredictiveWindow,
+    SoftSelect,
+    Window,
+)
+from captioner.types import Grid
+
+B, K, ROWS, COLUMNS, D, H = 3, 4, 4, 6, 5, 7
+L = ROWS * COLUMNS
+
+
+def random_grid(rows: int = ROWS, columns: int = COLUMNS) -> Grid:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(B, rows * columns, D, dtype=torch.double, generator=generator)
+    return Grid(features, rows, columns)
+
+
+def random_query(beams: int = K) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(B, beams, H, dtype=torch.double, generator=generator)
+
+
+def local_p(radius: float) -> PredictiveWindow:
+    """Whose centres are all over the grid."""
+    torch.manual_seed(3)
+    window = PredictiveWindow(query_dim=H, radius_cells=radius)
+    for parameter in window.parameters():
+        nn.init.normal_(parameter, std=1.5)
+    return window.double()
+
+
+def attention(window: Window, select: SoftSelect | HardSelect | None = None) -> Attention:
+    torch.manual_seed(4)
+    score = AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6)
+    for parameter in score.parameters():
+        nn.init.normal_(parameter)
+    return Attention(score, window, select or SoftSelect()).double().eval()
+
+
+def plain_centre(window: PredictiveWindow, query: Vector, rows: int, columns: int) -> Vector:
+    """Equation 9 for each axis: S * sigmoid(v . tanh(W h)), S the axis's last index."""
+    hidden = [math.tanh(x) for x in plain.linear(window.hidden, query)]
+    down, right = (plain.sigmoid(x) for x in plain.linear(window.centre, hidden))
+    return [(rows - 1) * down, (columns - 1) * right]
+
+
+def plain_local_p(window: PredictiveWindow, query: Vector, rows: int, columns: int) -> Vector:
+    """Logarithms of the Gaussian of equation 10, minus infinity outside of the window."""
+    centre = plain_centre(window, query, rows, columns)
+    bias = []
+    for cell in product(range(rows), range(columns)):
+        distances = [abs(at - middle) for at, middle in zip(cell, centre, strict=True)]
+        inside = all(distance <= window.radius for distance in distances)
+        sigma = window.radius / 2
+        gaussian = math.prod(math.exp(-(x**2) / (2 * sigma**2)) for x in distances)
+        bias.append(math.log(gaussian) if inside else -math.inf)
+    return bias
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(ROWS, COLUMNS), (1, 5), (7, 1), (1, 1)])
+@pytest.mark.parametrize("radius", [0.5, 1.0, 1.7, 3.0, 20.0])
+def test_local_p_is_a_plain_loop_over_rows_and_columns(
+    radius: float, rows: int, columns: int
+) -> None:
+    window, query = local_p(radius), random_query()
+    bias = window(query, random_grid(rows, columns), 0)
+    assert bias is not None
+    assert bias.shape == (B, K, rows * columns)
+    for b, k in product(range(B), range(K)):
+        expected = plain_local_p(window, query[b, k].tolist(), rows, columns)
+        assert bias[b, k].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_centres_of_the_tests_are_apart() -> None:
+    """Else the loop above would see one corner only."""
+    window, query = local_p(1.0), random_query().flatten(0, 1).tolist()
+    centres = [plain_centre(window, row, ROWS, COLUMNS) for row in query]
+    for axis, last in enumerate((ROWS - 1, COLUMNS - 1)):
+        values = [centre[axis] for centre in centres]
+        assert min(values) < 0.3 * last
+        assert max(values) > 0.7 * last
+
+
+@pytest.mark.parametrize("window", [local_p(1.2), MonotonicWindow(radius_cells=2, words=5)])
+def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
+    looking, grid, query = attention(window), random_grid(), random_query()
+    for position in (0, 3, 40):
+        attended = looking(query, looking.prepare(grid), position)
+        bias = window(query, grid, position)
+        assert bias is not None
+        torch.testing.assert_close(attended.weights.sum(-1), torch.ones(B, K).double())
+        assert torch.equal(attended.weights == 0, bias == -torch.inf)
+        assert 1 < (attended.weights[0, 0] > 0).sum() < L
+        free = looking.score(query, looking.score.keys(grid.features))[:, 0]
+        for b, k in product(range(B), range(K)):
+            energies = [
+                s + w for s, w in zip(free[b, k].tolist(), bias[b, k].tolist(), strict=True)
+            ]
+            expected = plain.softmax(energies)
+            assert attended.weights[b, k].tolist() == pytest.approx(expected, rel=1e-9)
+            entropy = -sum(share * math.log(share) for share in expected if share)
+            assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "window", [local_p(1e6), MonotonicWindow(radius_cells=L, words=5)], ids=["local_p", "local_m"]
+)
+def test_a_window_over_everything_is_the_global_one(window: Window) -> None:
+    grid, query = random_grid(), random_query()
+    everywhere = attention(GlobalWindow())
+    expected = everywhere(query, everywhere.prepare(grid), 0)
+    looking = attention(window)
+    for position in (0, 2, 9):
+        attended = looking(query, looking.prepare(grid), position)
+        torch.testing.assert_close(attended.weights, expected.weights, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(attended.context, expected.context, rtol=1e-9, atol=1e-9)
+
+
+def test_the_smallest_window_is_the_cell_nearest_to_the_centre_soft_and_hard() -> None:
+    window, grid, query = local_p(0.5), random_grid(), random_query()
+    soft, hard = attention(window), attention(window, HardSelect(at_test="argmax"))
+    attended = soft(query, soft.prepare(grid), 0)
+    chosen = hard(query, hard.prepare(grid), 0)
+    bias = window(query, grid, 0)
+    assert bias is not None
+    assert chosen.cells is not None
+    for b, k in product(range(B), range(K)):
+        down, right = plain_centre(window, query[b, k].tolist(), ROWS, COLUMNS)
+        nearest = round(down) * COLUMNS + round(right)
+        one_hot = [float(cell == nearest) for cell in range(L)]
+        assert attended.weights[b, k].tolist() == one_hot
+        assert bias[b, k].argmax().item() == nearest
+        assert chosen.cells[b, k].item() == nearest
+        assert torch.equal(chosen.context[b, k], grid.features[b, nearest])
+    assert attended.entropy.abs().max() == 0
+    torch.testing.assert_close(attended.context, chosen.context)
+
+
+def test_no_window_is_ever_empty_wherever_the_centre_is() -> None:
+    window = local_p(0.5).float()
+    with torch.no_grad():
+        window.hidden.weight.normal_(std=10)
+        window.centre.weight.normal_(std=3)
+    query = torch.randn(1, 3000, H)
+    bias = window(query, Grid(torch.zeros(1, L, D), ROWS, COLUMNS), 0)
+    assert bias is not None
+    assert ((bias > -torch.inf).sum(-1) >= 1).all()
+    halfway = PredictiveWindow(query_dim=H, radius_cells=0.5)
+    nn.init.zeros_(halfway.centre.weight)  # the centre of an even grid lies between its cells
+    bias = halfway(query[:, :1], Grid(torch.zeros(1, L, D), ROWS, COLUMNS), 0)
+    assert bias is not None
+    inside = (bias[0, 0] > -torch.inf).nonzero().flatten().tolist()
+    assert inside == [1 * COLUMNS + 2, 1 * COLUMNS + 3, 2 * COLUMNS + 2, 2 * COLUMNS + 3]
+
+
+def test_the_centre_learns_through_the_gaussian() -> None:
+    window, grid = local_p(3.0), random_grid()
+    looking = attention(window)
+    attended = looking(random_query(), looking.prepare(grid), 0)
+    (attended.context.sum() + attended.entropy.sum()).backward()
+    for parameter in window.parameters():
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+        assert parameter.grad.abs().max() > 1e-6
+
+
+def test_half_precision_keeps_the_centre_in_single_precision() -> None:
+    window = local_p(2.0).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        bias = window(random_query().float(), random_grid(), 0)
+    assert bias is not None
+    assert bias.dtype == torch.float32
+
+
+# --- local-m --------------------------------------------------------------------------------------
+
+
+def plain_local_m(radius: float, words: int, word: int, cells: int) -> list[int]:
+    """The cells that word t looks at, in reading order."""
+    place = min(word * cells / words, cells - 1)
+    return [cell for cell in range(cells) if abs(cell - place) <= radius]
+
+
+@pytest.mark.parametrize("words", [1, 3, 5, 7, 24, 40])
+@pytest.mark.parametrize("radius", [0.5, 1, 2.5, 7])
+def test_local_m_goes_through_the_grid_in_reading_order(radius: float, words: int) -> None:
+    window, query, grid = MonotonicWindow(radius_cells=radius, words=words), random_query(), None
+    grid = random_grid()
+    seen: set[int] = set()
+    for word in range(words + 4):
+        bias = window(query, grid, word)
+        assert bias is not None
+        assert bias.shape == (B, K, L)
+        assert set(bias.unique().tolist()) <= {0.0, -math.inf}
+        expected = plain_local_m(radius, words, word, L)
+        assert expected
+        for b, k in product(range(B), range(K)):
+            assert (bias[b, k] == 0).nonzero().flatten().tolist() == expected
+        seen |= set(expected)
+        if word == 0:
+            assert 0 in expected
+        if word >= words:  # through with the grid: the last cell, for ever
+            assert expected == plain_local_m(radius, words, 10**6, L)
+            assert L - 1 in expected
+    if radius * 2 * words >= L + words:
+        assert seen == set(range(L)), "a window that is wide enough leaves no cell out"
+
+
+def test_local_m_reads_several_words_at_once_as_it_does_one_by_one() -> None:
+    window, query, grid = MonotonicWindow(radius_cells=2, words=3), random_query(), random_grid()
+    together = window(query, grid, torch.arange(K))
+    assert together is not None
+    for word in range(K):
+        alone = window(query[:, word : word + 1], grid, word)
+        assert alone is not None
+        assert torch.equal(together[:, word : word + 1], alone)
+    assert not torch.equal(together[:, 0], together[:, 1])
+
+
+def test_the_global_window_excludes_nothing() -> None:
+    assert GlobalWindow()(random_query(), random_grid(), 0) is None

@@ -1,0 +1,404 @@
+"""Equations 1 to 7 and section 4.2.1 of Show, Attend and Tell against plain loops over floats."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import plain
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError
+from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.models.decoders import LSTMDecoder, pack_by_step
+from captioner.models.decoders.recurrent import LSTMState
+from captioner.types import Grid
+
+V, ROWS, COLUMNS, D, H, E, A = 9, 2, 2, 5, 4, 3, 6
+L = ROWS * COLUMNS
+CLOSE = 1e-10  # all is float64
+
+
+def random_decoder(seed: int = 0, **settings: Any) -> LSTMDecoder:
+    """In float64, in eval mode, with weights so large that nothing is nearly linear."""
+    torch.manual_seed(seed)
+    attention = Attention(
+        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A), GlobalWindow(), SoftSelect()
+    )
+    decoder = LSTMDecoder(
+        attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings
+    )
+    for parameter in decoder.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return decoder.double().eval()
+
+
+def random_grid(photos: int, seed: int = 1) -> Grid:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(photos, L, D, dtype=torch.double, generator=generator)
+    return Grid(features, ROWS, COLUMNS)
+
+
+# --- a plain decoder: lists of floats, one caption, one step --------------------------------------
+
+
+def plain_start(decoder: LSTMDecoder, cells: list[list[float]]) -> tuple[list[float], list[float]]:
+    h = [math.tanh(x) for x in plain.linear(decoder.initial_h, plain.mean(cells))]
+    c = [math.tanh(x) for x in plain.linear(decoder.initial_c, plain.mean(cells))]
+    return h, c
+
+
+def plain_step(
+    decoder: LSTMDecoder, token: int, h: list[float], c: list[float], cells: list[list[float]]
+) -> dict[str, Any]:
+    score = decoder.attention.score
+    energies = []
+    for cell in cells:  # equation 4
+        pairs = zip(plain.linear(score.key, cell), plain.linear(score.query, h), strict=True)
+        energies += plain.linear(score.energy, [math.tanh(a + b) for a, b in pairs])
+    attention = plain.softmax(energies)  # equation 5
+    context = plain.expectation(attention, cells)
+    beta = None
+    if decoder.beta is not None:  # section 4.2.1
+        gate = [plain.sigmoid(x) for x in plain.linear(decoder.beta, h)]
+        beta = sum(gate) / len(gate)
+        gate = gate * D if len(gate) == 1 else gate
+        context = [b * z for b, z in zip(gate, context, strict=True)]
+    word = decoder.embedding.weight[token].tolist()
+    pairs = zip(
+        plain.linear(decoder.word_gates, word),
+        plain.linear(decoder.state_gates, h + context),
+        strict=True,
+    )
+    h, c = plain.lstm([a + b for a, b in pairs], c)
+    if decoder.deep:  # equation 7, with the original code's tanh
+        from_h, from_context = (
+            plain.linear(decoder.from_h, h),
+            plain.linear(decoder.from_context, context),
+        )
+        hidden = [math.tanh(word[n] + from_h[n] + from_context[n]) for n in range(E)]
+    else:
+        hidden = h
+    return {
+        "logits": plain.linear(decoder.vocabulary, hidden),
+        "map": attention,
+        "context": context,
+        "beta": beta,
+        "h": h,
+        "c": c,
+    }
+
+
+SETTINGS = [
+    {"gate": gate, "output": output}
+    for gate, output in product(("none", "scalar", "vector"), ("deep", "plain"))
+]
+SETTINGS.append({"gate": "vector", "tie_embeddings": True})
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_steps_are_the_papers_equations_in_a_plain_loop(settings: dict[str, Any]) -> None:
+    decoder, grid = random_decoder(**settings), random_grid(2)
+    memory = decoder.prepare(grid)
+    beams = 2
+    state = decoder.start(memory, beams)
+    plain = [[plain_start(decoder, cells)] * beams for cells in grid.features.tolist()]
+    for tokens in ([[1, 1], [1, 1]], [[4, 5], [6, 4]], [[7, 4], [3, 8]]):
+        logits, attended, state = decoder.step(torch.tensor(tokens), state, memory)
+        for b, k in product(range(2), range(beams)):
+            cells = grid.features[b].tolist()
+            expected = plain_step(decoder, tokens[b][k], *plain[b][k], cells)
+            plain[b][k] = (expected["h"], expected["c"])
+            found = {
+                "logits": logits,
+                "map": attended.weights,
+                "context": attended.context,
+                "h": state.h,
+                "c": state.c,
+            }
+            for name, value in found.items():
+                assert value[b, k].tolist() == pytest.approx(expected[name], abs=CLOSE), name
+            if settings["gate"] == "none":
+                assert attended.beta is None
+            else:
+                assert attended.beta[b, k].item() == pytest.approx(expected["beta"], abs=CLOSE)
+
+
+def test_the_first_state_is_a_tanh_layer_of_the_mean_annotation_vector() -> None:
+    decoder, grid = random_decoder(), random_grid(3)
+    state = decoder.start(decoder.prepare(grid), beams=2)
+    for b, k in product(range(3), range(2)):
+        h, c = plain_start(decoder, grid.features[b].tolist())
+        assert state.h[b, k].tolist() == pytest.approx(h, rel=1e-12)
+        assert state.c[b, k].tolist() == pytest.approx(c, rel=1e-12)
+
+
+def test_the_recurrence_is_torchs_own_lstm_cell_with_the_same_weights() -> None:
+    decoder, grid = random_decoder(gate="vector"), random_grid(3)
+    cell = nn.LSTMCell(E + D, H).double()
+    word, recurrent = decoder.word_gates, decoder.state_gates.weight
+    i, f, o, g = range(4)
+    torchs_order = torch.cat([torch.arange(H) + gate * H for gate in (i, f, g, o)])
+    with torch.no_grad():
+        from_input = torch.cat([word.weight, recurrent[:, H:]], dim=1)
+        cell.weight_ih.copy_(from_input[torchs_order])
+        cell.weight_hh.copy_(recurrent[torchs_order, :H])
+        cell.bias_ih.copy_(word.bias[torchs_order])
+        cell.bias_hh.zero_()
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory)
+    for token in (1, 5, 8):
+        h, c = state.h.squeeze(1), state.c.squeeze(1)
+        tokens = torch.full((3, 1), token)
+        _, attended, state = decoder.step(tokens, state, memory)
+        inputs = torch.cat([decoder.embedding(tokens), attended.context], dim=-1).squeeze(1)
+        expected_h, expected_c = cell(inputs, (h, c))
+        torch.testing.assert_close(state.h.squeeze(1), expected_h, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(state.c.squeeze(1), expected_c, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("gate", ["scalar", "vector"])
+def test_a_shut_gate_shows_the_lstm_nothing_and_an_open_one_everything(gate: Any) -> None:
+    decoder, grid = random_decoder(gate=gate), random_grid(2)
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory)
+    whole = decoder.attention(state.h, memory, 0).context
+    with torch.no_grad():
+        for bias, share in ((-200.0, 0.0), (200.0, 1.0)):
+            decoder.beta.bias.fill_(bias)
+            _, attended, _ = decoder.step(torch.ones(2, 1, dtype=torch.long), state, memory)
+            torch.testing.assert_close(attended.context, share * whole)
+            assert attended.beta.flatten().tolist() == pytest.approx([share, share], abs=1e-12)
+
+
+# --- teacher forcing ------------------------------------------------------------------------------
+
+LENGTH_SETS = [[5, 5, 3, 1], [6, 5, 4, 3, 2, 1], [4, 1, 1, 1], [3, 3, 3], [1]]
+
+
+def random_captions(lengths: list[int], seed: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, V, (len(lengths), max(lengths)), generator=generator)
+    tokens[:, 0] = 1
+    for row, length in enumerate(lengths):
+        tokens[row, length:] = 0
+    return tokens
+
+
+def stepwise(decoder: LSTMDecoder, grid: Grid, tokens: Tensor, lengths: list[int]) -> list[Any]:
+    """For each caption by itself, its logits, maps, entropy and beta, step by step."""
+    found = []
+    for row, length in enumerate(lengths):
+        alone = Grid(grid.features[row : row + 1], ROWS, COLUMNS)
+        memory = decoder.prepare(alone)
+        state = decoder.start(memory)
+        steps = []
+        for step in range(length):
+            token = tokens[row : row + 1, step : step + 1]
+            logits, attended, state = decoder.step(token, state, memory)
+            steps.append((logits[0, 0], attended))
+        found.append(steps)
+    return found
+
+
+@pytest.mark.parametrize("lengths", LENGTH_SETS, ids=str)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_teacher_forcing_equals_the_steps(lengths: list[int], settings: dict[str, Any]) -> None:
+    decoder, grid = random_decoder(**settings), random_grid(len(lengths))
+    tokens = random_captions(lengths)
+    forced = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
+    steps = stepwise(decoder, grid, tokens, lengths)
+    assert forced.logits.shape == (sum(lengths), V)
+    assert forced.maps.shape == (len(lengths), max(lengths), L)
+    close = {"rtol": CLOSE, "atol": CLOSE}
+    places = [(row, step) for step in range(max(lengths)) for row in range(len(lengths))]
+    places = [(row, step) for row, step in places if step < lengths[row]]
+    for place, (row, step) in enumerate(places):
+        logits, attended = steps[row][step]
+        torch.testing.assert_close(forced.logits[place], logits, **close)
+        torch.testing.assert_close(forced.maps[row, step], attended.weights[0, 0], **close)
+        torch.testing.assert_close(forced.entropy[row, step], attended.entropy[0, 0], **close)
+        assert forced.log_prob[row, step] == 0
+        if forced.beta is not None:
+            torch.testing.assert_close(forced.beta[row, step], attended.beta[0, 0], **close)
+    assert (forced.beta is None) == (settings["gate"] == "none")
+
+
+def test_nothing_is_left_where_a_caption_has_ended() -> None:
+    lengths = [5, 4, 4, 4, 2]  # a few rows that end are not worth cutting off at once
+    decoder, grid = random_decoder(), random_grid(5)
+    forced = decoder(decoder.prepare(grid), random_captions(lengths), torch.tensor(lengths))
+    for row, length in enumerate(lengths):
+        for values in (forced.maps, forced.entropy, forced.log_prob, forced.beta):
+            assert (values[row, length:] == 0).all()
+        assert (forced.maps[row, :length].sum(-1) - 1).abs().max() < CLOSE
+        assert (forced.beta[row, :length] > 0).all()
+
+
+def test_gradients_through_teacher_forcing_equal_those_through_the_steps() -> None:
+    lengths = [4, 4, 3, 1]
+    decoder = random_decoder(gate="vector")
+    features = random_grid(4).features.requires_grad_()
+    grid = Grid(features, ROWS, COLUMNS)
+    tokens = random_captions(lengths)
+    weights = torch.randn(sum(lengths), V, dtype=torch.double)
+
+    def gradients(logits: Tensor, maps: Tensor) -> list[Tensor]:
+        loss = (torch.log_softmax(logits, -1) * weights).sum() + maps.square().sum()
+        return list(torch.autograd.grad(loss, [features, *decoder.parameters()]))
+
+    forced = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
+    steps = stepwise(decoder, grid, tokens, lengths)
+    places = [(r, s) for s in range(max(lengths)) for r in range(len(lengths)) if s < lengths[r]]
+    by_steps = gradients(
+        torch.stack([steps[r][s][0] for r, s in places]),
+        torch.stack([steps[r][s][1].weights[0, 0] for r, s in places]),
+    )
+    for one, other in zip(gradients(forced.logits, forced.maps), by_steps, strict=True):
+        assert other.abs().max() > 1e-4
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=CLOSE)
+
+
+def test_a_caption_does_not_depend_on_its_neighbours_in_the_batch() -> None:
+    lengths = [5, 4, 2]
+    decoder, grid = random_decoder(), random_grid(3)
+    tokens = random_captions(lengths)
+    together = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
+    changed = random_captions(lengths, seed=3)
+    features = random_grid(3, seed=4).features
+    for row, length in enumerate(lengths):
+        mixed_tokens, mixed_features = changed.clone(), features.clone()
+        mixed_tokens[row], mixed_features[row] = tokens[row], grid.features[row]
+        mixed = decoder(
+            decoder.prepare(Grid(mixed_features, ROWS, COLUMNS)),
+            mixed_tokens,
+            torch.tensor(lengths),
+        )
+        torch.testing.assert_close(mixed.maps[row], together.maps[row], rtol=CLOSE, atol=CLOSE)
+        rows = torch.arange(3).unsqueeze(1).expand(3, max(lengths))
+        own = pack_by_step(rows, torch.tensor(lengths)) == row
+        assert own.sum() == length
+        torch.testing.assert_close(mixed.logits[own], together.logits[own], rtol=CLOSE, atol=CLOSE)
+        assert (mixed.logits[~own] - together.logits[~own]).abs().max() > 1e-2
+
+
+def test_what_stands_in_the_padding_and_behind_it_does_not_matter() -> None:
+    lengths = [4, 3, 1]
+    decoder, grid = random_decoder(), random_grid(3)
+    memory = decoder.prepare(grid)
+    tokens = random_captions(lengths)
+    clean = decoder(memory, tokens, torch.tensor(lengths))
+    dirty = torch.cat([tokens, torch.full((3, 2), V - 1)], dim=1)
+    for row, length in enumerate(lengths):
+        dirty[row, length:] = torch.randint(V, (6 - length,))
+    found = decoder(memory, dirty, torch.tensor(lengths))
+    assert torch.equal(found.logits, clean.logits)
+    assert torch.equal(found.maps, clean.maps)
+
+
+def test_teacher_forcing_leaves_the_memory_it_was_given_as_it_was() -> None:
+    decoder, grid = random_decoder(), random_grid(3)
+    memory = decoder.prepare(grid)
+    before = memory.keys.clone(), grid.features.clone()
+    decoder(memory, random_captions([4, 1, 1]), torch.tensor([4, 1, 1]))
+    assert torch.equal(memory.keys, before[0])
+    assert torch.equal(grid.features, before[1])
+
+
+# --- hypotheses -----------------------------------------------------------------------------------
+
+
+def test_hypotheses_of_a_photo_are_written_as_each_would_be_alone() -> None:
+    decoder, grid = random_decoder(), random_grid(2)
+    memory = decoder.prepare(grid)
+    sequence = torch.tensor(
+        [[[1, 1, 1], [1, 1, 1]], [[4, 5, 6], [7, 8, 4]], [[3, 3, 5], [6, 6, 7]]]
+    )
+    together, state = [], decoder.start(memory, 3)
+    for tokens in sequence:
+        logits, attended, state = decoder.step(tokens, state, memory)
+        together.append((logits, attended.weights))
+    for k in range(3):
+        alone = decoder.start(memory, 1)
+        for tokens, (logits, maps) in zip(sequence, together, strict=True):
+            found, attended, alone = decoder.step(tokens[:, k : k + 1], alone, memory)
+            torch.testing.assert_close(found, logits[:, k : k + 1], rtol=CLOSE, atol=CLOSE)
+            torch.testing.assert_close(attended.weights, maps[:, k : k + 1], rtol=CLOSE, atol=CLOSE)
+
+
+def test_reorder_takes_the_named_hypotheses_of_the_named_photos() -> None:
+    h = torch.arange(3 * 2 * H, dtype=torch.double).reshape(3, 2, H)
+    photos, beams = torch.tensor([2, 0]), torch.tensor([[1, 1], [0, 1]])
+    state = random_decoder().reorder(LSTMState(h, -h), photos, beams)
+    assert torch.equal(state.h, torch.stack([h[2, [1, 1]], h[0, [0, 1]]]))
+    assert torch.equal(state.c, -state.h)
+
+
+# --- construction ---------------------------------------------------------------------------------
+
+
+def fresh_decoder(**settings: Any) -> LSTMDecoder:
+    attention = Attention(
+        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A), GlobalWindow(), SoftSelect()
+    )
+    return LSTMDecoder(
+        attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings
+    )
+
+
+def test_fresh_weights_leave_the_forget_gate_open_and_the_recurrence_orthogonal() -> None:
+    decoder = fresh_decoder()
+    bias = decoder.word_gates.bias
+    assert bias.tolist() == [0.0] * H + [1.0] * H + [0.0] * (2 * H)
+    for gate in range(4):
+        recurrence = decoder.state_gates.weight[gate * H : (gate + 1) * H, :H]
+        torch.testing.assert_close(recurrence @ recurrence.T, torch.eye(H))
+    assert (decoder.embedding.weight[0] == 0).all()
+    assert (decoder.embedding.weight[1:] != 0).any(1).all()
+    assert (decoder.vocabulary.bias == 0).all()
+
+
+def test_tied_embeddings_are_one_matrix_in_both_places() -> None:
+    tied, untied = fresh_decoder(tie_embeddings=True), fresh_decoder()
+    assert tied.vocabulary.weight is tied.embedding.weight
+    assert untied.vocabulary.weight is not untied.embedding.weight
+    parameters = [sum(p.numel() for p in decoder.parameters()) for decoder in (tied, untied)]
+    assert parameters[1] - parameters[0] == V * E
+
+
+def test_embeddings_cannot_be_tied_to_a_plain_output() -> None:
+    with pytest.raises(ConfigError, match=r"decoder\.tie_embeddings.*decoder\.output: deep"):
+        fresh_decoder(tie_embeddings=True, output="plain")
+
+
+@pytest.mark.parametrize("output", ["deep", "plain"])
+@pytest.mark.parametrize("name", ["dropout", "embed_dropout"])
+def test_each_dropout_acts_in_training_only(output: Any, name: str) -> None:
+    settings = {"dropout": 0.0, "embed_dropout": 0.0}
+    still = random_decoder(output=output, **settings)
+    noisy = random_decoder(output=output, **{**settings, name: 0.5})
+    grid, tokens = random_grid(1), torch.tensor([[1]])
+
+    def logits(decoder: LSTMDecoder) -> Tensor:
+        torch.manual_seed(0)
+        memory = decoder.prepare(grid)
+        return decoder.step(tokens, decoder.start(memory), memory)[0]
+
+    expected = logits(still)
+    assert torch.equal(logits(still.train()), expected)
+    assert torch.equal(logits(noisy), expected)
+    assert (logits(noisy.train()) - expected).abs().max() > 1e-3
+
+
+def test_deep_output_drops_out_both_the_state_and_the_last_layer_as_the_original_code() -> None:
+    decoder = random_decoder(dropout=0.999999).train()
+    memory = decoder.prepare(random_grid(1))
+    logits, _, _ = decoder.step(torch.tensor([[4]]), decoder.start(memory), memory)
+    torch.testing.assert_close(logits[0, 0], decoder.vocabulary.bias)
+    seen: list[Tensor] = []
+    decoder.from_h.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    decoder.step(torch.tensor([[4]]), decoder.start(memory), memory)
+    assert (seen[0] == 0).all()

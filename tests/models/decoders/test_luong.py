@@ -1,0 +1,162 @@
+"""Luong et al., 2015, sections 3.1 and 3.3, against a plain loop over floats."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import plain
+import pytest
+import torch
+from plain import Vector
+from torch import Tensor, nn
+
+from captioner.models.attention import Attention, GeneralScore, GlobalWindow, SoftSelect
+from captioner.models.decoders import LuongDecoder
+from captioner.types import AttentionOutput, Grid
+
+V, ROWS, COLUMNS, D, H, E = 9, 2, 2, 5, 4, 3
+L = ROWS * COLUMNS
+STEPS = [[[1, 1], [1, 1]], [[4, 5], [6, 4]], [[7, 4], [3, 8]]]  # two hypotheses of two photos
+
+
+def random_decoder(**settings: Any) -> LuongDecoder:
+    torch.manual_seed(0)
+    attention = Attention(GeneralScore(query_dim=H, feature_dim=D), GlobalWindow(), SoftSelect())
+    decoder = LuongDecoder(
+        attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings
+    )
+    for parameter in decoder.parameters():
+        nn.init.normal_(parameter, std=0.8)
+    return decoder.double().eval()
+
+
+def random_grid(photos: int = 2) -> Grid:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(photos, L, D, dtype=torch.double, generator=generator)
+    return Grid(features, ROWS, COLUMNS)
+
+
+def plain_start(decoder: LuongDecoder, cells: list[Vector]) -> tuple[Vector, Vector, Vector]:
+    """h, c, and an attentional vector of zeros."""
+    h = [math.tanh(x) for x in plain.linear(decoder.initial_h, plain.mean(cells))]
+    c = [math.tanh(x) for x in plain.linear(decoder.initial_c, plain.mean(cells))]
+    return h, c, [0.0] * E
+
+
+def plain_step(
+    decoder: LuongDecoder, token: int, state: tuple[Vector, Vector, Vector], cells: list[Vector]
+) -> dict[str, Any]:
+    h, c, fed = state
+    read = h + (fed if decoder.input_feeding else [])
+    word = plain.linear(decoder.word_gates, decoder.embedding.weight[token].tolist())
+    rest = plain.linear(decoder.state_gates, read)
+    h, c = plain.lstm([a + b for a, b in zip(word, rest, strict=True)], c)
+    keys = [plain.linear(decoder.attention.score.key, cell) for cell in cells]
+    shares = plain.softmax([plain.dot(h, key) for key in keys])  # the query is h_t, not h_{t-1}
+    context = plain.expectation(shares, cells)
+    beta = None
+    if decoder.beta is not None:
+        gate = [plain.sigmoid(x) for x in plain.linear(decoder.beta, h)]
+        beta = sum(gate) / len(gate)
+        gate = gate * D if len(gate) == 1 else gate
+        context = [b * x for b, x in zip(gate, context, strict=True)]
+    fed = [math.tanh(x) for x in plain.linear(decoder.attentional, context + h)]  # equation 5
+    logits = plain.linear(decoder.vocabulary, fed)  # equation 6
+    return {"logits": logits, "map": shares, "beta": beta, "state": (h, c, fed)}
+
+
+@pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_steps_are_the_equations_in_a_plain_loop(input_feeding: bool, gate: Any) -> None:
+    decoder, grid = random_decoder(input_feeding=input_feeding, gate=gate), random_grid()
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory, 2)
+    expected = [[plain_start(decoder, cells)] * 2 for cells in grid.features.tolist()]
+    for tokens in STEPS:
+        logits, attended, state = decoder.step(torch.tensor(tokens), state, memory)
+        for b, k in product(range(2), range(2)):
+            cells = grid.features[b].tolist()
+            step = plain_step(decoder, tokens[b][k], expected[b][k], cells)
+            expected[b][k] = step["state"]
+            assert logits[b, k].tolist() == pytest.approx(step["logits"], abs=1e-10)
+            assert attended.weights[b, k].tolist() == pytest.approx(step["map"], abs=1e-10)
+            assert state.fed is not None
+            for found, wanted in zip((state.h, state.c, state.fed), step["state"], strict=True):
+                assert found[b, k].tolist() == pytest.approx(wanted, abs=1e-10)
+            if attended.beta is None:
+                assert gate == "none"
+            else:
+                assert attended.beta[b, k].item() == pytest.approx(step["beta"], abs=1e-10)
+
+
+def test_the_query_of_attention_is_the_state_after_the_word_was_read() -> None:
+    decoder, grid = random_decoder(), random_grid()
+    queries: list[Tensor] = []
+    decoder.attention.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory, 2)
+    for tokens in STEPS:
+        before = state.h
+        _, _, state = decoder.step(torch.tensor(tokens), state, memory)
+        assert torch.equal(queries[-1], state.h)
+        assert not torch.equal(queries[-1], before)
+
+
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_only_with_input_feeding_what_was_seen_changes_the_next_state(input_feeding: bool) -> None:
+    decoder, grid = random_decoder(input_feeding=input_feeding), random_grid()
+    memory = decoder.prepare(grid)
+    _, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
+    assert state.fed is not None
+    _, _, seen = decoder.step(torch.tensor(STEPS[1]), state, memory)
+    other = state._replace(fed=-state.fed)
+    _, _, unseen = decoder.step(torch.tensor(STEPS[1]), other, memory)
+    assert torch.equal(seen.h, unseen.h) != input_feeding
+    width = decoder.state_gates.in_features
+    assert width == (H + E if input_feeding else H)
+
+
+def test_reorder_takes_the_fed_vectors_along() -> None:
+    decoder, grid = random_decoder(), random_grid(3)
+    memory = decoder.prepare(grid)
+    tokens = torch.tensor([[4, 5], [6, 7], [3, 8]])
+    _, _, state = decoder.step(tokens, decoder.start(memory, 2), memory)
+    assert state.fed is not None
+    photos, beams = torch.tensor([2, 0]), torch.tensor([[1, 1], [0, 1]])
+    chosen = decoder.reorder(state, photos, beams)
+    assert chosen.fed is not None
+    assert chosen.position == state.position == 1
+    for name in ("h", "c", "fed"):
+        given = getattr(state, name)
+        assert torch.equal(
+            getattr(chosen, name), torch.stack([given[2, [1, 1]], given[0, [0, 1]]])
+        ), name
+
+
+def test_embeddings_can_be_tied_to_the_attentional_vectors_layer() -> None:
+    decoder = random_decoder(tie_embeddings=True)
+    assert decoder.vocabulary.weight is decoder.embedding.weight
+    grid = random_grid()
+    memory = decoder.prepare(grid)
+    logits, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
+    assert state.fed is not None
+    torch.testing.assert_close(
+        logits, state.fed @ decoder.embedding.weight.T + decoder.vocabulary.bias
+    )
+
+
+def test_the_window_is_told_the_number_of_the_word() -> None:
+    decoder, grid = random_decoder(), random_grid()
+    positions: list[Any] = []
+    look = decoder.attention.window.forward
+
+    def told(query: Tensor, grid: Grid, position: Any) -> AttentionOutput | Tensor | None:
+        positions.append(position)
+        return look(query, grid, position)
+
+    decoder.attention.window.forward = told
+    memory = decoder.prepare(grid)
+    decoder(memory, torch.tensor([[1, 4, 5], [1, 6, 0]]), torch.tensor([3, 2]))
+    assert positions == [0, 1, 2]

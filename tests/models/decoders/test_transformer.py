@@ -1,0 +1,312 @@
+"""The Transformer decoder against torch's own, its positions against a loop, its cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError
+from captioner.generation import score, search
+from captioner.models.attention import (
+    Attention,
+    DotScore,
+    GlobalWindow,
+    HardSelect,
+    HeadValues,
+    SoftSelect,
+)
+from captioner.models.decoders import TransformerDecoder, pack_by_step
+from captioner.models.decoders.transformer import sinusoidal_positions
+from captioner.types import Grid
+
+V, ROWS, COLUMNS, D, H, HEADS, F, LAYERS = 11, 2, 3, 8, 12, 2, 20, 2
+L = ROWS * COLUMNS
+
+
+def random_decoder(
+    *, layers: int = LAYERS, grid_heads: int = HEADS, select: Any = SoftSelect, **settings: Any
+) -> TransformerDecoder:
+    """In float64, in eval mode, far from its first weights."""
+    torch.manual_seed(0)
+    attentions = [
+        Attention(
+            DotScore(query_dim=H, feature_dim=D, attention_dim=H, heads=grid_heads, scaled=True),
+            GlobalWindow(),
+            select(),
+            values=HeadValues(feature_dim=D, context_dim=H, heads=grid_heads),
+        )
+        for _ in range(layers)
+    ]
+    decoder = TransformerDecoder(
+        attentions,
+        vocabulary_size=V,
+        hidden_dim=H,
+        heads=HEADS,
+        feedforward_dim=F,
+        **settings,
+    )
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return decoder.double().eval()
+
+
+def random_grid(photos: int = 3, dim: int = D) -> Grid:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(photos, L, dim, dtype=torch.double, generator=generator)
+    return Grid(features, ROWS, COLUMNS)
+
+
+def random_tokens(photos: int = 3, words: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(4, V, (photos, words), generator=generator)
+    tokens[:, 0] = 1
+    return tokens
+
+
+def join(target: nn.MultiheadAttention, layers: list[nn.Linear], output: nn.Linear) -> None:
+    """Query, key and value as torch keeps them, in one matrix or in three."""
+    weights = [layer.weight for layer in layers]
+    if target.in_proj_weight is None:
+        named = (target.q_proj_weight, target.k_proj_weight, target.v_proj_weight)
+        for parameter, weight in zip(named, weights, strict=True):
+            parameter.copy_(weight)
+    else:
+        target.in_proj_weight.copy_(torch.cat(weights))
+    biases = [torch.zeros(H) if layer.bias is None else layer.bias for layer in layers]
+    target.in_proj_bias.copy_(torch.cat(biases))
+    target.out_proj.load_state_dict(output.state_dict())
+
+
+@torch.no_grad()
+def torchs_own(decoder: TransformerDecoder, *, pre_norm: bool) -> nn.TransformerDecoder:
+    layer = nn.TransformerDecoderLayer(H, HEADS, F, batch_first=True, norm_first=pre_norm)
+    norm = nn.LayerNorm(H) if pre_norm else None
+    theirs = nn.TransformerDecoder(layer, len(decoder.layers), norm=norm).double().eval()
+    for ours, other in zip(decoder.layers, theirs.layers, strict=True):
+        own: Any = ours
+        target: Any = other
+        words, cells = own.self_attention, own.attention
+        join(target.self_attn, [words.query, words.key, words.value], words.output)
+        target.multihead_attn = nn.MultiheadAttention(
+            H, HEADS, kdim=D, vdim=D, batch_first=True
+        ).double()
+        values = nn.Linear(D, H).double()  # ours are of size D; torch's of size H
+        join(
+            target.multihead_attn,
+            [cells.score.query, cells.score.key, values],
+            nn.Linear(H, H).double(),
+        )
+        wide(target.multihead_attn, cells.values)
+        target.linear1.load_state_dict(own.feedforward[0].state_dict())
+        target.linear2.load_state_dict(own.feedforward[3].state_dict())
+        for number, norm_of_part in enumerate((target.norm1, target.norm2, target.norm3)):
+            norm_of_part.load_state_dict(own.norms[number].state_dict())
+    if pre_norm:
+        assert theirs.norm is not None
+        theirs.norm.load_state_dict(decoder.norm.state_dict())
+    return theirs
+
+
+def wide(target: nn.MultiheadAttention, values: HeadValues) -> None:
+    """Our values of size D / heads a head, in torch's of size H / heads, with zeros beside them."""
+    ours, theirs = D // values.heads, H // values.heads
+    target.v_proj_weight.zero_()
+    target.in_proj_bias[2 * H :].zero_()
+    target.out_proj.weight.zero_()
+    for head in range(values.heads):
+        own = slice(head * ours, (head + 1) * ours)
+        room = slice(head * theirs, head * theirs + ours)
+        target.v_proj_weight[room] = values.value.weight[own]
+        target.in_proj_bias[2 * H :][room] = values.value.bias[own]
+        target.out_proj.weight[:, room] = values.output.weight[:, own]
+    target.out_proj.bias.copy_(values.output.bias)
+
+
+@pytest.mark.parametrize("pre_norm", [True, False])
+@torch.no_grad()
+def test_it_is_torchs_own_decoder_with_the_same_weights(pre_norm: bool) -> None:
+    decoder = random_decoder(pre_norm=pre_norm)
+    theirs = torchs_own(decoder, pre_norm=pre_norm)
+    grid, tokens = random_grid(), random_tokens()
+    positions = sinusoidal_positions(torch.arange(6), H).double()
+    words = decoder.embedding(tokens) * math.sqrt(H) + positions
+    mask = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.double)
+    expected = decoder.vocabulary(theirs(words, grid.features, tgt_mask=mask))
+    lengths = torch.tensor([6, 6, 6])
+    forced = decoder(decoder.prepare(grid), tokens, lengths)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(forced.logits, pack_by_step(expected, lengths), rtol=1e-9, atol=1e-9)
+
+
+def test_a_word_sees_itself_and_the_words_before_only() -> None:
+    decoder, grid, tokens = random_decoder(), random_grid(1), random_tokens(1)
+    lengths = torch.tensor([6])
+    expected = decoder(decoder.prepare(grid), tokens, lengths)
+    for place in range(1, 6):
+        changed = tokens.clone()
+        changed[0, place] = 4 + (tokens[0, place] - 3) % (V - 4)
+        found = decoder(decoder.prepare(grid), changed, lengths)
+        torch.testing.assert_close(found.logits[:place], expected.logits[:place])
+        torch.testing.assert_close(found.maps[:, :place], expected.maps[:, :place])
+        assert ((found.logits - expected.logits)[place:].abs().amax(-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("pre_norm", [True, False])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@torch.no_grad()
+def test_words_written_with_the_cache_are_those_of_each_prefix_read_as_a_whole(
+    positions: Any, pre_norm: bool
+) -> None:
+    decoder = random_decoder(positions=positions, pre_norm=pre_norm)
+    grid, tokens = random_grid(), random_tokens()
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory)
+    for count in range(1, 7):
+        logits, attended, state = decoder.step(tokens[:, count - 1 : count], state, memory)
+        assert state.position == count
+        forced = decoder(memory, tokens[:, :count], torch.full((3,), count))
+        torch.testing.assert_close(logits[:, 0], forced.logits[-3:], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(attended.weights[:, 0], forced.maps[:, -1])
+        torch.testing.assert_close(attended.entropy[:, 0], forced.entropy[:, -1])
+
+
+@torch.no_grad()
+def test_hypotheses_have_caches_of_their_own_that_reorder_with_them() -> None:
+    decoder, grid = random_decoder(), random_grid(2)
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory, 2)
+    written = torch.tensor([[[1, 4, 5], [1, 6, 7]], [[1, 8, 9], [1, 10, 4]]])
+    for step in range(3):
+        _, _, state = decoder.step(written[..., step], state, memory)
+    photos, beams = torch.tensor([1, 0]), torch.tensor([[1, 1], [0, 1]])
+    state = decoder.reorder(state, photos, beams)
+    words = torch.tensor([[5, 6], [7, 8]])
+    logits, _, _ = decoder.step(words, state, memory.select(photos))
+    for row, photo in enumerate(photos.tolist()):
+        for beam, parent in enumerate(beams[row].tolist()):
+            whole = torch.cat([written[photo, parent], words[row, beam : beam + 1]]).unsqueeze(0)
+            alone = decoder.prepare(Grid(grid.features[photo : photo + 1], ROWS, COLUMNS))
+            forced = decoder(alone, whole, torch.tensor([4]))
+            torch.testing.assert_close(logits[row, beam], forced.logits[-1])
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("grid_heads", [1, 2])
+@torch.no_grad()
+def test_a_glimpse_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads: int) -> None:
+    decoder = random_decoder(layers=layers, grid_heads=grid_heads)
+    own: list[Any] = []
+    for layer in decoder.layers:
+        layer.attention.register_forward_hook(lambda _, __, found: own.append(found))
+    memory = decoder.prepare(random_grid())
+    tokens = torch.tensor([[1, 1]] * 3)
+    _, attended, _ = decoder.step(tokens, decoder.start(memory, 2), memory)
+    assert len(own) == layers
+    torch.testing.assert_close(attended.weights, own[-1].weights)
+    torch.testing.assert_close(attended.entropy, sum(one.entropy for one in own) / layers)
+    if layers == grid_heads == 1:
+        assert attended.heads is None
+        return
+    assert attended.heads is not None
+    assert attended.heads.shape == (3, 2, layers, grid_heads, L)
+    for number, one in enumerate(own):
+        torch.testing.assert_close(attended.heads[:, :, number].mean(2), one.weights)
+        if one.heads is not None:
+            torch.testing.assert_close(attended.heads[:, :, number], one.heads[:, :, 0])
+
+
+def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers() -> None:
+    decoder = random_decoder(select=lambda: HardSelect(semi_sampling=0.0)).train()
+    own: list[Any] = []
+    for layer in decoder.layers:
+        layer.attention.register_forward_hook(lambda _, __, found: own.append(found))
+    lengths = torch.tensor([6, 4, 1])
+    forced = decoder(decoder.prepare(random_grid()), random_tokens(), lengths)
+    running = torch.arange(6) < lengths.unsqueeze(1)
+    assert len(own) == LAYERS
+    expected = sum(one.log_prob for one in own) * running
+    torch.testing.assert_close(forced.log_prob, expected)
+    assert forced.log_prob[~running].abs().max() == 0
+    assert forced.log_prob[running].max() < 0
+    assert forced.cells is not None
+    assert forced.cells.shape == (3, 6, HEADS)
+
+
+def test_the_queries_know_nothing_of_what_any_layer_sampled_for_the_same_word() -> None:
+    """A baseline reads them, and must not depend on the look that it is taken from."""
+    decoder = random_decoder(select=lambda: HardSelect(semi_sampling=0.0), dropout=0.0).train()
+    memory, tokens, lengths = decoder.prepare(random_grid()), random_tokens(), torch.tensor([1] * 3)
+    first, second = (decoder(memory, tokens, lengths) for _ in range(2))
+    assert not torch.equal(first.log_prob, second.log_prob)
+    assert torch.equal(first.queries, second.queries)
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 12])
+def test_sinusoidal_positions_are_the_papers_in_a_plain_loop(dim: int) -> None:
+    found = sinusoidal_positions(torch.arange(30), dim)
+    assert found.shape == (30, dim)
+    for position in range(30):
+        for place in range(dim):
+            angle = position / 10000 ** (2 * (place // 2) / dim)
+            expected = math.cos(angle) if place % 2 else math.sin(angle)
+            assert found[position, place].item() == pytest.approx(expected, abs=2e-5)
+
+
+def test_learned_positions_refuse_a_longer_text_in_one_sentence() -> None:
+    decoder = random_decoder(positions="learned", max_positions=4)
+    grid, tokens = random_grid(1), random_tokens(1)
+    score(decoder, grid, [4, 5, 6])  # four steps, the end among them
+    search(decoder, grid, beam_size=2, max_words=4)
+    with torch.no_grad():
+        decoder.vocabulary.bias[2] = -torch.inf
+    for too_long in (
+        lambda: decoder(decoder.prepare(grid), tokens, torch.tensor([5])),
+        lambda: score(decoder, grid, [4, 5, 6, 7]),
+        lambda: search(decoder, grid, beam_size=2, max_words=5),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            too_long()
+        assert str(caught.value) == (
+            "decoder.max_positions: this model has 4 learned positions, so its captions cannot be "
+            "longer; lower max_words"
+        )
+
+
+def test_any_length_is_read_with_sinusoidal_positions() -> None:
+    decoder = random_decoder(max_positions=4)
+    assert decoder.positions is None
+    forced = decoder(decoder.prepare(random_grid(1)), random_tokens(1, 80), torch.tensor([80]))
+    assert torch.isfinite(forced.logits).all()
+
+
+# --- construction ---------------------------------------------------------------------------------
+
+
+def test_tied_embeddings_are_one_matrix() -> None:
+    tied, untied = random_decoder(tie_embeddings=True), random_decoder()
+    assert tied.vocabulary.weight is tied.embedding.weight
+    assert untied.vocabulary.weight is not untied.embedding.weight
+
+
+@pytest.mark.parametrize("name", ["dropout", "embed_dropout"])
+def test_each_dropout_acts_in_training_only(name: str) -> None:
+    settings = {"dropout": 0.0, "embed_dropout": 0.0}
+    still, noisy = random_decoder(**settings), random_decoder(**{**settings, name: 0.5})
+    grid, tokens, lengths = random_grid(), random_tokens(), torch.tensor([6, 4, 1])
+
+    def logits(decoder: TransformerDecoder) -> Tensor:
+        torch.manual_seed(0)
+        return decoder(decoder.prepare(grid), tokens, lengths).logits
+
+    expected = logits(still)
+    torch.testing.assert_close(logits(still.train()), expected)
+    torch.testing.assert_close(logits(noisy), expected)
+    assert (logits(noisy.train()) - expected).abs().max() > 1e-3

@@ -1,0 +1,250 @@
+"""Each backbone's stages against the library's own feature extractor with the same weights."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from captioner.models.backbones import Backbone, Encoder, build_backbone
+
+VGG_STAGES = {  # the paper's names, and torchvision's index of each one's ReLU
+    "conv1_1": 1,
+    "conv1_2": 3,
+    "conv2_1": 6,
+    "conv2_2": 8,
+    "conv3_1": 11,
+    "conv3_2": 13,
+    "conv3_3": 15,
+    "conv3_4": 17,
+    "conv4_1": 20,
+    "conv4_2": 22,
+    "conv4_3": 24,
+    "conv4_4": 26,
+    "conv5_1": 29,
+    "conv5_2": 31,
+    "conv5_3": 33,
+    "conv5_4": 35,
+}
+RESNET_STAGES = {"stem": "maxpool"} | {f"layer{i}": f"layer{i}" for i in range(1, 5)}
+
+
+def with_random_weights(network: nn.Module, seed: int = 0) -> nn.Module:
+    """A network built on the meta device, made real; BatchNorm's statistics random as well."""
+    torch.manual_seed(seed)
+    network.to_empty(device="cpu")
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                if module.bias is not None:
+                    module.bias.uniform_(-0.1, 0.1)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.0)
+                module.bias.uniform_(-0.1, 0.1)
+                module.running_mean.uniform_(-0.1, 0.1)
+                module.running_var.uniform_(0.5, 1.5)
+                module.num_batches_tracked.zero_()
+    return network.eval()
+
+
+def photos(height: int, width: int, count: int = 2) -> Tensor:
+    return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def pair(name: str, reference_part: str) -> tuple[Backbone, nn.Module]:
+    """Ours and torchvision's with the same random weights, without torchvision's classifier."""
+    with torch.device("meta"):
+        ours = build_backbone(name, weights="none")
+        theirs = models.get_model(name)
+    theirs = getattr(theirs, reference_part) if reference_part else theirs
+    with_random_weights(ours)
+    state = dict(theirs.state_dict())
+    own = {key: value for key, value in state.items() if not key.startswith("fc.")}
+    copied = dict(zip(own, ours.state_dict().values(), strict=True))
+    theirs.to_empty(device="cpu")
+    theirs.load_state_dict(copied, strict=False)
+    return ours, theirs.eval()
+
+
+@pytest.fixture(scope="module")
+def vgg19() -> tuple[Backbone, nn.Module]:
+    return pair("vgg19", "features")
+
+
+@pytest.fixture(scope="module")
+def resnet50() -> tuple[Backbone, nn.Module]:
+    return pair("resnet50", "")
+
+
+@torch.inference_mode()
+def test_vgg19_is_torchvisions_at_every_stage(vgg19: tuple[Backbone, nn.Module]) -> None:
+    ours, theirs = vgg19
+    assert ours.names == list(VGG_STAGES)
+    assert ours.channels == 512
+    found = photos(32, 48)
+    expected = create_feature_extractor(theirs, [str(index) for index in VGG_STAGES.values()])(
+        found
+    )
+    for stage, index in enumerate(VGG_STAGES.values()):
+        found = ours(found, start=stage, stop=stage + 1)
+        assert found.max() > 0.1
+        torch.testing.assert_close(found, expected[str(index)])
+    assert found.shape == (2, 512, 2, 3)
+
+
+@torch.inference_mode()
+def test_resnet50_is_torchvisions_at_every_stage(resnet50: tuple[Backbone, nn.Module]) -> None:
+    ours, theirs = resnet50
+    assert ours.names == list(RESNET_STAGES)
+    inputs = photos(64, 96)
+    expected = create_feature_extractor(theirs, list(RESNET_STAGES.values()))(inputs)
+    for stop, name in enumerate(RESNET_STAGES.values(), start=1):
+        found = ours(inputs, stop=stop)
+        assert found.std() > 1e-2
+        torch.testing.assert_close(found, expected[name])
+
+
+@functools.cache
+def shape_only(name: str, tap: str | None) -> Encoder:
+    """Without weights: it works out shapes and no values."""
+    with torch.device("meta"):
+        return Encoder(build_backbone(name, weights="none", tap=tap)).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "tap", "height", "width", "shape"),
+    [
+        ("vgg19", None, 224, 224, (512, 14, 14)),  # the paper's
+        ("vgg19", "conv4_4", 224, 224, (512, 28, 28)),
+        ("vgg19", None, 224, 352, (512, 14, 22)),
+        ("resnet50", None, 224, 224, (2048, 7, 7)),
+        ("resnet101", None, 256, 384, (2048, 8, 12)),
+        ("resnet101", "layer3", 224, 224, (1024, 14, 14)),
+        ("resnet152", None, 64, 96, (2048, 2, 3)),
+        ("resnet152", "layer2", 224, 224, (512, 28, 28)),
+        ("efficientnet_lite2", None, 256, 256, (1280, 8, 8)),
+        ("efficientnet_lite2", "blocks.4", 256, 320, (120, 16, 20)),
+        ("timm/resnet18", None, 224, 320, (512, 7, 10)),
+    ],
+)
+def test_grids_have_the_known_shape(
+    name: str, tap: str | None, height: int, width: int, shape: tuple[int, int, int]
+) -> None:
+    encoder = shape_only(name, tap)
+    grid = encoder(torch.empty(2, 3, height, width, device="meta"))
+    channels, rows, columns = shape
+    assert encoder.dim == encoder.backbone.channels == channels
+    assert (grid.height, grid.width) == (rows, columns)
+    assert grid.features.shape == (2, rows * columns, channels)
+
+
+def test_a_name_with_its_librarys_is_the_same_network() -> None:
+    with torch.device("meta"):
+        plain, full = (
+            build_backbone(name, weights="none") for name in ("resnet50", "torchvision/resnet50")
+        )
+        timms = build_backbone("timm/resnet50", weights="none")
+    assert plain.names == full.names == list(RESNET_STAGES)
+    assert list(plain.state_dict()) == list(full.state_dict())
+    assert timms.names == ["body"]
+
+
+@torch.inference_mode()
+def test_any_torchvision_network_is_tapped_at_its_last_feature_map() -> None:
+    torch.manual_seed(0)
+    ours = build_backbone("mobilenet_v3_small", weights="none").eval()
+    theirs = models.mobilenet_v3_small()
+    state = theirs.state_dict()
+    own = [key for key in state if key.startswith("features.")]
+    theirs.load_state_dict(dict(zip(own, ours.state_dict().values(), strict=True)), strict=False)
+    inputs = photos(64, 96)
+    assert ours.channels == 576
+    assert ours.names == ["body"]
+    torch.testing.assert_close(ours(inputs), theirs.eval().features(inputs))
+
+
+@torch.inference_mode()
+def test_a_last_feature_map_that_no_module_makes_is_found_too() -> None:
+    """Densenet's last ReLU is a function, not a module."""
+    torch.manual_seed(0)
+    ours = build_backbone("densenet121", weights="none").eval()
+    theirs = models.densenet121()
+    own = [key for key in theirs.state_dict() if key.startswith("features.")]
+    theirs.load_state_dict(dict(zip(own, ours.state_dict().values(), strict=True)), strict=False)
+    inputs = photos(64, 96, count=1)
+    expected = theirs.eval().features(inputs).relu()
+    assert expected.shape == (1, 1024, 2, 3)
+    torch.testing.assert_close(ours(inputs), expected)
+
+
+@torch.inference_mode()
+def test_a_torchvision_network_can_be_tapped_at_any_node() -> None:
+    torch.manual_seed(0)
+    ours = build_backbone("resnet18", weights="none", tap="layer2.1.relu_1").eval()
+    theirs = models.resnet18()
+    assert weights_by_own_name(ours).keys() < theirs.state_dict().keys()
+    theirs.load_state_dict(weights_by_own_name(ours), strict=False)
+    inputs = photos(32, 48)
+    assert ours.channels == 128
+    expected = create_feature_extractor(theirs.eval(), ["layer2"])(inputs)["layer2"]
+    torch.testing.assert_close(ours(inputs), expected)
+
+
+def weights_by_own_name(backbone: Backbone) -> dict[str, Tensor]:
+    """Weights of a one-stage backbone by the names that its network gives them."""
+    state = backbone.state_dict()
+    return {name.removeprefix("stages.0.network."): value for name, value in state.items()}
+
+
+@torch.inference_mode()
+def test_any_timm_network_gives_its_last_feature_map() -> None:
+    import timm
+
+    torch.manual_seed(0)
+    ours = build_backbone("timm/resnet18", weights="none").eval()
+    theirs = timm.create_model("resnet18").eval()
+    theirs.load_state_dict(weights_by_own_name(ours), strict=False)
+    inputs = photos(64, 96)
+    expected = theirs.forward_features(inputs)
+    assert ours.channels == 512
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(ours(inputs), expected)
+
+
+def test_cutting_at_a_tap_leaves_the_stages_before_it_as_they_were() -> None:
+    torch.manual_seed(0)
+    whole = build_backbone("efficientnet_lite2", weights="default").eval()
+    cut = build_backbone("efficientnet_lite2", weights="default", tap="blocks.2").eval()
+    assert cut.names == whole.names[:4]
+    inputs = photos(32, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(cut(inputs), whole(inputs, stop=4))
+        again = whole(whole(inputs, stop=4), start=4)
+        torch.testing.assert_close(again, whole(inputs))
+
+
+def test_googlenet_with_pretrained_weights_sees_what_torchvisions_does(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Its weights come from another library, and torchvision rescales their input for them."""
+    torch.manual_seed(0)
+    state = with_random_weights(models.googlenet(init_weights=False)).state_dict()
+    monkeypatch.setattr(models.GoogLeNet_Weights, "get_state_dict", lambda *_, **__: dict(state))
+    theirs = models.googlenet(weights=models.GoogLeNet_Weights.DEFAULT).eval()
+    ours = build_backbone("googlenet", weights="default").eval()
+    inputs = photos(64, 96)
+    seen: list[Tensor] = []
+    theirs.inception5b.register_forward_hook(lambda _, __, output: seen.append(output))
+    with torch.inference_mode():
+        theirs(inputs)
+        torch.testing.assert_close(ours(inputs), seen[0])
+        # a model folder builds the network without weights and then loads its own
+        reloaded = build_backbone("googlenet", weights="none").eval()
+        reloaded.load_state_dict(ours.state_dict())
+        torch.testing.assert_close(reloaded(inputs), seen[0])
+    assert not [warning for warning in recwarn if "tracing" in str(warning.message)]

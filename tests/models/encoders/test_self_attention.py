@@ -1,0 +1,158 @@
+"""Cells that look at each other: their positions against a loop, and what they see."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.models.backbones import GridSelfAttention
+from captioner.models.self_attention import grid_positions
+
+ROWS, COLUMNS, D = 3, 4, 8
+L = ROWS * COLUMNS
+CPU = torch.device("cpu")
+
+
+def random_layers(layers: int = 2, **settings: Any) -> GridSelfAttention:
+    torch.manual_seed(0)
+    settings = {"heads": 2, "feedforward_dim": 12, "dropout": 0.0, **settings}
+    grid = GridSelfAttention(dim=D, layers=layers, **settings).double().eval()
+    for parameter in grid.parameters():  # also those that begin as zero
+        nn.init.normal_(parameter, std=0.5)
+    return grid
+
+
+def random_cells(cells: int = L) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, cells, D, dtype=torch.double, generator=generator)
+
+
+@pytest.mark.parametrize("dim", [4, 8, 20])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 4), (1, 5), (6, 1)])
+def test_positions_are_a_plain_loop_over_rows_and_columns(
+    rows: int, columns: int, dim: int
+) -> None:
+    """Sines and then cosines of the row, in dim / 2 numbers, and the same of the column."""
+    found = grid_positions(rows, columns, dim, device=CPU)
+    assert found.shape == (rows * columns, dim)
+    half, waves = dim // 2, dim // 4
+    for row in range(rows):
+        for column in range(columns):
+            expected = []
+            for place in (row, column):
+                angles = [place / 10000 ** (2 * wave / half) for wave in range(waves)]
+                expected += [math.sin(angle) for angle in angles]
+                expected += [math.cos(angle) for angle in angles]
+            assert found[row * columns + column].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_no_two_cells_have_the_same_position() -> None:
+    places = grid_positions(14, 14, D, device=CPU)
+    distances = torch.cdist(places, places) + 10 * torch.eye(196)
+    assert distances.min() > 0.05
+
+
+@torch.no_grad()
+def test_without_positions_it_is_torchs_own_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "captioner.models.self_attention.grid_positions", lambda *_, **__: torch.zeros(L, D)
+    )
+    ours, words = random_layers(), random_cells()
+    found = ours(words, ROWS, COLUMNS)
+    for layer in ours.layers:
+        theirs = nn.TransformerEncoderLayer(
+            D, 2, 12, 0.0, batch_first=True, norm_first=True
+        ).double()
+        names = {name.replace("self_attn", "attention"): name for name in theirs.state_dict()}
+        theirs.load_state_dict({names[name]: value for name, value in layer.state_dict().items()})
+        words = theirs.train()(words)
+    torch.testing.assert_close(found, words)
+
+
+@torch.no_grad()
+def test_positions_are_added_to_queries_and_keys_alone() -> None:
+    layer: Any = random_layers(1).layers[0]
+    nn.init.zeros_(layer.linear2.weight)
+    nn.init.zeros_(layer.linear2.bias)
+    cells, places = random_cells()[:1], grid_positions(ROWS, COLUMNS, D, device=CPU).double()
+    normed = layer.norm1(cells)[0]
+    weights, biases = layer.attention.in_proj_weight.chunk(3), layer.attention.in_proj_bias.chunk(3)
+    queries, keys, values = (
+        x @ w.T + b
+        for x, w, b in zip((normed + places, normed + places, normed), weights, biases, strict=True)
+    )
+    looked = torch.zeros(L, D, dtype=torch.double)
+    for head in range(2):
+        part = slice(head * D // 2, (head + 1) * D // 2)
+        for cell in range(L):
+            scores = torch.stack([queries[cell, part] @ keys[other, part] for other in range(L)])
+            shares = torch.softmax(scores / math.sqrt(D // 2), dim=0)
+            looked[cell, part] = shares @ values[:, part]
+    expected = cells[0] + looked @ layer.attention.out_proj.weight.T + layer.attention.out_proj.bias
+    torch.testing.assert_close(layer(cells, places)[0], expected)
+
+
+def test_new_layers_leave_the_grid_as_it_is_and_learn() -> None:
+    layers = GridSelfAttention(dim=D, layers=2, heads=2, feedforward_dim=12, dropout=0.1).double()
+    cells = random_cells()
+    found = layers(cells, ROWS, COLUMNS)
+    assert torch.equal(found, cells)
+    (found * torch.randn(D)).sum().backward()
+    for layer in layers.layers:
+        assert layer.attention.out_proj.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_every_cell_sees_every_other_and_no_other_photo() -> None:
+    layers, cells = random_layers(1), random_cells()
+    expected = layers(cells, ROWS, COLUMNS)
+    for cell in range(L):
+        changed = cells.clone()
+        changed[0, cell, 0] += 1
+        change = (layers(changed, ROWS, COLUMNS) - expected).abs().amax(-1)
+        assert (change[0] > 1e-6).all()
+        assert change[1].max() == 0
+
+
+@torch.no_grad()
+def test_cells_know_where_they_are() -> None:
+    """Without positions a permutation of the cells would permute what comes out."""
+    layers, cells = random_layers(), random_cells()
+    order = torch.randperm(L, generator=torch.Generator().manual_seed(0))
+    found = layers(cells[:, order], ROWS, COLUMNS)
+    assert (found - layers(cells, ROWS, COLUMNS)[:, order]).abs().max() > 1e-2
+    turned = layers(cells, COLUMNS, ROWS)
+    assert (turned - layers(cells, ROWS, COLUMNS)).abs().max() > 1e-2
+
+
+def test_a_grid_of_another_size_is_read_too() -> None:
+    assert random_layers()(random_cells(30), 5, 6).shape == (2, 30, D)
+
+
+def test_layers_begin_with_different_weights() -> None:
+    first, second = GridSelfAttention(
+        dim=D, layers=2, heads=2, feedforward_dim=12, dropout=0.0
+    ).layers
+    for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
+        if one.dim() > 1 and "out_proj" not in name and "linear2" not in name:
+            assert not torch.equal(one, other), name
+
+
+def test_dropout_acts_in_training_only() -> None:
+    layers, cells = random_layers(dropout=0.5), random_cells()
+    for training in (True, False):
+        layers.train(training)
+        found = [layers(cells, ROWS, COLUMNS) for _ in range(2)]
+        assert torch.equal(*found) == (not training)
+
+
+def test_its_every_weight_learns() -> None:
+    layers: nn.Module = random_layers().train()
+    (layers(random_cells(), ROWS, COLUMNS) * torch.randn(D)).sum().backward()
+    for name, parameter in layers.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name

@@ -1,0 +1,232 @@
+"""Where weights come from, and the one sentence that a user gets where they cannot be had."""
+
+from __future__ import annotations
+
+import pickle
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from torch import nn
+from torchvision import models
+
+from captioner.errors import CaptionerError, ConfigError, WeightsError
+from captioner.models.backbones import Encoder, build_backbone
+
+# a torchvision, a timm and our default network, all small
+NETWORKS = ["squeezenet1_1", "timm/test_resnet", "efficientnet_lite2"]
+
+
+def network_of(name: str) -> nn.Module:
+    """The library's own network, with random weights."""
+    torch.manual_seed(3)
+    if name.startswith("timm/"):
+        return timm.create_model(name.removeprefix("timm/"))
+    if name == "efficientnet_lite2":
+        return timm.create_model("tf_efficientnet_lite2")
+    return models.get_model(name)
+
+
+def sentence(caught: pytest.ExceptionInfo[CaptionerError]) -> str:
+    """The error's message, if it is one sentence for a user."""
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "Traceback" not in message
+    assert 20 < len(message) < 500
+    assert not message.endswith(".")
+    return message
+
+
+def refuse_download(*_: Any, **__: Any) -> None:
+    raise urllib.error.URLError("Temporary failure in name resolution")
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No network, and an empty TORCH_HOME, whose path is returned."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse_download)
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse_download)
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_url", refuse_download)
+    return tmp_path / "torch"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_file_in_the_librarys_own_layout_is_loaded(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    network = network_of(name)
+    path = str(tmp_path / f"weights.{suffix}")
+    if suffix == "pth":
+        torch.save(network.state_dict(), path)
+    else:
+        safetensors.torch.save_file(network.state_dict(), path)
+    backbone = build_backbone(name, weights=path).eval()
+    expected = [value for value in network.state_dict().values() if value.dim() > 0]
+    found = [value for value in backbone.state_dict().values() if value.dim() > 0]
+    assert len(found) > 20
+    for own, theirs in zip(found, expected, strict=False):  # theirs go on to the classifier
+        assert torch.equal(own, theirs)
+
+
+@pytest.mark.parametrize("kind", ["another network", "no weights", "empty", "a list", "unsafe"])
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_wrong_file_is_named_in_one_sentence(
+    name: str, suffix: str, kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"wrong.{suffix}"
+    if kind == "another network":
+        state = {f"features.{i}.weight": torch.zeros(2) for i in range(3)}
+        torch.save(state, path) if suffix == "pth" else safetensors.torch.save_file(state, path)
+    elif kind == "a list":
+        torch.save([1, 2, 3], path)
+    elif kind == "unsafe":
+        path.write_bytes(pickle.dumps(Path("x")))
+    else:
+        path.write_bytes(b"" if kind == "empty" else b"<html>not found</html>" * 9)
+    with pytest.raises(WeightsError) as caught:
+        build_backbone(name, weights=str(path))
+    assert str(path) in sentence(caught)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_file_that_is_not_there_is_refused_with_what_is_accepted(
+    name: str, tmp_path: Path
+) -> None:
+    for weights in (str(tmp_path / "missing.pth"), str(tmp_path), "IMAGENET1K_V9", ""):
+        with pytest.raises(ConfigError) as caught:
+            build_backbone(name, weights=weights)
+        message = sentence(caught)
+        assert message.startswith(f"encoder.weights: '{weights}' is neither a file nor an entry")
+        assert "default, none" in message
+
+
+# --- hubs -----------------------------------------------------------------------------------------
+
+
+def test_offline_one_sentence_names_torchvisions_file_and_its_place(offline: Path) -> None:
+    with pytest.raises(WeightsError) as caught:
+        build_backbone("resnet50", weights="default")
+    message = sentence(caught)
+    url = models.ResNet50_Weights.DEFAULT.url
+    place = offline / "hub" / "checkpoints" / url.rpartition("/")[2]
+    assert url in message
+    assert str(place) in message
+    assert "encoder.weights" in message
+
+
+def test_offline_one_sentence_names_timms_repository(offline: Path) -> None:
+    with pytest.raises(WeightsError) as caught:
+        build_backbone("timm/resnet18", weights="default")
+    message = sentence(caught)
+    assert "timm/resnet18." in message
+    assert "encoder.weights" in message
+
+
+def test_a_named_entry_is_another_file_than_the_default(offline: Path) -> None:
+    with pytest.raises(WeightsError) as caught:
+        build_backbone("resnet50", weights="IMAGENET1K_V1")
+    assert models.ResNet50_Weights.IMAGENET1K_V1.url in sentence(caught)
+    assert models.ResNet50_Weights.IMAGENET1K_V1 != models.ResNet50_Weights.DEFAULT
+
+
+def place_in_torch_home(folder: Path, content: object) -> Path:
+    path = folder / "hub" / "checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
+    path.parent.mkdir(parents=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    return path
+
+
+def test_a_file_put_where_the_sentence_says_is_used(offline: Path) -> None:
+    network = network_of("squeezenet1_1")
+    place_in_torch_home(offline, network.state_dict())
+    backbone = build_backbone("squeezenet1_1", weights="default")
+    for own, theirs in zip(backbone.parameters(), network.parameters(), strict=True):
+        assert torch.equal(own, theirs)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"conv1.weight": torch.zeros(2)}, [1, 2], b"<html>not found</html>" * 9, b""],
+    ids=["another network", "a list", "no weights", "empty"],
+)
+def test_a_wrong_file_put_where_the_sentence_says_is_named(offline: Path, content: object) -> None:
+    path = place_in_torch_home(offline, content)
+    with pytest.raises(WeightsError) as caught:
+        build_backbone("squeezenet1_1", weights="default")
+    assert str(path) in sentence(caught)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet5O", "", "timm/", "foo/resnet50", "torchvision/test_resnet", "timm/nothing"]
+)
+def test_an_unknown_network_is_refused_with_what_there_is(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_backbone(name, weights="none")
+    message = sentence(caught)
+    assert message.startswith(f"encoder.backbone: there is no network '{name}'")
+    assert "efficientnet_lite2, vgg19, resnet50, resnet101, resnet152" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "tap", "accepted"),
+    [
+        ("efficientnet_lite2", "blocks.7", "blocks.6, head"),
+        ("efficientnet_lite2", "", "stem, blocks.0"),
+        ("squeezenet1_1", "features.99", "classifier.1"),
+        ("timm/test_resnet", "layer3", "last feature map only"),
+    ],
+)
+def test_an_unknown_tap_is_refused_with_what_there_is(name: str, tap: str, accepted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_backbone(name, weights="none", tap=tap)
+    message = sentence(caught)
+    assert message.startswith("encoder.tap: ")
+    assert accepted in message
+
+
+def test_a_tap_that_is_no_feature_map_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not give a feature map") as caught:
+        build_backbone("squeezenet1_1", weights="none", tap="flatten")
+    sentence(caught)
+
+
+@pytest.mark.parametrize(
+    "name", ["timm/vit_tiny_patch16_224", "timm/swin_tiny_patch4_window7_224", "timm/mixer_s32_224"]
+)
+def test_a_network_that_is_not_convolutional_is_refused_in_one_sentence(name: str) -> None:
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"encoder\.backbone") as caught:
+        build_backbone(name, weights="none")
+    assert "convolutional" in sentence(caught)
+
+
+def test_a_torchvision_transformer_is_refused_in_one_sentence() -> None:
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"encoder\.backbone") as caught:
+        build_backbone("vit_b_16", weights="none")
+    sentence(caught)
+
+
+def test_the_encoder_of_an_untapped_torchvision_network_can_be_trained() -> None:
+    """Torchvision's extractors hold one graph for training and one for evaluation."""
+    encoder = Encoder(
+        build_backbone("squeezenet1_1", weights="none"), trainable_from="features.12"
+    ).train()
+    encoder(torch.randn(2, 3, 64, 64)).features.sum().backward()
+    learned = [name for name, p in encoder.named_parameters() if p.grad is not None]
+    assert len(learned) == 8  # a fire module of three convolutions, and the last one
+    assert all(".features.12." in name or ".classifier." in name for name in learned)

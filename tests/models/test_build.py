@@ -1,0 +1,430 @@
+"""Settings to modules, and the way from photos through captions as one model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.config import (
+    AttentionConfig,
+    Config,
+    DecoderConfig,
+    DecodingConfig,
+    EncoderConfig,
+    ModelConfig,
+    PreprocessConfig,
+    from_yaml,
+)
+from captioner.errors import ConfigError
+from captioner.models.backbones import Preprocessing
+from captioner.models.build import CaptionModel, build_model, image_transform, resolved
+from captioner.models.decoders import pack_by_step
+from captioner.training.losses import caption_losses
+from captioner.training.reinforce import HardAttentionLoss, NoBaseline
+
+V = 12
+
+
+def small_config(**changes: Any) -> ModelConfig:
+    """`section__key=value` changes one setting."""
+    config = ModelConfig(
+        preprocess=PreprocessConfig(height_px=64, width_px=96),
+        encoder=EncoderConfig("timm/test_resnet", weights="none", project_dim=8),
+        attention=AttentionConfig(dim=6),
+        decoder=DecoderConfig(hidden_dim=7, embed_dim=5),
+        decoding=DecodingConfig(),
+    )
+    for name, value in changes.items():
+        section, key = name.split("__")
+        config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
+    return config
+
+
+def small_model(**changes: Any) -> CaptionModel:
+    torch.manual_seed(0)
+    return build_model(small_config(**changes), V).eval()
+
+
+def batch(captions: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens read, targets and lengths of captions, the longest first."""
+    lengths = torch.tensor([len(words) + 1 for words in captions])
+    tokens = torch.zeros(len(captions), int(lengths.max()), dtype=torch.long)
+    targets = tokens.clone()
+    for row, words in enumerate(captions):
+        tokens[row, : len(words) + 1] = torch.tensor([1, *words])
+        targets[row, : len(words) + 1] = torch.tensor([*words, 2])
+    return tokens, targets, lengths
+
+
+CAPTIONS = [[4, 5, 6, 7], [8, 9, 4], [5, 5, 5], [10]]
+PHOTO_OF = [1, 0, 1, 2]
+
+
+def photos() -> Tensor:
+    return torch.randn(3, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+
+
+# --- the whole way --------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_each_caption_is_read_with_its_own_photo() -> None:
+    model = small_model()
+    tokens, _, lengths = batch(CAPTIONS)
+    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
+    rows = pack_by_step(torch.arange(4).unsqueeze(1).expand(4, int(lengths.max())), lengths)
+    for row, (words, photo) in enumerate(zip(CAPTIONS, PHOTO_OF, strict=True)):
+        own_tokens, _, own_length = batch([words])
+        one = photos()[photo : photo + 1]
+        alone = model(model.encoder(one), torch.tensor([0]), own_tokens, own_length)
+        torch.testing.assert_close(forced.logits[rows == row], alone.logits, rtol=1e-4, atol=1e-5)
+        found = forced.maps[row, : len(words) + 1]
+        torch.testing.assert_close(found, alone.maps[0], rtol=1e-4, atol=1e-6)
+    other = model(model.encoder(photos()), torch.tensor([0, 0, 1, 2]), tokens, lengths)
+    assert not torch.allclose(other.maps[0], forced.maps[0], atol=1e-6)
+
+
+@torch.inference_mode()
+def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours() -> None:
+    model = small_model(decoder__gate="vector")
+    tokens, targets, lengths = batch(CAPTIONS)
+
+    def losses(of: list[int]) -> tuple[float, float]:
+        """Sums over the captions, of the words' losses and of the penalties."""
+        rows = torch.tensor(of)
+        forced = model(
+            model.encoder(photos()), torch.tensor(PHOTO_OF)[rows], tokens[rows], lengths[rows]
+        )
+        parts = caption_losses(
+            forced, targets[rows], lengths[rows], doubly_stochastic=1.0, label_smoothing=0.1
+        )
+        words = int(lengths[rows].sum())
+        assert parts["total"].item() == pytest.approx(
+            parts["smoothed"].item() + parts["doubly_stochastic"].item() * len(of) / words, rel=1e-5
+        )
+        return parts["smoothed"].item() * words, parts["doubly_stochastic"].item() * len(of)
+
+    alone = [losses([row]) for row in range(4)]
+    for count in (2, 3, 4):
+        for of in combinations(range(4), count):
+            expected = [sum(alone[row][part] for row in of) for part in range(2)]
+            assert losses(list(of)) == pytest.approx(expected, rel=1e-4)
+
+
+@torch.inference_mode()
+def test_frozen_features_take_the_same_way_as_their_photos() -> None:
+    model = small_model()
+    tokens, _, lengths = batch(CAPTIONS)
+    given = (torch.tensor(PHOTO_OF), tokens, lengths)
+    frozen = model.encoder.frozen_features(photos())
+    whole = model(model.encoder(photos()), *given)
+    rest = model(model.encoder(frozen, from_frozen=True), *given)
+    assert torch.equal(whole.logits, rest.logits)
+
+
+def test_training_reaches_every_weight_that_is_not_frozen() -> None:
+    model = small_model(
+        encoder__trainable_from="layer4", decoder__gate="vector", decoder__dropout=0.0
+    ).train()
+    for module in model.modules():  # timm's residual branches begin as zeros
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+    tokens, targets, lengths = batch(CAPTIONS)
+    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
+    caption_losses(forced, targets, lengths, doubly_stochastic=1.0)["total"].backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+        else:
+            assert name.startswith("encoder.backbone."), name
+            assert parameter.grad is None, name
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+def test_sizes_are_those_of_the_settings() -> None:
+    model: Any = small_model(decoder__gate="vector", encoder__project_dim=9)
+    assert model.encoder.dim == 9
+    decoder = model.decoder
+    assert decoder.vocabulary_size == V
+    assert decoder.embedding.weight.shape == (V, 5)
+    assert decoder.vocabulary.weight.shape == (V, 5)
+    assert decoder.attention.score.key.weight.shape == (6, 9)
+    assert decoder.attention.score.query.weight.shape == (6, 7)
+    assert decoder.beta.weight.shape == (9, 7)
+    assert decoder.state_gates.weight.shape == (28, 16)
+    scalar: Any = small_model()
+    assert scalar.decoder.beta.weight.shape == (1, 7)
+    none: Any = small_model(decoder__gate="none", decoder__output="plain")
+    assert none.decoder.beta is None
+    assert none.decoder.vocabulary.weight.shape == (V, 7)
+    unprojected: Any = small_model(encoder__project_dim=None)
+    assert unprojected.encoder.dim == unprojected.encoder.backbone.channels == 96
+
+
+def test_dropouts_are_those_of_the_settings() -> None:
+    model: Any = small_model(decoder__dropout=0.1, decoder__embed_dropout=0.2, encoder__dropout=0.3)
+    assert model.decoder.dropout.p == 0.1
+    assert model.decoder.embed_dropout.p == 0.2
+    assert model.encoder.project[-1].p == 0.3
+
+
+def test_the_seed_fixes_all_weights() -> None:
+    first, second = small_model(), small_model()
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+    third = build_model(small_config(), V)
+    assert any(
+        not torch.equal(one, other)
+        for one, other in zip(first.parameters(), third.parameters(), strict=True)
+    )
+
+
+def test_unpretrained_models_ask_for_no_weights() -> None:
+    config = small_config(encoder__weights="no/such/file.pth")
+    with pytest.raises(ConfigError, match=r"encoder\.weights: 'no/such/file\.pth'"):
+        build_model(config, V)
+    assert build_model(config, V, pretrained=False).encoder.dim == 8
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "preprocess.height_px",
+        "preprocess.width_px",
+        "encoder.project_dim",
+        "attention.dim",
+        "decoder.hidden_dim",
+        "decoder.embed_dim",
+        "decoding.beam_size",
+        "decoding.max_words",
+    ],
+)
+def test_sizes_below_one_are_refused_by_their_key(key: str, value: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        small_model(**{key.replace(".", "__"): value})
+    assert str(caught.value) == f"{key}: {value} is too small; use a whole number from 1 up"
+
+
+def test_a_negative_length_of_repeats_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^decoding\.no_repeat_ngram: use 0 or more$"):
+        small_model(decoding__no_repeat_ngram=-1)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("key", ["encoder.dropout", "decoder.dropout", "decoder.embed_dropout"])
+def test_dropouts_that_are_no_shares_are_refused_by_their_key(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}: .* use a number from 0 up to below 1$"):
+        small_model(**{key.replace(".", "__"): value})
+
+
+@pytest.mark.parametrize("std", [(0.0, 1.0, 1.0), (1.0, -1.0, 1.0)])
+def test_a_standard_deviation_of_zero_is_refused(std: tuple[float, float, float]) -> None:
+    with pytest.raises(ConfigError, match=r"^preprocess\.std: "):
+        small_model(preprocess__std=std)
+
+
+# --- families -------------------------------------------------------------------------------------
+
+FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "accepted"),
+    [
+        ({"attention__heads": 0}, "attention.heads", "whole number from 1 up"),
+        ({"decoder__heads": 0}, "decoder.heads", "whole number from 1 up"),
+        ({"decoder__layers": 0}, "decoder.layers", "whole number from 1 up"),
+        ({"decoder__feedforward_dim": -1}, "decoder.feedforward_dim", "whole number from 1 up"),
+        ({"decoder__max_positions": 0}, "decoder.max_positions", "whole number from 1 up"),
+        ({"attention__words": 0}, "attention.words", "whole number from 1 up"),
+        ({"encoder__self_attention_layers": -1}, "encoder.self_attention_layers", "0 or more"),
+        ({"encoder__self_attention_heads": 0}, "encoder.self_attention_heads", "from 1 up"),
+        ({"attention__heads": 3}, "attention.heads", "a divisor of 8"),  # of D
+        ({"attention__heads": 4}, "attention.heads", "a divisor of 6"),  # of attention.dim
+        (
+            {"attention__heads": 2, "attention__score": "general"},
+            "attention.heads",
+            "a divisor of 7",  # of hidden_dim
+        ),
+        ({"decoder__kind": "transformer", "decoder__heads": 2}, "decoder.heads", "a divisor of 7"),
+        (
+            {"encoder__self_attention_layers": 1, "encoder__self_attention_heads": 3},
+            "encoder.self_attention_heads",
+            "a divisor of 8",
+        ),
+        (
+            {"encoder__self_attention_layers": 1, "encoder__self_attention_heads": 1,
+             "encoder__project_dim": 6},
+            "encoder.project_dim",
+            "a multiple of 4",
+        ),
+        ({"attention__radius": 0.2}, "attention.radius", "0.5 cells or more"),
+        ({"attention__radius": float("nan")}, "attention.radius", "0.5 cells or more"),
+        ({"attention__temperature": 0.0}, "attention.temperature", "a number above 0"),
+        ({"attention__semi_sampling": 1.5}, "attention.semi_sampling", "use 0 to 1"),
+        (
+            {"decoder__kind": "transformer", "decoder__positions": "learned",
+             "decoder__max_positions": 20},
+            "decoder.max_positions",
+            "use 30 or more",
+        ),
+        (
+            {"decoder__tie_embeddings": True, "decoder__output": "plain"},
+            "decoder.tie_embeddings",
+            "decoder.output: deep",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_family_can_be_built_of_is_one_sentence_with_the_key_and_what_is_accepted(
+    changes: dict[str, Any], key: str, accepted: str
+) -> None:
+    small_model(**FAMILY)
+    with pytest.raises(ConfigError) as caught:
+        small_model(**{**FAMILY, **changes})
+    message = str(caught.value)
+    assert message.startswith(f"{key}: ")
+    assert accepted in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "accepted"),
+    [
+        ("attention: {window: [local_p, local_m]}", "attention.window", "local_p"),
+        ("attention: {score: bilinear}", "attention.score", "scaled_dot"),
+        ("attention: {select: top}", "attention.select", "hard"),
+        ("attention: {heads: two}", "attention.heads", "whole number"),
+        ("decoder: {kind: gru}", "decoder.kind", "transformer"),
+        ("decoder: {head: 2}", "decoder.head", "heads"),
+        ("hard: {baseline: critic}", "hard.baseline", "leave_one_out"),
+        ("hard: {credit: past}", "hard.credit", "future"),
+    ],
+)
+def test_a_recipe_with_a_family_that_is_not_there_is_one_sentence(
+    text: str, key: str, accepted: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(Config, text)
+    message = str(caught.value)
+    assert key in message
+    assert accepted in message
+    assert "\n" not in message
+
+
+def test_location_knows_the_grid_of_its_settings_and_refuses_another() -> None:
+    model = small_model(attention__score="location", attention__window="local_p")
+    tokens, _, lengths = batch([[4, 5]])
+    model(model.encoder(photos()[:1]), torch.tensor([0]), tokens, lengths)
+    with pytest.raises(ConfigError, match=r"^attention\.score: location .* 6 cells .* of 4; "):
+        model(model.encoder(photos()[:1, :, :, :64]), torch.tensor([0]), tokens, lengths)
+
+
+def test_counting_the_cells_of_a_grid_leaves_the_backbone_as_it_was() -> None:
+    """Whose running statistics come with the pretrained weights."""
+    plain, counted = small_model(), small_model(attention__score="location")
+    expected = plain.encoder.backbone.state_dict()
+    for name, value in counted.encoder.backbone.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "mean", "transformer"])
+def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> None:
+    """Hard attention, several heads, a window and self-attention all at once."""
+    model = small_model(
+        encoder__self_attention_layers=1,
+        encoder__self_attention_heads=2,
+        attention__select="hard",
+        attention__window="local_p",
+        attention__heads=2,
+        decoder__kind=kind,
+        decoder__heads=1,
+    )
+    tokens, targets, lengths = batch(CAPTIONS)
+    with torch.no_grad():
+        for parameter in model.encoder.self_attention.parameters():  # they begin as the identity
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
+        rows = pack_by_step(torch.arange(4).unsqueeze(1).expand(4, int(lengths.max())), lengths)
+        for row, (words, photo) in enumerate(zip(CAPTIONS, PHOTO_OF, strict=True)):
+            own_tokens, _, own_length = batch([words])
+            one = photos()[photo : photo + 1]
+            alone = model(model.encoder(one), torch.tensor([0]), own_tokens, own_length)
+            torch.testing.assert_close(
+                forced.logits[rows == row], alone.logits, rtol=1e-4, atol=1e-5
+            )
+    model.train()
+    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
+    hard = HardAttentionLoss(NoBaseline())
+    losses = caption_losses(forced, targets, lengths, doubly_stochastic=1.0, hard=hard)
+    losses["total"].backward()
+    silent = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
+    ]
+    assert silent == []
+
+
+# --- preprocessing --------------------------------------------------------------------------------
+
+
+def test_resolved_settings_take_from_the_backbone_only_what_is_not_given() -> None:
+    model = small_model()
+    model.encoder.backbone.preprocessing = Preprocessing((0.1,) * 3, (0.2,) * 3, "lanczos")
+    config = small_config()
+    assert resolved(config, model) == replace(
+        config,
+        preprocess=replace(
+            config.preprocess, mean=(0.1,) * 3, std=(0.2,) * 3, interpolation="lanczos"
+        ),
+    )
+    given = small_config(
+        preprocess__mean=(0.0, 0.0, 0.0),
+        preprocess__std=(1.0, 1.0, 1.0),
+        preprocess__interpolation="bicubic",
+    )
+    assert resolved(given, model) == given
+
+
+def test_a_recipe_stays_a_recipe_when_it_is_resolved() -> None:
+    model = small_model()
+    recipe = Config(encoder=small_config().encoder)
+    found = resolved(recipe, model)
+    assert isinstance(found, Config)
+    assert found.train == recipe.train
+    assert found.preprocess.mean == model.encoder.backbone.preprocessing.mean
+
+
+def test_the_transform_of_settings_does_what_they_say() -> None:
+    transform = image_transform(
+        PreprocessConfig(
+            height_px=30,
+            width_px=50,
+            resize="letterbox",
+            interpolation="bilinear",
+            mean=(0.1, 0.2, 0.3),
+            std=(0.4, 0.5, 0.6),
+        )
+    )
+    assert (transform.height_px, transform.width_px) == (30, 50)
+    assert transform.resize == "letterbox"
+    assert transform.mean.tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert transform.std.tolist() == pytest.approx([0.4, 0.5, 0.6])
+
+
+@pytest.mark.parametrize("missing", ["mean", "std", "interpolation"])
+def test_a_transform_needs_resolved_settings(missing: str) -> None:
+    whole = PreprocessConfig(interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3)
+    image_transform(whole)
+    with pytest.raises(ConfigError, match=r"^preprocess: "):
+        image_transform(replace(whole, **{missing: None}))

@@ -1,0 +1,57 @@
+"""Choosing a device, and what is said of one that cannot do the work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from captioner.cli import run_command
+from captioner.errors import ConfigError
+from captioner.runtime import device
+from captioner.runtime.device import autocast, choose_device
+
+
+def test_a_gpu_that_does_not_work_is_told_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_kernel(name: str) -> torch.device:
+        raise RuntimeError(f"{name} error: no kernel image is available\nand a long explanation")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "_tried", no_kernel)
+    assert choose_device() == torch.device("cpu")
+    assert capsys.readouterr().err == (
+        "the GPU cannot be used (cuda error: no kernel image is available); going on with the CPU\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["meta", "nothing", "", "cpu:x"])
+def test_what_is_no_device_is_refused_in_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^device: '{name}' cannot be used on this machine"):
+        choose_device(name)
+
+
+def test_bfloat16_is_taken_where_it_is_asked_for() -> None:
+    cpu = choose_device("cpu")
+    for precision, taken in (("auto", False), ("float32", False), ("bfloat16", True)):
+        with autocast(cpu, precision):
+            assert torch.is_autocast_enabled("cpu") == taken
+
+
+def test_a_full_gpu_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore follows.")
+
+    assert run_command(command) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: CUDA out of memory. Tried to allocate 2 GiB.")
+    assert "data.batch_size" in told
+    assert told.count("\n") == 1
+
+
+def test_other_errors_of_ours_are_not_hidden() -> None:
+    def command() -> int:
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        run_command(command)

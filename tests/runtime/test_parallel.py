@@ -1,0 +1,132 @@
+"""Passes side by side: in order, no more than so many, nothing lost."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from captioner.runtime import parallel as passes
+from captioner.runtime.parallel import parallel_map, prefetch, shared_cores
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_from_two_threads_at_once() -> None:
+    both = threading.Barrier(2)
+
+    def work(item: int) -> tuple[int, str]:
+        both.wait(timeout=30)  # two passes have to meet here
+        return item, threading.current_thread().name
+
+    found = list(parallel_map(work, range(10), CPU))
+    assert [item for item, _ in found] == list(range(10))
+    assert len({name for _, name in found}) == 2
+
+
+def test_items_are_made_one_ahead_of_the_passes() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            made.append(item)
+            yield item
+
+    results = parallel_map(str, items(), CPU)
+    assert next(results) == "0"
+    assert len(made) <= passes.PASSES + 1
+    assert list(results) == [str(item) for item in range(1, 100)]
+
+
+def test_each_pass_has_its_part_of_the_cores_and_one_alone_has_all() -> None:
+    before = torch.get_num_threads()
+    seen = list(parallel_map(lambda _: torch.get_num_threads(), range(3), CPU))
+    assert seen == [2, 2, 2]
+    assert torch.get_num_threads() == before
+    assert list(parallel_map(lambda _: torch.get_num_threads(), range(1), CPU)) == [before]
+    assert list(parallel_map(str, [], CPU)) == []
+
+
+def test_one_thread_is_one_pass_and_a_gpu_too() -> None:
+    with shared_cores(torch.device("cuda")) as found:
+        assert (found, torch.get_num_threads()) == (1, 4)
+    torch.set_num_threads(1)
+    with shared_cores(CPU) as found:
+        assert (found, torch.get_num_threads()) == (1, 1)
+    assert list(parallel_map(str, range(5), CPU)) == list("01234")
+
+
+def test_no_item_outlives_its_turn() -> None:
+    class Item:
+        pass
+
+    alive: list[weakref.ref[Item]] = []
+
+    def items() -> Iterator[Item]:
+        for _ in range(12):
+            item = Item()
+            alive.append(weakref.ref(item))
+            yield item
+            del item
+
+    for _ in parallel_map(lambda item: None, items(), CPU):
+        assert sum(item() is not None for item in alive) <= passes.PASSES + 2
+
+
+def test_what_goes_wrong_reaches_the_caller_after_what_came_before() -> None:
+    results = parallel_map(lambda item: 6 // item, [3, 2, 1, 0, 1, 2], CPU)
+    assert [next(results), next(results), next(results)] == [2, 3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert not [t for t in threading.enumerate() if t.name.startswith("pass_")]
+
+
+GPU = torch.device("cuda")  # named and never used: what is read for it is read on the CPU
+
+
+def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "_cores", lambda: 3)
+    all_three = threading.Barrier(3)
+
+    def read(item: int) -> tuple[int, str]:
+        all_three.wait(timeout=30)
+        return item, threading.current_thread().name
+
+    found = list(prefetch(read, range(12), GPU))
+    assert [item for item, _ in found] == list(range(12))
+    assert len({name for _, name in found}) == 3
+
+
+def test_no_more_is_read_ahead_than_twice_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_cores", lambda: 64)
+    begun: list[int] = []
+    results = prefetch(begun.append, range(1000), GPU)
+    next(results)
+    assert len(begun) <= 2 * passes.READERS + 1
+    results.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name.startswith("pass_")]
+
+
+@pytest.mark.parametrize(("device", "cores"), [(CPU, 64), (GPU, 1)])
+def test_without_a_gpu_or_cores_to_spare_an_item_is_read_when_asked_for(
+    device: torch.device, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "_cores", lambda: cores)
+    begun: list[threading.Thread] = []
+    results = prefetch(lambda _: begun.append(threading.current_thread()), range(5), device)
+    next(results)
+    next(results)
+    assert begun == [threading.current_thread()] * 2

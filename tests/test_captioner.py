@@ -1,0 +1,341 @@
+"""The Python interface: photo in, Caption out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from captioner import Captioner, checkpoint
+from captioner.errors import CheckpointError, ConfigError, ImageError
+from captioner.types import Caption, Geometry
+
+NUMBERS = range(6)
+
+
+@pytest.fixture(scope="module")
+def captioner(tiny_model: Path) -> Captioner:
+    return Captioner.from_pretrained(tiny_model, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def paths(drawn_photos: Path) -> list[Path]:
+    return [drawn_photos / f"{number:02d}.jpg" for number in NUMBERS]
+
+
+def close(one: Caption, other: Caption) -> bool:
+    return (
+        one.words == other.words
+        and one.geometry == other.geometry
+        and np.allclose(one.maps, other.maps, atol=1e-5)
+        and np.allclose(one.beta, other.beta, atol=1e-5)
+        and np.allclose(one.log_probs, other.log_probs, atol=1e-4)
+    )
+
+
+def test_a_caption_has_what_it_promises(captioner: Captioner, paths: list[Path]) -> None:
+    for path in paths:
+        caption = captioner.caption(path)
+        count = len(caption.words)
+        assert 1 <= count <= 12
+        assert caption.text == " ".join(caption.words)
+        assert set(caption.words) <= set(tiny.WORDS)
+        assert caption.maps.shape == (count, 2, 3)
+        assert caption.maps.dtype == np.float32
+        np.testing.assert_allclose(caption.maps.sum((1, 2)), 1, atol=1e-5)
+        assert (caption.maps >= 0).all()
+        assert caption.beta.shape == caption.log_probs.shape == (count,)
+        assert ((caption.beta > 0) & (caption.beta < 1)).all()
+        assert (caption.log_probs <= 0).all()
+        assert caption.cells is None
+        assert caption.geometry == Geometry(60, 48, 0, 0, 60, 48)
+        assert count == 12 or caption.end_log_prob is not None
+
+
+def test_in_bfloat16_the_encoder_is_rougher_and_all_else_the_same(
+    captioner: Captioner, tiny_model: Path, paths: list[Path]
+) -> None:
+    rough = Captioner.from_pretrained(tiny_model, device="cpu", precision="bfloat16")
+    (exact, _), (near, _) = captioner.encode(paths), rough.encode(paths)
+    assert near.features.dtype == torch.float32
+    difference = (near.features - exact.features).norm() / exact.features.norm()
+    assert 1e-4 < difference < 0.03
+    assert {p.dtype for p in rough.model.encoder.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in rough.model.decoder.parameters()} == {torch.float32}
+    with pytest.raises(ConfigError, match="precision: 'float16' is not accepted"):
+        Captioner.from_pretrained(tiny_model, device="cpu", precision="float16")  # type: ignore
+    one, other = captioner.score(paths[0], "a red disc"), rough.score(paths[0], "a red disc")
+    np.testing.assert_allclose(one.log_probs, other.log_probs, atol=0.3)
+    np.testing.assert_allclose(other.maps.sum((1, 2)), 1, atol=1e-5)
+
+
+def test_the_tiny_model_is_a_test_of_anything(captioner: Captioner, paths: list[Path]) -> None:
+    captions = captioner.caption_batch(paths)
+    assert len({caption.text for caption in captions}) > 2
+    assert len({len(caption.words) for caption in captions}) > 2
+    maps = np.concatenate([caption.maps for caption in captions])
+    assert maps.std(0).max() > 0.02
+
+
+def test_a_path_a_string_bytes_and_an_image_are_captioned_alike(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    expected = captioner.caption(paths[1])
+    with Image.open(paths[1]) as image:
+        for photo in (str(paths[1]), paths[1].read_bytes(), image.convert("RGB")):
+            assert close(captioner.caption(photo), expected)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_batch_is_captioned_as_one_at_a_time(
+    captioner: Captioner, paths: list[Path], beam_size: int
+) -> None:
+    together = captioner.caption_batch(paths, beam_size=beam_size)
+    for path, caption in zip(paths, together, strict=True):
+        assert close(captioner.caption(path, beam_size=beam_size), caption)
+
+
+def test_photos_of_different_sizes_share_a_batch(captioner: Captioner) -> None:
+    photos = [tiny.photo(0, *size)[0] for size in ((60, 48), (300, 40), (41, 222))]
+    captions = captioner.caption_batch(photos)
+    assert [c.geometry.photo_width_px for c in captions] == [60, 300, 41]
+    assert all(map(close, captions, map(captioner.caption, photos)))
+
+
+def test_no_photos_have_no_captions(captioner: Captioner) -> None:
+    assert captioner.caption_batch([]) == []
+
+
+def test_captioning_again_gives_the_same_to_the_last_bit(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    one, other = captioner.caption(paths[0]), captioner.caption(paths[0])
+    assert one.text == other.text
+    np.testing.assert_array_equal(one.maps, other.maps)
+    np.testing.assert_array_equal(one.log_probs, other.log_probs)
+
+
+def test_captioning_leaves_generators_and_gradients_alone(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    before = torch.get_rng_state()
+    captioner.caption(paths[0])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+
+
+def test_settings_that_are_not_given_are_the_model_s_own(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    own = [captioner.caption(path).text for path in paths]
+    same = [captioner.caption(p, beam_size=3, max_words=12, length_penalty=0.0).text for p in paths]
+    assert own == same
+    changed = {
+        "beam_size": [captioner.caption(path, beam_size=1).text for path in paths],
+        "length_penalty": [captioner.caption(path, length_penalty=3.0).text for path in paths],
+    }
+    assert all(texts != own for texts in changed.values()), changed
+    assert all(len(captioner.caption(path, max_words=2).words) <= 2 for path in paths)
+
+
+@pytest.mark.parametrize("name", ["beam_size", "max_words"])
+@pytest.mark.parametrize("value", [0, -3])
+def test_settings_below_one_are_refused_by_name(
+    captioner: Captioner, paths: list[Path], name: str, value: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: {value} is too small"):
+        captioner.caption(paths[0], **{name: value})
+
+
+def test_a_beam_wider_than_the_vocabulary_works(captioner: Captioner, paths: list[Path]) -> None:
+    assert captioner.caption(paths[0], beam_size=200, max_words=3).words
+
+
+@pytest.mark.parametrize("power", [float("nan"), float("inf"), 1e9, -1e9])
+def test_a_length_penalty_that_is_no_use_is_refused_or_harmless(
+    captioner: Captioner, paths: list[Path], power: float
+) -> None:
+    try:
+        caption = captioner.caption(paths[0], length_penalty=power)
+    except ConfigError as error:
+        assert "length_penalty" in str(error)
+    else:
+        assert caption.words
+
+
+def test_a_model_without_a_gate_has_no_beta() -> None:
+    from dataclasses import replace
+
+    from captioner.models.build import build_model
+
+    _, config, vocabulary = tiny.model()
+    config = replace(config, decoder=replace(config.decoder, gate="none"))
+    caption = Captioner(build_model(config, len(vocabulary)), config, vocabulary).caption(
+        tiny.photo(0)[0]
+    )
+    assert caption.beta is None
+
+
+# ------------------------------------------------------------------------------------------- score
+
+
+def test_scoring_a_written_caption_gives_its_own_numbers(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    for path in paths:
+        caption = captioner.caption(path)
+        scored = captioner.score(path, caption.text)
+        assert close(scored, caption)
+        if caption.end_log_prob is not None:
+            assert scored.end_log_prob == pytest.approx(caption.end_log_prob, abs=1e-4)
+
+
+def test_a_caption_that_i_bring_keeps_its_words(captioner: Captioner, paths: list[Path]) -> None:
+    scored = captioner.score(paths[0], "A purple DISC, on the field!")
+    assert scored.words == ["a", "purple", "disc", "on", "the", "field"]
+    assert scored.maps.shape == (6, 2, 3)
+    np.testing.assert_allclose(scored.maps.sum((1, 2)), 1, atol=1e-5)
+    unknown = captioner.score(paths[0], "a violet disc on the field")
+    np.testing.assert_array_equal(scored.log_probs, unknown.log_probs)
+    assert scored.end_log_prob is not None
+
+
+@pytest.mark.parametrize("text", ["", "   ", "...!?"])
+def test_a_caption_without_words_is_refused(
+    captioner: Captioner, paths: list[Path], text: str
+) -> None:
+    with pytest.raises(ConfigError, match="has no words"):
+        captioner.score(paths[0], text)
+
+
+# --------------------------------------------------------------------------------- photos that fail
+
+
+def test_a_photo_that_cannot_be_read_raises_a_photo_error(
+    captioner: Captioner, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"no photo")
+    for photo in (tmp_path / "bad.jpg", tmp_path / "none.jpg", tmp_path, b"", b"no photo"):
+        with pytest.raises(ImageError):
+            captioner.caption(photo)
+        with pytest.raises(ImageError):
+            captioner.score(photo, "a disc")
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
+def test_an_image_of_another_mode_is_refused_and_told_what_to_do(
+    captioner: Captioner, mode: str
+) -> None:
+    with pytest.raises(ImageError, match=f"mode {mode}; convert it to RGB"):
+        captioner.caption(Image.new(mode, (8, 8)))
+
+
+def test_a_photo_of_one_pixel_is_captioned(captioner: Captioner) -> None:
+    assert captioner.caption(Image.new("RGB", (1, 1))).words
+
+
+# ------------------------------------------------------------------------------------ which model
+
+
+@pytest.fixture
+def bundled(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose bundled model is the tiny one."""
+    models = tmp_path / "package" / "models"
+    shutil.copytree(tiny_model, models / "soft")
+    (models / "unfinished").mkdir()
+    monkeypatch.setattr(checkpoint, "MODELS", models)
+    return models
+
+
+def test_bundled_models_are_the_folders_with_a_manifest(bundled: Path) -> None:
+    assert checkpoint.bundled_models() == ["soft"]
+    shutil.rmtree(bundled)
+    assert checkpoint.bundled_models() == []
+
+
+def test_the_bundled_model_is_the_default(bundled: Path) -> None:
+    assert Captioner.from_pretrained().vocabulary.tokens[4:] == tiny.WORDS
+
+
+def test_a_folder_of_that_name_where_i_stand_does_not_hide_the_bundled_model(
+    bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "soft").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert Captioner.from_pretrained().vocabulary.tokens[4:] == tiny.WORDS
+
+
+def test_a_name_that_is_no_model_is_said_with_the_ones_there_are(bundled: Path) -> None:
+    with pytest.raises(CheckpointError, match="no model 'hard'; the bundled ones are soft"):
+        Captioner.from_pretrained("hard")
+
+
+def test_a_run_is_as_good_as_its_best(tmp_path: Path, tiny_model: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "run" / "best")
+    for place in (tmp_path / "run", str(tmp_path / "run"), tmp_path / "run" / "best"):
+        assert Captioner.from_pretrained(place).vocabulary.tokens[4:] == tiny.WORDS
+
+
+@pytest.mark.parametrize("model", ["no such/folder", "", ".", "captioner", "no\0model"])
+def test_what_is_no_model_folder_is_one_sentence(model: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Captioner.from_pretrained(model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:99", "meta", "cuda:-1", ""])
+def test_a_device_that_cannot_be_used_is_one_sentence(tiny_model: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match="use auto, cpu or cuda") as caught:
+        Captioner.from_pretrained(tiny_model, device=device)
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, captioner; captioner.__version__; print('torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert printed.stdout.strip() == "False", printed.stderr
+
+
+def test_the_n_best_are_the_searchs_own_and_begin_with_the_caption(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    expected = captioner.caption_batch(paths, beam_size=4)
+    found = captioner.n_best(paths, 3, beam_size=4)
+    for best, captions in zip(expected, found, strict=True):
+        assert close(captions[0], best)
+        assert 1 <= len(captions) <= 3
+        assert len({caption.text for caption in captions}) == len(captions)
+    assert max(map(len, found)) == 3
+    assert all(len(captions) == 1 for captions in captioner.n_best(paths, 5, beam_size=1))
+    with pytest.raises(ConfigError, match="count: 0"):
+        captioner.n_best(paths, 0)
+
+
+def test_what_the_transform_made_of_a_photo_is_captioned_as_the_photo(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    with Image.open(paths[2]) as image:
+        prepared = captioner.transform(image.convert("RGB"))
+    assert close(captioner.caption(prepared), captioner.caption(paths[2]))
+    scored, expected = (captioner.score(photo, "a red disc") for photo in (prepared, paths[2]))
+    assert close(scored, expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_ready_photo_that_is_not_finite_is_refused(
+    captioner: Captioner, paths: list[Path], value: float
+) -> None:
+    with Image.open(paths[0]) as image:
+        pixels, geometry = captioner.transform(image.convert("RGB"))
+    pixels = pixels.clone()
+    pixels[1, 2, 3] = value
+    with pytest.raises(ImageError, match="not finite"):
+        captioner.caption_batch([paths[1], (pixels, geometry)])

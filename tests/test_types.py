@@ -1,0 +1,113 @@
+"""The types that flow through the house: what they promise and what they refuse."""
+
+from __future__ import annotations
+
+import doctest
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import captioner.types
+from captioner.types import Caption, Geometry, Grid
+
+
+def test_the_examples_of_the_docstrings_hold() -> None:
+    assert doctest.testmod(captioner.types).failed == 0
+    assert doctest.testmod(captioner.types).attempted > 0
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_the_cells_tile_the_rectangle_without_gap_or_overlap(flipped: bool) -> None:
+    geometry = Geometry(640, 480, left_px=-20.0, top_px=30.0, width_px=700.0, height_px=333.0)
+    geometry = Geometry(**{**vars(geometry), "flipped": flipped})
+    rows, columns = 3, 7
+    boxes = np.array(
+        [[geometry.cell_box_px(r, c, rows, columns) for c in range(columns)] for r in range(rows)]
+    )
+    if flipped:
+        boxes = boxes[:, ::-1]
+    np.testing.assert_allclose(boxes[0, 0, :2], (-20, 30))
+    np.testing.assert_allclose(boxes[-1, -1, 2:], (680, 363))
+    np.testing.assert_allclose(boxes[:, 1:, 0], boxes[:, :-1, 2])
+    np.testing.assert_allclose(boxes[1:, :, 1], boxes[:-1, :, 3])
+    np.testing.assert_allclose(boxes[..., 2] - boxes[..., 0], 100)
+    np.testing.assert_allclose(boxes[..., 3] - boxes[..., 1], 111)
+
+
+def test_a_mirrored_input_has_its_first_column_at_the_right_of_the_photo() -> None:
+    mirrored = Geometry(200, 100, 0, 0, 200, 100, flipped=True)
+    assert mirrored.cell_box_px(1, 0, rows=2, columns=4) == (150.0, 50.0, 200.0, 100.0)
+
+
+def test_a_cell_box_is_of_plain_floats() -> None:
+    geometry = Geometry(10, 10, np.float32(0), np.float64(0), 10, 10)
+    assert {type(value) for value in geometry.cell_box_px(0, 0, 2, 2)} == {float}
+
+
+@pytest.mark.parametrize("shape", [(2, 11, 4), (2, 3, 4, 8), (12, 4), (2, 4, 12)])
+def test_a_grid_refuses_features_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="3 x 4 cells needs features"):
+        Grid(torch.zeros(shape), height=3, width=4)
+
+
+def test_a_grid_may_be_of_no_photos() -> None:
+    assert Grid(torch.zeros(0, 12, 8), height=3, width=4).features.shape == (0, 12, 8)
+
+
+def caption(count: int = 2, **changed: object) -> Caption:
+    fields = {
+        "words": ["a", "dog", "runs"][:count],
+        "maps": np.full((count, 2, 3), 1 / 6, np.float32),
+        "beta": np.ones(count, np.float32),
+        "log_probs": np.zeros(count, np.float32),
+        "geometry": Geometry(6, 4, 0, 0, 6, 4),
+    }
+    return Caption(**{**fields, **changed})
+
+
+def test_a_caption_s_text_is_its_words_unless_it_is_given() -> None:
+    assert caption().text == "a dog"
+    assert caption(text="A dog.").text == "A dog."
+
+
+def test_a_caption_without_words_has_an_empty_text() -> None:
+    assert caption(0).text == ""
+
+
+@pytest.mark.parametrize("name", ["maps", "beta", "log_probs"])
+def test_a_caption_refuses_a_field_of_another_length(name: str) -> None:
+    whole = vars(caption(3))[name]
+    with pytest.raises(ValueError, match="2 words with"):
+        caption(2, **{name: whole})
+
+
+def test_a_caption_as_plain_values_goes_through_json_and_back() -> None:
+    maps = np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3) / 66
+    caption = Caption(
+        words=["two", "dogs"],
+        maps=maps,
+        beta=np.array([0.25, 1 / 3], np.float32),
+        log_probs=np.array([-0.5, -2.0], np.float32),
+        geometry=Geometry(30, 20, 0, 0, 30, 20),
+        end_log_prob=-0.125,
+        cells=np.array([5, 0]),
+    )
+    plain = caption.to_dict()
+    assert (
+        json.loads(json.dumps(plain))
+        == plain
+        == {
+            "caption": "two dogs",
+            "words": ["two", "dogs"],
+            "log_probs": [-0.5, -2.0],
+            "end_log_prob": -0.125,
+            "beta": [0.25, 0.333333],
+            "cells": [5, 0],
+        }
+    )
+    whole = json.loads(json.dumps(caption.to_dict(maps=True)))
+    np.testing.assert_allclose(whole["maps"], maps, atol=5e-7)
+    assert Geometry(**whole["geometry"]) == caption.geometry
+    assert "heads" not in whole

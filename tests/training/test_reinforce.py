@@ -1,0 +1,429 @@
+"""Equation 12: the estimator against the exact gradient, and its baselines against plain loops."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.models.attention import select as selecting
+from captioner.models.build import build_decoder
+from captioner.models.decoders import Decoder, TeacherForcingOutput, unpack_by_step
+from captioner.training.losses import caption_losses
+from captioner.training.reinforce import (
+    HardAttentionLoss,
+    LearnedValue,
+    LeaveOneOut,
+    MovingAverage,
+    NoBaseline,
+    build_baseline,
+)
+from captioner.types import Grid
+
+L, T, D, H, V = 3, 2, 3, 5, 7
+KINDS = ["none", "moving_average", "leave_one_out", "learned"]
+CREDITS = ["caption", "future"]
+CHUNKS, CHUNK = 32, 250  # 8000 samples of one caption, whose gradients are taken 250 at a time
+# Of Student's t with 31 degrees of freedom: 1000 parameters of a right estimator all stay within it,
+# but for one run in a thousand.
+BOUND = 6.0
+
+# --- the gradient ---------------------------------------------------------------------------------
+
+
+def tiny_decoder(kind: Any = "lstm", layers: int = 1) -> Decoder:
+    """In training mode and without dropout, so that the looks are all that is random."""
+    torch.manual_seed(0)
+    decoder = build_decoder(
+        DecoderConfig(
+            kind=kind,
+            hidden_dim=H if kind != "transformer" else 6,
+            embed_dim=4,
+            dropout=0.0,
+            heads=1,
+            layers=layers,
+            feedforward_dim=4,
+        ),
+        AttentionConfig(select="hard", dim=4, semi_sampling=0.0),
+        feature_dim=D,
+        vocabulary_size=V,
+    )
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(2.5 if kind != "transformer" else 1.5)
+    return decoder.double().train()
+
+
+FEATURES = 2 * torch.randn(1, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+READ, TARGETS, LENGTHS = torch.tensor([[1, 4]]), torch.tensor([[4, 2]]), torch.tensor([T])
+
+
+def read(decoder: Decoder, times: int) -> TeacherForcingOutput:
+    """The same caption of the same photo so many times."""
+    grid = Grid(FEATURES.expand(times, -1, -1), 1, L)
+    return decoder(decoder.prepare(grid), READ.expand(times, -1), LENGTHS.expand(times))
+
+
+def log_likelihood(forced: TeacherForcingOutput, times: int) -> Tensor:
+    """log p(y | s) of each reading."""
+    log_probs = torch.log_softmax(forced.logits, -1).view(T, times, V)
+    return log_probs.gather(2, TARGETS.T.unsqueeze(2).expand(-1, times, -1)).sum(0).squeeze(1)
+
+
+def flat_gradient(loss: Tensor, decoder: Decoder, keep: bool = False) -> Tensor:
+    parameters = list(decoder.parameters())
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True)
+    return torch.cat(
+        [
+            (torch.zeros_like(parameter) if gradient is None else gradient).flatten()
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]
+    )
+
+
+def exact_gradient(decoder: Decoder, looks: int = T) -> Tensor:
+    """Of the sum over all paths s of p(s) log p(y | s), a word, as a loss."""
+    paths = torch.tensor(list(product(range(L), repeat=looks)))  # [L ** looks, looks]
+    count = len(paths)
+    calls = iter(range(looks))
+
+    def given(log_map: Tensor) -> Tensor:
+        """[count, K]: K is 1 in an LSTM's steps, T in a Transformer, whose layers are calls."""
+        if log_map.shape[1] == 1:
+            return paths[:, next(calls)].unsqueeze(1)
+        first = next(calls) * T
+        return paths[:, first : first + T]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(selecting, "_sample", given)
+        forced = read(decoder, count)
+    probability = forced.log_prob.sum(1).exp()
+    assert probability.sum().item() == pytest.approx(1)
+    return flat_gradient(-(probability * log_likelihood(forced, count)).sum() / T, decoder)
+
+
+def estimates(decoder: Decoder, hard: HardAttentionLoss | None) -> Tensor:
+    """[CHUNKS, parameters]: gradients of the loss that training uses, each of CHUNK samples."""
+    torch.manual_seed(1)
+    gradients = []
+    for _ in range(CHUNKS):
+        forced = read(decoder, CHUNK)
+        losses = caption_losses(
+            forced,
+            TARGETS.expand(CHUNK, -1),
+            LENGTHS.expand(CHUNK),
+            doubly_stochastic=0.0,
+            hard=hard,
+        )
+        gradients.append(flat_gradient(losses["total"], decoder))
+    return torch.stack(gradients)
+
+
+def largest_z(gradients: Tensor, exact: Tensor) -> float:
+    """How many of its own standard errors the mean is away, for the worst parameter.
+
+    Where it never changes, as on words that are not read, it must be exact, or is infinitely away.
+    """
+    assert gradients.shape[1] <= 1000
+    error = gradients.std(0) / math.sqrt(CHUNKS)
+    off = (gradients.mean(0) - exact).abs()
+    off = torch.where(off < 1e-9, 0.0, off)
+    return torch.where(off == 0, 0.0, off / error.where(error > 1e-12, 0.0)).max().item()
+
+
+def hard_loss(kind: Any, credit: Any, samples: int = 2, hidden_dim: int = H) -> HardAttentionLoss:
+    baseline = build_baseline(kind, samples=samples, hidden_dim=hidden_dim).double()
+    if isinstance(baseline, LearnedValue):  # which has few batches to learn from here
+        baseline.optimizer.param_groups[0]["lr"] = 0.1
+    return HardAttentionLoss(baseline, credit=credit, reward_scale=1.0, entropy=0.0)
+
+
+@functools.cache
+def case() -> tuple[Decoder, Tensor]:
+    """The decoder, and the exact gradient of its loss."""
+    decoder = tiny_decoder()
+    return decoder, exact_gradient(decoder)
+
+
+@functools.cache
+def estimated(kind: str, credit: str) -> Tensor:
+    return estimates(case()[0], hard_loss(kind, credit))
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mean_estimate_is_the_exact_gradient_within_its_standard_error(
+    kind: str, credit: str
+) -> None:
+    _, exact = case()
+    gradients = estimated(kind, credit)
+    assert largest_z(gradients, exact) < BOUND
+    error = gradients.std(0).norm() / math.sqrt(CHUNKS)
+    assert error < 0.2 * exact.norm(), "too noisy to say anything"
+
+
+class WrongReward(HardAttentionLoss):
+    """Rewards a reading with what another reading of the batch was worth."""
+
+    def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        rewards, count = super()._rewards(word_log_probs, lengths)
+        return rewards.roll(2, 0), count
+
+
+class ForgottenFirstWord(HardAttentionLoss):
+    """Rewards a look with the words after it only, as if it did not write its own."""
+
+    def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        own = unpack_by_step(word_log_probs, lengths)
+        rewards, count = super()._rewards(word_log_probs, lengths)
+        return rewards - own, count
+
+
+class OwnRewardAsBaseline(NoBaseline):
+    """A baseline that knows the look that it is taken from: the mean with that reading in it."""
+
+    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
+        return rewards.view(-1, 2, T).mean(1, keepdim=True).expand(-1, 2, -1).reshape(-1, T)
+
+
+WRONG: dict[str, Callable[[], HardAttentionLoss | None]] = {
+    "no log_prob term at all": lambda: None,
+    "no reward": lambda: HardAttentionLoss(NoBaseline(), reward_scale=0.0, entropy=0.0),
+    "another reading's reward": lambda: WrongReward(LeaveOneOut(2), entropy=0.0),
+    "a look without its own word": lambda: ForgottenFirstWord(NoBaseline(), entropy=0.0),
+    "a tenth of the reward": lambda: HardAttentionLoss(NoBaseline(), reward_scale=0.1, entropy=0.0),
+    "a baseline that knows the look": lambda: HardAttentionLoss(OwnRewardAsBaseline(), entropy=0.0),
+    "entropy, which is not in it": lambda: HardAttentionLoss(LeaveOneOut(2), entropy=0.5),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_estimator_is_found_out_by_the_same_check(name: str) -> None:
+    decoder, exact = case()
+    assert largest_z(estimates(decoder, WRONG[name]()), exact) > 1.5 * BOUND
+
+
+@pytest.mark.parametrize("kind", ["leave_one_out", "learned"])
+def test_a_transformer_that_samples_in_every_layer_has_the_exact_gradient_too(kind: str) -> None:
+    decoder = tiny_decoder("transformer", layers=2)
+    hard = hard_loss(kind, "future", hidden_dim=6)
+    if isinstance(hard.baseline, LearnedValue):  # as far from zero as any training could take it
+        torch.manual_seed(0)
+        torch.nn.init.normal_(hard.baseline.value.weight, std=3.0)
+        hard.baseline.optimizer.param_groups[0]["lr"] = 0.0
+    exact = exact_gradient(decoder, looks=2 * T)
+    assert largest_z(estimates(decoder, hard), exact) < BOUND
+
+
+def test_baselines_and_credit_take_noise_away() -> None:
+    """Variance of the gradient once averages are settled, as a share of that without a baseline."""
+    noise = {
+        (kind, credit): estimated(kind, credit)[8:].var(0).sum().item()
+        for kind, credit in product(KINDS, CREDITS)
+    }
+    assert noise["none", "future"] < 0.9 * noise["none", "caption"]
+    for kind, credit in product(("moving_average", "leave_one_out", "learned"), CREDITS):
+        assert noise[kind, credit] < 0.6 * noise["none", credit], (kind, credit, noise)
+
+
+# --- its parts ------------------------------------------------------------------------------------
+
+ROWS = [4, 3, 3, 1]
+
+
+def random_forced(seed: int = 0) -> tuple[TeacherForcingOutput, Tensor, Tensor]:
+    """What a decoder and its words gave for four captions, and their lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor(ROWS)
+    words = int(lengths.sum())
+
+    def positive(*shape: int) -> Tensor:
+        return torch.rand(*shape, dtype=torch.double, generator=generator) + 0.1
+
+    running = torch.arange(4) < lengths.unsqueeze(1)
+    forced = TeacherForcingOutput(
+        logits=torch.zeros(words, V),
+        maps=torch.zeros(4, 4, L),
+        entropy=(positive(4, 4) * running).requires_grad_(),
+        log_prob=(-positive(4, 4) * running).requires_grad_(),
+        beta=None,
+        queries=torch.randn(words, H, dtype=torch.double, generator=generator),
+    )
+    return forced, -3 * positive(words), lengths
+
+
+def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], list[list[int]]]:
+    """R and the number of words that it sums, for each caption and word."""
+    by_word = unpack_by_step(log_probs, torch.tensor(ROWS)).tolist()
+    rewards, counts = [], []
+    for row, length in enumerate(ROWS):
+        own = by_word[row][:length]
+        parts = [own if credit == "caption" else own[t:] for t in range(length)]
+        rewards.append([sum(part) for part in parts] + [0.0] * (4 - length))
+        counts.append([len(part) for part in parts] + [0] * (4 - length))
+    return rewards, counts
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
+    forced, log_probs, lengths = random_forced()
+    hard = HardAttentionLoss(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
+    loss, parts = hard(forced, log_probs, lengths)
+    rewards, counts = plain_rewards(log_probs, credit)
+    found, found_counts = hard._rewards(log_probs, lengths)
+    assert found.tolist() == [pytest.approx(row, rel=1e-12, abs=1e-12) for row in rewards]
+    assert found_counts.tolist() == counts
+    reinforce = entropy = squares = 0.0
+    for row, length in enumerate(ROWS):
+        for t in range(length):
+            reinforce -= rewards[row][t] * forced.log_prob[row, t].item() / sum(ROWS)
+            entropy += forced.entropy[row, t].item() / sum(ROWS)
+            squares += rewards[row][t] ** 2 / sum(ROWS)
+    assert loss.item() == pytest.approx(0.7 * reinforce - 0.3 * entropy, rel=1e-12)
+    assert parts["reinforce"].item() == pytest.approx(reinforce, rel=1e-12)
+    assert parts["advantage"].item() == pytest.approx(math.sqrt(squares), rel=1e-12)
+    assert not any(part.requires_grad for part in parts.values())
+    loss.backward()
+    assert forced.log_prob.grad is not None
+    assert forced.entropy.grad is not None
+    running = unpack_by_step(torch.ones(sum(ROWS)), lengths)
+    torch.testing.assert_close(
+        forced.log_prob.grad * running, -0.7 * torch.tensor(rewards, dtype=torch.double) / sum(ROWS)
+    )
+    torch.testing.assert_close(forced.entropy.grad * running, -0.3 * running.double() / sum(ROWS))
+
+
+def test_the_loss_of_a_batch_has_equation_12s_terms_beside_the_words_and_the_maps() -> None:
+    decoder = tiny_decoder()
+    torch.manual_seed(0)
+    forced = read(decoder, 4)
+    given = (forced, TARGETS.expand(4, -1), LENGTHS.expand(4))
+    without = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1)
+    hard = HardAttentionLoss(NoBaseline(), reward_scale=0.7, entropy=0.3)
+    whole = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1, hard=hard)
+    terms = 0.7 * whole["reinforce"] - 0.3 * forced.entropy.detach().mean()
+    torch.testing.assert_close(whole["total"], without["total"] + terms)
+    assert set(whole) - set(without) == {"reinforce", "advantage"}
+
+
+def test_where_nothing_was_sampled_there_is_nothing_to_reinforce() -> None:
+    forced, log_probs, lengths = random_forced()
+    with torch.no_grad():
+        forced.log_prob.zero_()
+    loss, parts = HardAttentionLoss(NoBaseline(), entropy=0.0)(forced, log_probs, lengths)
+    assert loss.item() == 0
+    assert parts["advantage"].item() == 0
+
+
+def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
+    hard = HardAttentionLoss(MovingAverage(), credit="future", entropy=0.0)
+    average, weight = 0.0, 0.0
+    for batch in range(6):
+        forced, log_probs, lengths = random_forced(batch)
+        rewards, counts = plain_rewards(log_probs, "future")
+        mean = average / weight if weight else 0.0
+        expected = -sum(
+            (rewards[row][t] - counts[row][t] * mean) * forced.log_prob[row, t].item()
+            for row in range(4)
+            for t in range(4)
+        )
+        loss, _ = hard(forced, log_probs, lengths)
+        assert loss.item() == pytest.approx(expected / sum(ROWS), rel=1e-10)
+        average = 0.9 * average + 0.1 * log_probs.mean().item()
+        weight = 0.9 * weight + 0.1
+        state = hard.baseline.state_dict()
+        assert state["average"].item() == pytest.approx(average, rel=1e-12)
+        assert state["batches"].item() == batch + 1
+
+
+@pytest.mark.parametrize("kind", ["moving_average", "learned"])
+def test_a_step_whose_loss_is_not_finite_leaves_the_baseline_as_it_was(kind: str) -> None:
+    hard = hard_loss(kind, "future")
+    forced, log_probs, lengths = random_forced(0)
+    hard(forced, log_probs, lengths)
+    before = copy.deepcopy(hard.baseline.state_dict())
+    hard(forced, torch.full_like(log_probs, -torch.inf), lengths)
+    torch.testing.assert_close(dict(hard.baseline.state_dict()), dict(before), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_leave_one_out_is_a_plain_loop_over_the_other_samples(samples: int) -> None:
+    rewards = torch.randn(2 * samples, T, dtype=torch.double)
+    found = LeaveOneOut(samples)(
+        rewards,
+        torch.ones_like(rewards),
+        torch.zeros(2 * samples * T, H),
+        torch.full((2 * samples,), T),
+    )
+    for caption, sample, t in product(range(2), range(samples), range(T)):
+        own = caption * samples + sample
+        others = [caption * samples + other for other in range(samples) if other != sample]
+        expected = sum(rewards[other, t].item() for other in others) / (samples - 1)
+        assert found[own, t].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_learned_value_learns_the_reward_that_a_state_foretells() -> None:
+    """R is count * (w . query + b): what is left must fall far below where it began."""
+    torch.manual_seed(0)
+    baseline = LearnedValue(H, lr=0.1).double()
+    wanted, lengths = torch.randn(H, dtype=torch.double), torch.tensor(ROWS)
+    left = []
+    for _ in range(150):
+        queries = torch.randn(sum(ROWS), H, dtype=torch.double)
+        count = unpack_by_step(torch.ones(sum(ROWS), dtype=torch.double), lengths).flip(1).cumsum(1)
+        count = count.flip(1) * unpack_by_step(torch.ones(sum(ROWS), dtype=torch.double), lengths)
+        rewards = count * unpack_by_step(queries @ wanted - 2, lengths)
+        value = baseline(rewards, count, queries, lengths)
+        assert not value.requires_grad
+        assert (value[count == 0] == 0).all()
+        left.append((rewards - value)[count > 0].square().mean().item())
+        baseline.update(rewards, count, queries, lengths)
+    assert sum(left[-10:]) < 1e-3 * sum(left[:10])
+
+
+def test_a_learned_value_gives_no_gradient_to_the_model_and_takes_none() -> None:
+    decoder, hard = tiny_decoder(), hard_loss("learned", "future")
+    before = [parameter.clone() for parameter in decoder.parameters()]
+    weight = copy.deepcopy(hard.baseline.state_dict())
+    forced = read(decoder, 4)
+    losses = caption_losses(
+        forced, TARGETS.expand(4, -1), LENGTHS.expand(4), doubly_stochastic=0.0, hard=hard
+    )
+    gradients = [parameter.grad for parameter in decoder.parameters()]
+    assert gradients == [None] * len(gradients), "its own step leaves the model's gradients alone"
+    losses["total"].backward()
+    for parameter, old in zip(decoder.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+    assert not torch.equal(hard.baseline.state_dict()["value.bias"], weight["value.bias"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_baseline_that_is_saved_and_restored_goes_on_bit_for_bit(kind: str) -> None:
+    def advance(hard: HardAttentionLoss, batches: range) -> list[Tensor]:
+        found = []
+        for batch in batches:
+            forced, log_probs, lengths = random_forced(batch)
+            found.append(hard(forced, log_probs, lengths)[0].detach())
+        return found
+
+    whole = hard_loss(kind, "future")
+    advance(whole, range(3))
+    file = io.BytesIO()
+    torch.save(whole.state_dict(), file)
+    file.seek(0)
+    resumed = hard_loss(kind, "future")
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    expected, found = advance(whole, range(3, 7)), advance(resumed, range(3, 7))
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    if kind in ("moving_average", "learned"):
+        fresh = advance(hard_loss(kind, "future"), range(3, 7))
+        assert not torch.equal(fresh[0], expected[0]), "there was something to restore"

@@ -1,0 +1,569 @@
+"""The training loop: exact after any interruption, and each of its promises for itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from cuts import Interrupted, interrupt
+
+from captioner.captioner import Captioner
+from captioner.checkpoint import load_model, load_training_state
+from captioner.config import Config
+from captioner.errors import CaptionerError
+from captioner.training import cross_entropy, train
+from captioner.training.setup import prepare
+from captioner.training.trainer import Trainer
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=13)
+
+
+@pytest.fixture
+def broken_table(tmp_path: Path) -> Path:
+    return tiny.draw_table(tmp_path / "photos", train=13)
+
+
+def weights(run: Path, folder: str = "last") -> bytes:
+    return (run / folder / "model.safetensors").read_bytes()
+
+
+def entries(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl, without the share of time spent waiting."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("data_wait", "step_s")} for line in lines]
+
+
+def steps(run: Path, kind: str = "train") -> list[dict[str, Any]]:
+    return [entry for entry in entries(run) if entry["kind"] == kind]
+
+
+@pytest.fixture(scope="session")
+def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody interrupted: two epochs of seven batches, four steps each."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny.recipe(table, run))
+    return run
+
+
+def test_the_whole_run_is_a_test_of_anything(whole: Path) -> None:
+    assert [entry["step"] for entry in steps(whole)] == list(range(1, 9))
+    assert [entry["epoch"] for entry in steps(whole)] == [0] * 4 + [1] * 4
+    assert [entry["step"] for entry in steps(whole, "validation")] == [4, 8]
+    assert load_training_state(whole / "last")["batch"] == 0
+    assert load_training_state(whole / "last")["epoch"] == 2
+
+
+def test_the_same_recipe_gives_the_same_run(whole: Path, table: Path, tmp_path: Path) -> None:
+    torch.manual_seed(123)
+    train(tiny.recipe(table, tmp_path / "run"))
+    assert weights(tmp_path / "run") == weights(whole)
+    assert entries(tmp_path / "run") == entries(whole)
+
+
+def test_another_seed_gives_another_run(whole: Path, table: Path, tmp_path: Path) -> None:
+    train(tiny.recipe(table, tmp_path / "run", train__seed=2))
+    assert weights(tmp_path / "run") != weights(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "error"),
+    [
+        ("caption_losses", 2, Interrupted),  # before any checkpoint
+        ("caption_losses", 6, Interrupted),  # in the middle of an accumulated step
+        ("caption_losses", 6, KeyboardInterrupt),
+        ("caption_losses", 12, Interrupted),  # in the second epoch
+        ("validate", 1, Interrupted),
+        ("validate", 1, KeyboardInterrupt),
+        ("warnings", 1, KeyboardInterrupt),  # after the validation was logged
+        ("save_model", 4, Interrupted),
+    ],
+)
+def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
+    whole: Path,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    call: int,
+    error: type[BaseException],
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        interrupt(patched, name, call, error)
+        with pytest.raises(error):
+            train(tiny.recipe(table, run))
+    torch.manual_seed(99)
+    train(tiny.recipe(table, run), resume=(run / "last").exists())
+    assert entries(run) == entries(whole)
+    assert weights(run) == weights(whole)
+    assert weights(run, "best") == weights(whole, "best")
+
+
+def test_a_resumed_run_may_be_cut_again(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    for call in (4, 3, 2):
+        with monkeypatch.context() as patched:
+            interrupt(patched, "learning_rate_factor", call, Interrupted)
+            with pytest.raises(Interrupted):
+                train(tiny.recipe(table, run), resume=(run / "last").exists())
+    train(tiny.recipe(table, run), resume=True)
+    assert entries(run) == entries(whole)
+    assert weights(run) == weights(whole)
+
+
+def test_a_finished_run_resumed_changes_nothing(whole: Path, table: Path, tmp_path: Path) -> None:
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    best = train(tiny.recipe(table, run), resume=True)
+    assert best == run / "best"
+    assert entries(run) == entries(whole)
+    assert weights(run) == weights(whole)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"optim__accumulate": 1, "data__batch_by": "length", "optim__name": "adam",
+         "train__checkpoint_every": 4},
+        {"encoder__trainable_from": "layer4", "encoder__batch_norm": "train"},
+        {"optim__ema_decay": 0.0, "optim__name": "rmsprop", "decoder__tie_embeddings": True},
+        {"attention__select": "hard", "hard__baseline": "learned"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_recipes_resume_exactly_too(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]
+) -> None:
+    runs = [tmp_path / "whole", tmp_path / "cut"]
+    train(tiny.recipe(table, runs[0], **changed))
+    with monkeypatch.context() as patched:
+        interrupt(patched, "learning_rate_factor", 6, Interrupted)
+        with pytest.raises(Interrupted):
+            train(tiny.recipe(table, runs[1], **changed))
+    train(tiny.recipe(table, runs[1], **changed), resume=True)
+    assert entries(runs[1]) == entries(runs[0])
+    assert weights(runs[1]) == weights(runs[0])
+
+
+def test_a_damaged_last_checkpoint_resumes_from_the_one_before(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        interrupt(patched, "learning_rate_factor", 8, Interrupted)
+        with pytest.raises(Interrupted):
+            train(tiny.recipe(table, run))
+    for name in ("last", "previous"):
+        assert (run / name).is_dir()
+    with (run / "last" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    train(tiny.recipe(table, run), resume=True)
+    assert entries(run) == entries(whole)
+    assert weights(run) == weights(whole)
+
+
+# --------------------------------------------------------------------------- changes when resuming
+
+
+def half_done(table: Path, run: Path, monkeypatch: pytest.MonkeyPatch, **changed: object) -> None:
+    with monkeypatch.context() as patched:
+        interrupt(patched, "learning_rate_factor", 6, Interrupted)
+        with pytest.raises(Interrupted):
+            train(tiny.recipe(table, run, **changed))
+
+
+def test_a_changed_learning_rate_takes_effect_and_is_told(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    constant = {"optim__schedule": "constant", "optim__warmup_steps": 0}
+    half_done(table, run, monkeypatch, optim__lr=1e-3, **constant)
+    capsys.readouterr()
+    train(tiny.recipe(table, run, optim__lr=1e-4, **constant), resume=True)
+    assert f"optim.lr: changed since {run} began" in capsys.readouterr().err
+    rates = {entry["step"]: entry["learning_rate"] for entry in steps(run)}
+    assert rates[1] == pytest.approx(1e-3)
+    assert rates[8] == pytest.approx(1e-4)
+
+
+def test_a_changed_weight_decay_takes_effect(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    half_done(table, run, monkeypatch)
+    train(tiny.recipe(table, run, optim__weight_decay=0.3), resume=True)
+    groups = load_training_state(run / "last")["optimizer"]["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
+
+
+def test_more_epochs_go_on(whole: Path, table: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(whole, tmp_path / "run")
+    train(tiny.recipe(table, tmp_path / "run", train__epochs=3), resume=True)
+    assert [entry["step"] for entry in steps(tmp_path / "run")] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("key", ["decoder__hidden_dim", "data__batch_size", "train__seed"])
+def test_a_change_that_does_not_fit_is_refused_by_name_and_harms_nothing(
+    whole: Path, table: Path, key: str
+) -> None:
+    before = weights(whole), (whole / "config.yaml").read_bytes()
+    with pytest.raises(CaptionerError, match=f"^{key.replace('__', '.')}: not the same as when"):
+        train(tiny.recipe(table, whole, **{key: 3}), resume=True)
+    assert (weights(whole), (whole / "config.yaml").read_bytes()) == before
+
+
+def test_there_is_nothing_to_resume_before_the_first_checkpoint(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CaptionerError, match="there is no run to resume"):
+        train(tiny.recipe(table, tmp_path / "run"), resume=True)
+    with monkeypatch.context() as patched:
+        interrupt(patched, "caption_losses", 1, Interrupted)
+        with pytest.raises(Interrupted):
+            train(tiny.recipe(table, tmp_path / "run"))
+    with pytest.raises(CaptionerError, match="no checkpoint to resume from"):
+        train(tiny.recipe(table, tmp_path / "run"), resume=True)
+
+
+def test_a_damaged_recipe_of_the_run_is_named(whole: Path, table: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("data: [1, 2\n")
+    with pytest.raises(CaptionerError, match="config.yaml"):
+        train(tiny.recipe(table, tmp_path / "run"), resume=True)
+
+
+def test_an_interrupt_leaves_a_checkpoint_even_with_none_in_mid_epoch(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        interrupt(patched, "validate", 1, KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny.recipe(table, run, train__checkpoint_every=0))
+    assert load_training_state(run / "last")["step"] == 4
+
+
+# ------------------------------------------------------------------------------------ single promises
+
+
+def trainer(table: Path, run: Path, **changed: object) -> Trainer:
+    from captioner.training.run_log import RunLog
+    from captioner.training.setup import prepare
+
+    config = tiny.recipe(table, run, **changed)
+    made = Trainer(prepare(config, torch.device("cpu")), run, torch.device("cpu"))
+    made.log = RunLog(run, resume_step=0)
+    return made
+
+
+STILL = {
+    "decoder__dropout": 0.0,
+    "decoder__embed_dropout": 0.0,
+    "encoder__dropout": 0.0,
+    "optim__ema_decay": 0.0,
+    "optim__clip_norm": 0.0,
+}
+
+
+def gradients(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """The gradient of every step of an epoch, at weights that stay what they are."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def step() -> None:
+        named = made.model.named_parameters()
+        seen.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+    monkeypatch.setattr(made.optimizer, "step", step)
+    made._train_epoch()
+    return seen
+
+
+def test_an_accumulated_gradient_is_the_mean_of_its_batches(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single = gradients(trainer(table, tmp_path / "1", **STILL, optim__accumulate=1), monkeypatch)
+    double = gradients(trainer(table, tmp_path / "2", **STILL, optim__accumulate=2), monkeypatch)
+    assert len(double) == math.ceil(len(single) / 2)
+    for step, found in enumerate(double[: len(single) // 2]):
+        for name, value in found.items():
+            expected = (single[2 * step][name] + single[2 * step + 1][name]) / 2
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_last_step_of_fewer_batches_is_their_mean_too(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else the last step of an epoch would be a fraction of the others.
+    single = gradients(trainer(table, tmp_path / "1", **STILL, optim__accumulate=1), monkeypatch)
+    assert len(single) % 2 == 1
+    double = gradients(trainer(table, tmp_path / "2", **STILL, optim__accumulate=2), monkeypatch)
+    for name, value in double[-1].items():
+        torch.testing.assert_close(value, single[-1][name], rtol=1e-4, atol=1e-7)
+
+
+def test_the_gradient_is_clipped_to_its_norm(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(table, tmp_path / "run", **{**STILL, "optim__clip_norm": 0.01})
+    for step in gradients(made, monkeypatch):
+        norm = torch.stack([value.norm() for value in step.values()]).norm()
+        assert float(norm) == pytest.approx(0.01, rel=1e-3)
+    made.log.close()
+    assert all(entry["gradient_norm"] > 0.01 for entry in steps(tmp_path / "run"))
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_and_said_so(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = trainer(table, tmp_path / "run", optim__ema_decay=0.0)
+    original = cross_entropy.caption_losses
+
+    def infinite(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
+        parts = original(*arguments, **options)
+        return {**parts, "total": parts["total"] * float("inf")}
+
+    monkeypatch.setattr(cross_entropy, "caption_losses", infinite)
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    made._train_epoch()
+    assert all(torch.equal(p, before[name]) for name, p in made.model.named_parameters())
+    said = capsys.readouterr().err
+    assert said.count("the gradient is not finite, step left out") == 4
+
+
+def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(table: Path, tmp_path: Path) -> None:
+    made = trainer(
+        table, tmp_path / "run", encoder__trainable_from="layer4", optim__encoder_lr=1e-2
+    )
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    statistics = {name: b.clone() for name, b in made.model.named_buffers()}
+    made._train_epoch()
+    changed = {n for n, p in made.model.named_parameters() if not torch.equal(p, before[n])}
+    backbone = {name for name in changed if name.startswith("encoder.backbone")}
+    assert backbone
+    assert all("layer4" in name for name in backbone)
+    assert {n for n in before if not n.startswith("encoder.backbone")} <= changed
+    for name, value in made.model.named_buffers():
+        assert torch.equal(value, statistics[name]), f"{name}: frozen by default"
+
+
+def test_the_model_that_is_saved_is_the_averaged_one(whole: Path) -> None:
+    model, _, _ = load_model(whole / "last")
+    raw = load_training_state(whole / "last")["raw"]
+    differing = [
+        name
+        for name, value in model.state_dict().items()
+        if name in raw and not torch.equal(raw[name], value)
+    ]
+    assert "decoder.vocabulary.bias" in differing
+
+
+def test_the_best_model_is_of_the_epoch_with_the_best_metric(whole: Path) -> None:
+    figures = {entry["epoch"] + 1: entry["CIDEr"] for entry in steps(whole, "validation")}
+    best = max(figures, key=lambda epoch: (figures[epoch], -epoch))
+    card = (whole / "best" / "README.md").read_text()
+    assert f"epoch {best}," in card
+    assert f"| CIDEr | {figures[best]:.4f} |" in card
+    assert not (whole / "best" / "training_state.pt").exists()
+
+
+def test_the_best_model_writes_the_captions_that_were_validated(whole: Path, table: Path) -> None:
+    from captioner.data.readers import read_split
+    from captioner.evaluation.metrics import quick_scores
+
+    captioner = Captioner.from_pretrained(whole / "best", device="cpu")
+    photos = read_split(format="table", root=table, split="val").photos
+    texts = {p.image_id: captioner.caption(p.path, beam_size=2).text for p in photos}
+    scores = quick_scores(texts, {photo.image_id: photo.captions for photo in photos})
+    best = max(steps(whole, "validation"), key=lambda entry: entry["CIDEr"])
+    for name in ("CIDEr", "Bleu_1", "ROUGE_L"):
+        assert scores[name] == pytest.approx(best[name])
+
+
+ASLEEP = {"optim__lr": 1e-30, "optim__encoder_lr": 1e-30, "optim__warmup_steps": 0}
+
+
+def test_on_a_plateau_the_rate_falls_tenfold_and_patience_ends_the_run(
+    table: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    plateau = {"optim__schedule": "plateau", "optim__plateau_epochs": 1}
+    train(tiny.recipe(table, run, **ASLEEP, **plateau, train__epochs=9, train__patience=2))
+    rates: dict[int, set[float]] = {}
+    for entry in steps(run):
+        rates.setdefault(entry["epoch"], set()).add(round(math.log10(entry["learning_rate"]), 6))
+    assert rates == {0: {-30}, 1: {-30}, 2: {-31}}
+
+
+def test_with_a_constant_rate_and_no_patience_every_epoch_is_run(
+    table: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(tiny.recipe(table, run, **ASLEEP, optim__schedule="constant", train__patience=0))
+    assert {entry["epoch"] for entry in steps(run)} == {0, 1}
+    assert {entry["learning_rate"] for entry in steps(run)} == {1e-30}
+
+
+def test_training_learns_something(table: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(
+        tiny.recipe(
+            table,
+            run,
+            optim__lr=2e-2,
+            optim__accumulate=1,
+            optim__schedule="constant",
+            train__epochs=4,
+            train__checkpoint_every=0,
+        )
+    )
+    losses = [entry["cross_entropy"] for entry in steps(run)]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+# ------------------------------------------------------------------------------ photos that fail
+
+
+def test_an_unreadable_training_photo_is_named_once_and_left_out(
+    broken_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broken_table / "04.jpg").write_bytes(b"damaged")
+    train(tiny.recipe(broken_table, tmp_path / "run"))
+    said = capsys.readouterr().err
+    assert said.count(str(broken_table / "04.jpg")) == 1
+    assert len(steps(tmp_path / "run")) == 8
+
+
+def test_an_unreadable_training_photo_is_named_once_with_a_cache_too(
+    broken_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broken_table / "04.jpg").write_bytes(b"damaged")
+    train(tiny.recipe(broken_table, tmp_path / "run", data__cache=str(tmp_path / "cache")))
+    assert capsys.readouterr().err.count(str(broken_table / "04.jpg")) == 1
+
+
+def test_an_unreadable_validation_photo_is_named_once_and_left_out(
+    broken_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broken_table / "13.jpg").write_bytes(b"damaged")
+    train(tiny.recipe(broken_table, tmp_path / "run"))
+    assert capsys.readouterr().err.count(str(broken_table / "13.jpg")) == 1
+
+
+def test_without_a_readable_training_photo_there_is_one_sentence(
+    broken_table: Path, tmp_path: Path
+) -> None:
+    for number in range(13):
+        (broken_table / f"{number:02d}.jpg").write_bytes(b"damaged")
+    with pytest.raises(CaptionerError, match="can be read"):
+        train(tiny.recipe(broken_table, tmp_path / "run"))
+
+
+def test_without_a_readable_validation_photo_there_is_one_sentence(
+    broken_table: Path, tmp_path: Path
+) -> None:
+    for number in range(13, 16):
+        (broken_table / f"{number:02d}.jpg").write_bytes(b"damaged")
+    with pytest.raises(CaptionerError, match="none of the validation photos can be read"):
+        train(tiny.recipe(broken_table, tmp_path / "run"))
+
+
+# ---------------------------------------------------------------------------------- the run folder
+
+
+def test_a_run_in_its_folder_is_not_overwritten(whole: Path, table: Path) -> None:
+    before = weights(whole)
+    with pytest.raises(
+        CaptionerError, match=r"^train.output: .* already holds a run; add --resume"
+    ):
+        train(tiny.recipe(table, whole))
+    assert weights(whole) == before
+
+
+def test_a_run_of_which_only_the_checkpoint_before_is_left_is_not_overwritten(
+    whole: Path, table: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    # As after a crash between the two renames of a save.
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "last")
+    with pytest.raises(CaptionerError, match="already holds a run"):
+        train(tiny.recipe(table, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_an_output_that_cannot_be_a_folder_is_one_sentence(
+    table: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CaptionerError) as caught:
+        train(tiny.recipe(table, tmp_path / place))
+    assert str(tmp_path / place) in str(caught.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_recipe_in_the_run_folder_is_the_one_that_was_given(whole: Path, table: Path) -> None:
+    from captioner.config import from_yaml
+
+    written = from_yaml(Config, (whole / "config.yaml").read_text(encoding="utf-8"))
+    assert written == tiny.recipe(table, whole)
+
+
+# ------------------------------------------------------------------------------------ on a device
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"encoder__trainable_from": "layer4", "encoder__self_attention_layers": 1},
+        {"decoder__kind": "luong", "attention__window": "local_p"},
+        {"decoder__kind": "top_down", "attention__window": "local_m"},
+        {"decoder__kind": "mean"},
+        {"decoder__kind": "transformer", "attention__window": "local_m"},
+        {"attention__select": "hard"},
+        {"attention__select": "hard", "hard__baseline": "moving_average"},
+        {"loss__visual_concepts": 0.5, "loss__consensus": 0.5, "text__file": "texts.tsv"},
+    ],
+    ids=str,
+)
+def test_a_step_asks_the_device_for_no_number(
+    table: Path, tmp_path: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number asked of a GPU waits for all that is queued there; a meta tensor has none to give."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # it knows no such device
+    if "text__file" in changed:
+        (tmp_path / "texts.tsv").write_text("1\ta red disc\n1\ta blue disc\n")
+        changed = {**changed, "text__file": str(tmp_path / "texts.tsv")}
+    recipe = tiny.recipe(table, tmp_path / "run", **changed)
+    setup = prepare(recipe, torch.device("cpu"))
+    device = torch.device("meta")
+    batch = setup.dataset[(0, range(4))].to(device)
+    objective = setup.objective.to(device)
+    parts, _, _ = objective(setup.model.to(device), batch)
+    parts["total"].backward()
+    assert parts["total"].device == device
+    assert setup.model.decoder.embedding.weight.grad.device == device

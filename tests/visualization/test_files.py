@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import doctest
+import importlib
+import itertools
+import pkgutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import captioner.visualization
+from captioner.visualization.files import (
+    is_picture_of,
+    matrix_name,
+    output_names,
+    save_png,
+    sheet_name,
+    word_names,
+)
+
+
+@pytest.fixture
+def image():
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
+
+
+def test_a_saved_picture_reads_back_and_its_folder_is_made(image, tmp_path):
+    path = tmp_path / "a" / "b" / "photo.attention.png"
+    save_png(image, path)
+    with Image.open(path) as back:
+        assert back.format == "PNG"
+        assert back.tobytes() == image.tobytes()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_photos_that_differ_in_suffix_folder_or_case_do_not_share_a_name():
+    assert output_names(["in/dog.jpg"]) == ["dog"]
+    assert output_names(["in/a.jpg", "in/a.png", "in/b.png"]) == ["a.jpg", "a.png", "b"]
+    assert output_names(["x/a.jpg", "y/a.jpg"]) == ["x-a.jpg", "y-a.jpg"]
+    assert output_names(["a.JPG", "A.jpg"]) == output_names(["a.JPG", "A.jpg"])
+    assert output_names(["a.jpg", "./a.jpg", "b/../a.jpg"]) == ["a", "a", "a"]
+    assert output_names([]) == []
+
+
+@pytest.mark.parametrize(
+    "photos",
+    [
+        ["/p/a.jpg", "/p/a.png", "/p/a.jpg.png"],
+        ["/p/a.JPG", "/p/A.jpg", "/p/a.png"],
+        ["/x-y/z.jpg", "/x/y-z.jpg", "/z.jpg"],
+        ["/x/y/a.jpg", "/x-y/a.jpg", "/x-y-a.jpg", "/y/a.jpg", "/a.jpg"],
+        ["/x/y/a.jpg", "/x-y/a.jpg", "/x/y-a.jpg"],
+        ["/x-a.jpg.png", "/x/a.jpg", "/y/a.jpg", "/x/a.png"],
+    ],
+)
+def test_names_are_distinct_on_every_file_system_and_in_any_order(photos):
+    names = dict(zip(photos, output_names(photos), strict=True))
+    assert len({name.casefold() for name in names.values()}) == len(photos)
+    assert not any("/" in name or name.startswith("-") for name in names.values())
+    for order in itertools.permutations(photos):
+        assert dict(zip(order, output_names(order), strict=True)) == names
+
+
+def test_names_of_whole_paths_that_still_meet_are_numbered():
+    # Both read x-y-a.jpg in full.
+    names = output_names(["/x/y/a.jpg", "/x-y/a.jpg", "/x/y-a.jpg", "/q/y/a.jpg", "/q/a.jpg"])
+    assert len({name.casefold() for name in names}) == 5
+
+
+def test_words_become_file_names_that_every_system_takes():
+    names = word_names("photo.jpg", ["a", "l'été", "../..", "", "<unk>", "x" * 99, "A\x00/b"])
+    assert names == [
+        "photo.jpg.01-a.png",
+        "photo.jpg.02-l-été.png",
+        "photo.jpg.03-word.png",
+        "photo.jpg.04-word.png",
+        "photo.jpg.05-unk.png",
+        f"photo.jpg.06-{'x' * 32}.png",
+        "photo.jpg.07-A-b.png",
+    ]
+
+
+def test_many_words_still_sort_in_reading_order():
+    names = word_names("photo", ["dog"] * 120)
+    assert sorted(names) == names
+    assert len(set(names)) == 120
+    assert names[0] == "photo.001-dog.png"
+
+
+def test_a_word_never_takes_the_name_of_a_sheet():
+    assert sheet_name("photo") == "photo.attention.png"
+    assert sheet_name("photo") not in word_names("photo", ["attention"])
+
+
+def test_the_examples_in_the_documentation_are_true():
+    tried = 0
+    for module in pkgutil.iter_modules(
+        captioner.visualization.__path__, "captioner.visualization."
+    ):
+        results = doctest.testmod(importlib.import_module(module.name))
+        assert results.failed == 0
+        tried += results.attempted
+    assert tried >= 4
+
+
+@pytest.mark.parametrize(
+    "photos", [["dog.jpg"], ["dog.jpg", "dog.png"], ["in/dog.jpg", "out/dog.jpg"]]
+)
+def test_every_picture_of_a_photo_is_known_by_its_name(photos):
+    beside = {"dog", "dog.jpg", "dog.png"}
+    for name in output_names(photos):
+        pictures = [sheet_name(name), *word_names(name, ["a", "l'été", ""] * 40)]
+        pictures += [sheet_name(name, "gif"), matrix_name(name)]
+        assert all(is_picture_of(picture, beside) for picture in pictures)
+        assert not any(is_picture_of(picture, {"cat", "cat.jpg"}) for picture in pictures)
+
+
+@pytest.mark.parametrize(
+    "name", ["dog.jpg", "dog.png", "dog.attention.jpg", "dog.1-a.png", "2024.05-paris.png"]
+)
+def test_what_is_not_named_like_a_picture_of_a_photo_is_none(name):
+    assert not is_picture_of(name, {"dog", "dog.jpg"})

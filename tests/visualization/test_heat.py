@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.data.transforms import Augmentation, ImageTransform, open_image
+from captioner.types import Geometry
+from captioner.visualization.heat import FLAT_SCALE, SIGMA_CELLS, attention_heat, colour_scale
+
+WHOLE = Geometry(300, 200, 0, 0, 300, 200)
+LETTERBOX = Geometry(300, 200, 0, -50, 300, 300)
+CROP = Geometry(300, 200, 60, 20, 150, 120)
+MIRRORED = Geometry(300, 200, 10, -30, 250, 240, flipped=True)
+
+
+def one_hot(rows, columns, row, column):
+    cells = np.zeros((rows, columns), dtype=np.float32)
+    cells[row, column] = 1.0
+    return cells
+
+
+def centre_of(heat):
+    """Centre of mass (x, y) in pixels, where the centre of the first pixel is 0.5."""
+    heat = np.asarray(heat, dtype=np.float64)
+    y, x = np.mgrid[: heat.shape[0], : heat.shape[1]] + 0.5
+    return (heat * x).sum() / heat.sum(), (heat * y).sum() / heat.sum()
+
+
+def photo_with_spot(width, height, x, y):
+    """A black photo with a white disc, two fifths of its shorter side wide, around (x, y)."""
+    radius = min(width, height) / 5
+    rows, columns = np.mgrid[:height, :width] + 0.5
+    spot = (columns - x) ** 2 + (rows - y) ** 2 < radius**2
+    return Image.fromarray((spot * 255).astype(np.uint8)).convert("RGB")
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("cropped", [False, True])
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("resize", ["squash", "letterbox"])
+@pytest.mark.parametrize("grid", [(14, 14), (7, 9)])
+@pytest.mark.parametrize("kind", ["landscape", "portrait", "exif"])
+def test_heat_lands_on_what_the_network_saw(kind, grid, resize, flipped, cropped, smooth):
+    # The spot's cell is found in the network's own input, so nothing here trusts the geometry.
+    if kind == "landscape":
+        photo = photo_with_spot(640, 400, 420, 170)
+    elif kind == "portrait":
+        photo = photo_with_spot(360, 600, 140, 350)
+    else:
+        file, exif = io.BytesIO(), Image.Exif()
+        exif[0x0112] = 6  # stored on its side: turn clockwise by a quarter to see it upright
+        photo_with_spot(640, 400, 420, 170).save(file, format="JPEG", quality=95, exif=exif)
+        photo = open_image(file.getvalue())
+        assert photo.size == (400, 640)
+    spot = centre_of(np.asarray(photo.convert("L")) > 127)
+    transform = ImageTransform(
+        height_px=14 * 18,
+        width_px=14 * 18,
+        resize=resize,
+        augmentation=Augmentation(flip=float(flipped), min_area=0.7 if cropped else 1.0),
+    )
+    pixels, geometry = transform(photo, np.random.default_rng(3))
+    assert geometry.flipped == flipped
+    rows, columns = grid
+    seen = pixels[0].numpy().reshape(rows, 252 // rows, columns, 252 // columns)
+    hot = seen.clip(0).mean(axis=(1, 3))  # letterbox padding is 0, black is below
+    heat = attention_heat(
+        hot / hot.sum(), geometry, width_px=photo.width, height_px=photo.height, smooth=smooth
+    )
+    x, y = centre_of(heat)
+    assert abs(x - spot[0]) < 0.15 * geometry.width_px / columns  # of a cell
+    assert abs(y - spot[1]) < 0.15 * geometry.height_px / rows
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("geometry", [WHOLE, LETTERBOX, CROP, MIRRORED])
+def test_one_hot_cell_is_centred_and_peaks_on_its_box(geometry, smooth):
+    x0, y0, x1, y1 = geometry.cell_box_px(4, 5, 8, 10)
+    heat = attention_heat(
+        one_hot(8, 10, 4, 5), geometry, width_px=600, height_px=400, smooth=smooth
+    )
+    x, y = centre_of(heat)
+    assert x / 2 == pytest.approx((x0 + x1) / 2, abs=0.5)  # drawn at twice the photo's size
+    assert y / 2 == pytest.approx((y0 + y1) / 2, abs=0.5)
+    top, left = (int(index) for index in np.unravel_index(heat.argmax(), heat.shape))
+    assert x0 - 1 <= left / 2 <= x1 + 1
+    assert y0 - 1 <= top / 2 <= y1 + 1
+
+
+@pytest.mark.parametrize("geometry", [WHOLE, LETTERBOX, CROP, MIRRORED])
+def test_raw_heat_is_that_of_the_cell_whose_box_holds_the_pixel(geometry):
+    cells = np.random.default_rng(0).dirichlet(np.ones(63)).reshape(7, 9)
+    heat = attention_heat(cells, geometry, width_px=30, height_px=20, smooth=False)
+    expected = np.zeros((20, 30))
+    for y in range(20):
+        for x in range(30):
+            for row in range(7):
+                for column in range(9):
+                    x0, y0, x1, y1 = geometry.cell_box_px(row, column, 7, 9)
+                    if x0 <= (x + 0.5) * 10 < x1 and y0 <= (y + 0.5) * 10 < y1:
+                        expected[y, x] = cells[row, column] * 63
+    np.testing.assert_allclose(heat, expected, rtol=1e-5)
+
+
+def test_smooth_heat_is_enlarged_cells_under_a_gaussian_blur():
+    cells = np.random.default_rng(1).dirichlet(np.ones(12)).reshape(3, 4)
+    enlarge = 40
+    heat = attention_heat(cells, WHOLE, width_px=4 * enlarge, height_px=3 * enlarge)
+    sigma = SIGMA_CELLS * enlarge
+    reach = math.ceil(4 * sigma)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    kernel /= kernel.sum()
+    image = np.pad(np.kron(cells * 12, np.ones((enlarge, enlarge))), reach, mode="symmetric")
+    for axis in (0, 1):
+        image = np.apply_along_axis(np.convolve, axis, image, kernel, mode="valid")
+    np.testing.assert_allclose(heat, image, atol=1e-3 * image.max())
+    assert heat.max() < 0.9 * (cells * 12).max()  # it did blur
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("grid", [(14, 14), (7, 9), (1, 1), (1, 2), (30, 40)])
+@pytest.mark.parametrize("size", [(640, 480), (37, 211), (1, 1)])
+def test_uniform_attention_is_one_everywhere(size, grid, smooth):
+    uniform = np.full(grid, 1 / (grid[0] * grid[1]))
+    for geometry in (WHOLE, LETTERBOX):
+        heat = attention_heat(uniform, geometry, width_px=size[0], height_px=size[1], smooth=smooth)
+        np.testing.assert_allclose(heat, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("cell", [(0, 0), (3, 8), (6, 4), (3, 4)])
+def test_smoothing_loses_no_attention_and_keeps_that_of_an_edge_cell_at_the_edge(cell):
+    heat = attention_heat(one_hot(7, 9, *cell), WHOLE, width_px=450, height_px=350)
+    assert heat.mean() == pytest.approx(1, rel=1e-3)
+    row, column = cell
+    top, left = np.unravel_index(heat.argmax(), heat.shape)
+    assert left == {0: 0, 8: 449}.get(column, left)
+    assert top == {0: 0, 6: 349}.get(row, top)
+    x, y = centre_of(heat)
+    assert abs(x / 50 - (column + 0.5)) < 0.2  # in cells
+    assert abs(y / 50 - (row + 0.5)) < 0.2
+
+
+def test_smooth_and_raw_heat_have_the_same_centre():
+    cells = np.zeros((9, 11))
+    cells[3:6, 3:8] = np.random.default_rng(2).dirichlet(np.ones(15)).reshape(3, 5)
+    for geometry in (WHOLE, MIRRORED):
+        smooth, raw = (
+            centre_of(attention_heat(cells, geometry, width_px=300, height_px=200, smooth=way))
+            for way in (True, False)
+        )
+        assert smooth == pytest.approx(raw, abs=0.6)
+
+
+def test_smooth_heat_does_not_depend_on_the_size_it_is_drawn_at():
+    cells = np.random.default_rng(4).dirichlet(np.full(63, 0.3)).reshape(7, 9)
+    small = attention_heat(cells, CROP, width_px=90, height_px=60)
+    large = attention_heat(cells, CROP, width_px=90 * 7, height_px=60 * 7)
+    np.testing.assert_allclose(large[3::7, 3::7], small, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_what_the_network_did_not_see_has_no_heat(smooth):
+    uniform = np.full((7, 9), 1 / 63)
+    heat = attention_heat(uniform, CROP, width_px=300, height_px=200, smooth=smooth)
+    expected = np.zeros((200, 300))
+    expected[20:140, 60:210] = 1
+    np.testing.assert_allclose(heat, expected, rtol=1e-6)
+
+
+def test_maps_of_many_words_are_laid_out_as_each_alone():
+    maps = np.random.default_rng(5).dirichlet(np.ones(63), size=4).reshape(4, 7, 9)
+    together = attention_heat(maps, MIRRORED, width_px=80, height_px=60)
+    assert together.shape == (4, 60, 80)
+    assert together.dtype == np.float32
+    for cells, heat in zip(maps, together, strict=True):
+        alone = attention_heat(cells, MIRRORED, width_px=80, height_px=60)
+        np.testing.assert_allclose(heat, alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "maps", [np.full((2, 2), np.nan), np.ones(4), np.ones((0, 3)), np.full((2, 2), np.inf)]
+)
+def test_maps_that_cannot_be_drawn_are_refused(maps):
+    with pytest.raises(ValueError, match="finite"):
+        attention_heat(maps, WHOLE, width_px=4, height_px=4)
+
+
+def test_flat_captions_get_the_widest_scale_and_sharp_ones_their_peak(make_caption):
+    rng = np.random.default_rng(6)
+    nearly_flat = rng.dirichlet(np.full(63, 500.0), size=2).reshape(2, 7, 9)
+    assert colour_scale(make_caption((300, 200), ["a", "dog"], maps=nearly_flat)) == FLAT_SCALE
+    assert colour_scale(make_caption((300, 200), [])) == FLAT_SCALE
+
+    sharp = make_caption((300, 200), ["a", "dog"], maps=[nearly_flat[0], one_hot(7, 9, 3, 4)])
+    assert colour_scale(sharp, smooth=False) == pytest.approx(63)
+    heat = attention_heat(sharp.maps, sharp.geometry, width_px=900, height_px=700)
+    assert heat[1].max() > 20
+    assert colour_scale(sharp) == pytest.approx(heat.max(), rel=0.01)

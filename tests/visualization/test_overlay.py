@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.errors import ConfigError, ImageError
+from captioner.types import Geometry
+from captioner.visualization.heat import attention_heat
+from captioner.visualization.overlay import (
+    COLOUR_MAPS,
+    cell_is_visible,
+    colour_table,
+    outline_cell,
+    overlay,
+    resized,
+)
+
+
+def noise(width, height, seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("name", COLOUR_MAPS)
+def test_colours_are_those_of_matplotlib_and_grow_lighter_with_heat(name):
+    from matplotlib import colormaps
+
+    table = colour_table(name)
+    assert table.shape == (256, 3)
+    np.testing.assert_allclose(table, np.array(colormaps[name].colors) * 255, atol=1.01)
+    luminance = table @ [0.2126, 0.7152, 0.0722]
+    assert (luminance[8:] > luminance[:-8]).all()
+
+
+@pytest.mark.parametrize("name", COLOUR_MAPS)
+def test_an_overlay_is_a_mixture_of_the_grey_photo_and_the_colour_of_the_heat(name):
+    photo = noise(8, 6)
+    heat = np.random.default_rng(1).uniform(-1, 12, (6, 8)).astype(np.float32)
+    painted = np.asarray(overlay(photo, heat, vmax=10, colour_map=name, opacity=0.7))
+    grey, table = np.asarray(photo.convert("L"), dtype=float), colour_table(name)
+    for y in range(6):
+        for x in range(8):
+            level = min(max(round(float(heat[y, x]) / 10 * 255), 0), 255)
+            expected = 0.3 * grey[y, x] + 0.7 * table[level]
+            np.testing.assert_allclose(painted[y, x], expected, atol=1.01)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("size", [(640, 420), (300, 500)])
+@pytest.mark.parametrize("cell", [(2, 3), (4, 6)])
+def test_what_an_overlay_adds_is_centred_on_the_attended_cell(size, cell, smooth):
+    width, height = size
+    photo = noise(width, height)
+    geometry = Geometry(width, height, 0, 0, width, height, flipped=True)
+    cells = np.zeros((7, 9))
+    cells[cell] = 1
+    heat = attention_heat(cells, geometry, width_px=width, height_px=height, smooth=smooth)
+    vmax = float(heat.max())
+    hot = np.asarray(overlay(photo, heat, vmax=vmax), dtype=float)
+    cold = np.asarray(overlay(photo, np.zeros_like(heat), vmax=vmax), dtype=float)
+    added = np.abs(hot - cold).sum(axis=2)
+    y, x = np.mgrid[:height, :width] + 0.5
+    x0, y0, x1, y1 = geometry.cell_box_px(*cell, 7, 9)
+    assert (added * x).sum() / added.sum() == pytest.approx((x0 + x1) / 2, abs=2)
+    assert (added * y).sum() / added.sum() == pytest.approx((y0 + y1) / 2, abs=2)
+
+
+def test_uniform_attention_gives_one_tint():
+    grey = Image.new("RGB", (97, 61), (90, 90, 90))
+    geometry = Geometry(97, 61, 0, 0, 97, 61)
+    heat = attention_heat(np.full((14, 14), 1 / 196), geometry, width_px=97, height_px=61)
+    painted = overlay(grey, heat, vmax=4)
+    assert len(painted.getcolors()) == 1
+    assert sum(painted.getpixel((0, 0))) < 3 * 140  # dim
+
+
+def test_the_photo_is_not_changed():
+    photo = noise(20, 10)
+    before = photo.tobytes()
+    painted = overlay(photo, np.full((10, 20), 3.0), vmax=4, opacity=1.0)
+    assert painted.tobytes() != before
+    small = resized(photo, Geometry(20, 10, 0, 0, 20, 10), (5, 5))
+    small.paste("red", (0, 0, 5, 5))
+    assert photo.tobytes() == before
+    same_size = resized(photo, Geometry(20, 10, 0, 0, 20, 10), (20, 10))
+    same_size.paste("red", (0, 0, 5, 5))
+    assert photo.tobytes() == before
+
+
+def test_settings_that_cannot_be_used_are_named():
+    photo, heat = noise(4, 4), np.zeros((4, 4))
+    with pytest.raises(ConfigError, match="colour_map is 'jet'; the colour maps are cividis, vi"):
+        overlay(photo, heat, vmax=4, colour_map="jet")
+    for opacity in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="opacity"):
+            overlay(photo, heat, vmax=4, opacity=opacity)
+    for vmax in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="vmax"):
+            overlay(photo, heat, vmax=vmax)
+    with pytest.raises(ValueError, match="heat"):
+        overlay(photo, np.zeros((4, 5)), vmax=4)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA"])
+def test_photos_of_any_mode_are_resized_in_colour(mode):
+    photo = noise(40, 20).convert(mode)
+    small = resized(photo, Geometry(40, 20, 0, 0, 40, 20), (13, 7))
+    expected = photo.convert("RGB").resize((13, 7), Image.Resampling.LANCZOS)
+    assert small.mode == "RGB"
+    np.testing.assert_allclose(np.asarray(small, int), np.asarray(expected, int), atol=2)
+
+
+def test_a_photo_that_was_not_turned_upright_is_refused():
+    with pytest.raises(ImageError, match=r"is 40 x 20 pixels, but .* of 20 x 40"):
+        resized(noise(40, 20), Geometry(20, 40, 0, 0, 20, 40), (10, 20))
+
+
+@pytest.mark.parametrize("scale", [0.5, 1, 3])
+def test_the_outline_runs_along_the_border_of_the_sampled_cell(make_caption, scale):
+    geometry = Geometry(900, 700, 0, -100, 900, 910, flipped=True)
+    maps = np.zeros((1, 7, 9))
+    maps[0, 3, 2] = 1
+    caption = make_caption((900, 700), ["dog"], maps=maps, geometry=geometry, hard=True)
+    image = Image.new("RGB", (round(900 * scale), round(700 * scale)), (90, 90, 90))
+    outline_cell(image, caption, 0)
+    white = np.asarray(image).min(axis=2) == 255
+    rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
+    drawn = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+    box = np.array(geometry.cell_box_px(3, 2, 7, 9)) * scale
+    np.testing.assert_allclose(drawn, box, atol=1)
+    middle = round((box[0] + box[2]) / 2), round((box[1] + box[3]) / 2)
+    assert image.getpixel(middle) == (90, 90, 90)
+
+
+def test_a_sampled_cell_may_lie_beyond_the_photo(make_caption):
+    maps = np.zeros((2, 7, 9))
+    maps[0, 0, 4] = maps[1, 3, 4] = 1
+    letterbox = Geometry(900, 100, 0, -400, 900, 900)
+    caption = make_caption((900, 100), ["a", "dog"], maps=maps, geometry=letterbox, hard=True)
+    assert [cell_is_visible(caption, index) for index in (0, 1)] == [False, True]
+    image = noise(900, 100)
+    before = image.tobytes()
+    outline_cell(image, caption, 0)
+    assert image.tobytes() == before
+    outline_cell(image, caption, 1)
+    assert image.tobytes() != before
+
+
+def test_soft_attention_has_no_cell_to_outline(make_caption):
+    with pytest.raises(ValueError, match="soft"):
+        outline_cell(noise(30, 20), make_caption((30, 20), ["dog"]), 0)
+
+
+def test_drawing_never_imports_pyplot():
+    # It takes a second to start, and looks for a screen.
+    program = (
+        "import sys; import captioner.visualization as r; from PIL import Image; import numpy as np;"
+        "from types import SimpleNamespace as N;"
+        "geometry = N(photo_width_px=9, photo_height_px=9, left_px=0, top_px=0, width_px=9,"
+        "             height_px=9, flipped=False);"
+        "caption = N(text='dog', words=['dog'], maps=np.full((1, 2, 2), 0.25), beta=[1.0],"
+        "            log_probs=[0.0], cells=None, paths=None, geometry=geometry);"
+        "r.attention_sheet(Image.new('RGB', (9, 9)), caption);"
+        "assert 'matplotlib' in sys.modules;"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,118 @@
+"""Self-contained pages in a real browser, from a file and without a network."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from chromium import Watched, until
+from PIL import Image
+
+from captioner.errors import ImageError
+from captioner.visualization import Entry, Look, caption_page, gallery_page
+
+NASTY = ['<script>alert("1")</script>', "</script><b>", "&amp;", "β"]
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Open a page from a file, offline."""
+    contexts = []
+
+    def open_it(text, **options):
+        file = tmp_path / "page.html"
+        file.write_text(text, encoding="utf-8")
+        context = browser.new_context(offline=True, **options)
+        contexts.append(context)
+        watched = Watched(context)
+        watched.page.goto(file.as_uri())
+        return watched
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+def picture(width=200, height=120):
+    pixels = np.random.default_rng(0).integers(0, 255, (height // 20, width // 20, 3))
+    small = Image.fromarray(pixels.astype(np.uint8))
+    return small.resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_from_a_file_works_without_a_network(opened, make_caption, theme):
+    captions = [
+        ("soft", make_caption((200, 120), ["two", "dogs"])),
+        ("hard", make_caption((200, 120), ["a", "cat"], hard=True)),
+    ]
+    text = caption_page(picture(), captions, name="dogs & cats.jpg", look=Look(style="mask"))
+    watched = opened(text, color_scheme=theme)
+    page = watched.page
+    page.evaluate("viewers[0].ready.then(() => null)")
+    assert page.title() == "two dogs"
+    assert page.get_by_role("heading").inner_text() == "dogs & cats.jpg"
+    assert page.get_by_role("img", name="two dogs", exact=True).count() == 1
+    page.locator(".cv-word").nth(1).hover()
+    until(page, "viewers[0].canvas.dataset.word === '1' && !viewers[0].canvas.hidden")
+    page.get_by_label("hard").check()
+    assert page.locator(".cv-text").all_inner_texts() == ["a", "cat"]
+    assert page.evaluate("viewers[0].look.style") == "mask"
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = int(re.findall(r"\d+", background)[0])
+    assert lightness > 200 if theme == "light" else lightness < 60
+    assert watched.complaints == []
+    assert watched.asked_of_others("file://") == []
+    assert len(watched.requests) - sum(u.startswith("data:") for u in watched.requests) == 1
+
+
+def test_words_cannot_break_out_of_the_page(opened, make_caption):
+    text = caption_page(
+        picture(), [("<i>m</i>", make_caption((200, 120), NASTY))], name='"><script>1</script>'
+    )
+    watched = opened(text)
+    assert watched.page.locator(".cv-text").all_inner_texts() == NASTY
+    assert watched.page.evaluate("document.scripts.length") == 2
+    assert watched.complaints == []
+
+
+def test_the_policy_of_a_page_stops_a_script_that_is_not_its_own(opened, make_caption):
+    text = caption_page(picture(), [("m", make_caption((200, 120), ["a"]))], name="x")
+    watched = opened(text.replace("</body>", "<script>window.broken = 1</script></body>"))
+    assert watched.page.evaluate("typeof window.broken") == "undefined"
+    assert any("Content Security Policy" in text for text in watched.complaints)
+
+
+def test_without_scripts_the_photo_and_the_caption_are_there(opened, make_caption):
+    text = caption_page(picture(), [("m", make_caption((200, 120), ["two", "dogs"]))], name="x")
+    page = opened(text, java_script_enabled=False).page
+    assert page.get_by_role("img", name="two dogs").bounding_box()["width"] == 200
+    assert page.get_by_text("two dogs", exact=True).is_visible()
+
+
+def test_a_page_holds_the_photo_within_its_limit_and_says_so(make_caption):
+    large = Image.new("RGB", (3200, 800), "red")
+    caption = make_caption((3200, 800), ["a"])
+    text = caption_page(large, [("m", caption)], name="x")
+    assert "Photo of 3200 × 800 pixels, here 1600 × 400." in text
+    assert len(text) < 120_000
+    with pytest.raises(ImageError):
+        caption_page(large.resize((100, 100)), [("m", caption)], name="x")
+    with pytest.raises(ValueError, match="needs a caption"):
+        caption_page(large, [], name="x")
+
+
+def test_a_gallery_leads_to_its_pages(opened):
+    entries = [
+        Entry.of(picture(), name="<a>.jpg", page='a "1" #.html', caption="two <dogs>"),
+        Entry.of(picture(80, 400), name="b.jpg", page="b.html", caption=""),
+    ]
+    watched = opened(gallery_page(entries), viewport={"width": 320, "height": 600})
+    links = watched.page.get_by_role("link").all()
+    assert [link.inner_text().split("\n") for link in links] == [
+        ["two <dogs>", "<a>.jpg"],
+        ["(no words)", "b.jpg"],
+    ]
+    assert links[0].get_attribute("href") == "a%20%221%22%20%23.html"
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 320
+    assert watched.complaints == []

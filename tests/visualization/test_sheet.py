@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.errors import ImageError
+from captioner.types import Geometry
+from captioner.visualization.heat import attention_heat, colour_scale
+from captioner.visualization.overlay import overlay, resized
+from captioner.visualization.sheet import attention_sheet
+
+SENTENCE = (
+    "a very long description of a scene where several people are standing around a table that is "
+    "covered with food and bottles of wine today"
+).split()
+SHAPES = [(320, 240), (240, 320), (4000, 3000), (1000, 100), (100, 1000), (1, 1), (3, 2000)]
+MARGIN = 40  # the sheet's own is wider; letters may reach a little into it
+MAGENTA = (255, 0, 255)  # is nowhere on a sheet but in a photo of that colour
+
+
+def panels_of(sheet):
+    """Boxes of the panels of a sheet whose photo is magenta, in reading order."""
+    pixels = np.asarray(sheet)
+    rows, columns = np.nonzero((pixels == MAGENTA).all(axis=2))
+    width, height = int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1
+    assert len(rows) == width * height  # a whole rectangle
+    ink = (pixels < 255).any(axis=2)
+    corners = ink[1:, 1:] & ~ink[:-1, 1:] & ~ink[1:, :-1]  # white above and to the left
+    return [
+        (left, top, left + width, top + height)
+        for top, left in (np.argwhere(corners) + 1).tolist()
+        if ink[top : top + height, left : left + width].all()
+        and top + height <= sheet.height
+        and left + width <= sheet.width
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 25])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sheet_has_sane_dimensions_white_margins_and_a_photo_in_its_own_shape(
+    make_caption, shape, count
+):
+    photo = Image.new("RGB", shape, MAGENTA)
+    sheet = attention_sheet(photo, make_caption(shape, SENTENCE[:count]))
+    assert 600 <= sheet.width <= 2800
+    assert 300 <= sheet.height <= 4500
+    pixels = np.asarray(sheet)
+    margin = np.ones(pixels.shape[:2], dtype=bool)
+    margin[MARGIN:-MARGIN, MARGIN:-MARGIN] = False
+    assert pixels[margin].min() == 255
+    rows, columns = np.nonzero((pixels == MAGENTA).all(axis=2))
+    width, height = np.ptp(columns) + 1, np.ptp(rows) + 1
+    assert max(width, height) <= 720
+    exact = max(width, height) * min(shape) / max(shape)
+    assert abs(min(width, height) - max(1, exact)) <= 1
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("count", [1, 7])
+def test_the_panels_are_the_words_overlays_in_reading_order_on_one_scale(
+    make_caption, count, smooth
+):
+    photo = Image.new("RGB", (400, 300), MAGENTA)
+    caption = make_caption((400, 300), SENTENCE[:count])
+    sheet = attention_sheet(photo, caption, smooth=smooth, colour_map="viridis", opacity=0.5)
+    boxes = panels_of(sheet)
+    assert len(boxes) == 1 + count
+    size = boxes[0][2] - boxes[0][0], boxes[0][3] - boxes[0][1]
+    small, scale = resized(photo, caption.geometry, size), colour_scale(caption, smooth=smooth)
+    for box, cells in zip(boxes[1:], caption.maps, strict=True):
+        heat = attention_heat(
+            cells, caption.geometry, width_px=size[0], height_px=size[1], smooth=smooth
+        )
+        expected = overlay(small, heat, vmax=scale, colour_map="viridis", opacity=0.5)
+        difference = np.asarray(sheet.crop(box), int) - np.asarray(expected, int)
+        assert np.abs(difference).max() <= 1
+
+
+def test_one_sharp_word_dims_the_others(make_caption):
+    photo = Image.new("RGB", (400, 300), MAGENTA)
+    broad = np.random.default_rng(0).dirichlet(np.full(63, 2.0)).reshape(7, 9)
+    sharp = np.zeros((7, 9))
+    sharp[3, 4] = 1
+    brightest = []
+    for other in (broad, sharp):
+        caption = make_caption((400, 300), ["a", "dog"], maps=[broad, other])
+        sheet = attention_sheet(photo, caption)
+        brightest.append(np.asarray(sheet.crop(panels_of(sheet)[1]).convert("L")).max())
+    assert brightest[1] < brightest[0] - 10
+
+
+def test_a_scale_that_is_given_is_used(make_caption):
+    photo, caption = Image.new("RGB", (40, 30), MAGENTA), make_caption((40, 30), ["dog"])
+    own = attention_sheet(photo, caption)
+    assert attention_sheet(photo, caption, vmax=colour_scale(caption)).tobytes() == own.tobytes()
+    assert attention_sheet(photo, caption, vmax=500.0).tobytes() != own.tobytes()
+
+
+def test_a_sheet_does_not_grow_with_the_photo(make_caption):
+    sizes = {
+        attention_sheet(Image.new("RGB", size), make_caption(size, SENTENCE[:5])).size
+        for size in ((320, 240), (640, 480), (4000, 3000))
+    }
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+def test_the_photo_is_not_changed(make_caption, mode):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    photo = Image.fromarray(pixels).convert(mode)
+    before = photo.tobytes()
+    attention_sheet(photo, make_caption((90, 60), SENTENCE[:3], hard=True))
+    assert (photo.tobytes(), photo.mode, photo.size) == (before, mode, (90, 60))
+
+
+def test_the_sampled_cell_is_outlined_on_its_own_words_panel(make_caption):
+    photo = Image.new("RGB", (900, 700), MAGENTA)
+    maps = np.full((2, 7, 9), 0.2 / 62)
+    maps[0, 2, 1] = maps[1, 4, 6] = 0.8
+    soft = make_caption((900, 700), ["a", "dog"], maps=maps)
+    hard = make_caption((900, 700), ["a", "dog"], maps=maps, hard=True)
+    with_outline, without = attention_sheet(photo, hard), attention_sheet(photo, soft)
+    boxes = panels_of(without)
+    for box, (row, column) in zip(boxes[1:], [(2, 1), (4, 6)], strict=True):
+        changed = np.asarray(with_outline.crop(box)) != np.asarray(without.crop(box))
+        rows, columns = np.nonzero(changed.any(axis=2))
+        cell_width, cell_height = (box[2] - box[0]) / 9, (box[3] - box[1]) / 7
+        drawn = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+        expected = (
+            column * cell_width,
+            row * cell_height,
+            (column + 1) * cell_width,
+            (row + 1) * cell_height,
+        )
+        np.testing.assert_allclose(drawn, expected, atol=2)
+    photo_box = boxes[0]
+    assert with_outline.crop(photo_box).tobytes() == without.crop(photo_box).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(300, 500), (400, 300)])
+def test_the_key_has_a_line_more_for_sampled_cells(make_caption, shape):
+    # One word on a portrait makes a narrow sheet, where the key stands below the legend.
+    photo = Image.new("RGB", shape, MAGENTA)
+    maps = np.zeros((3, 7, 9))
+    maps[:, 3, 4] = 1
+    for words in (["dog"], ["a", "brown", "dog"]):
+        count = len(words)
+        soft, hard = (
+            attention_sheet(photo, make_caption(shape, words, maps=maps[:count], hard=hard))
+            for hard in (False, True)
+        )
+        ink = [np.flatnonzero((np.asarray(sheet) < 255).any(axis=(1, 2))) for sheet in (soft, hard)]
+        assert ink[1][-1] - ink[0][-1] > 10
+        assert hard.height - ink[1][-1] > MARGIN
+
+
+def test_very_long_words_stay_in_their_column(make_caption):
+    photo = Image.new("RGB", (400, 300), MAGENTA)
+    caption = make_caption((400, 300), ["antidisestablishmentarianism" * 9] * 5)
+    sheet = attention_sheet(photo, caption)
+    boxes = panels_of(sheet)
+    for box in boxes:
+        between = sheet.crop((box[2] + 2, box[1], box[2] + 30, box[3] + 80))
+        assert np.asarray(between).min() == 255
+
+
+def test_long_captions_wrap_in_the_title(make_caption):
+    photo = Image.new("RGB", (400, 300), MAGENTA)
+    caption = make_caption((400, 300), ["dog"])
+    tops = []
+    for text in ("dog", " ".join(SENTENCE), " ".join(SENTENCE * 40)):
+        object.__setattr__(caption, "text", text)
+        tops.append(panels_of(attention_sheet(photo, caption))[0][1])
+    assert tops[0] < tops[1] < tops[2] < 500
+
+
+def test_words_that_are_no_plain_text_are_drawn(make_caption):
+    photo = Image.new("RGB", (40, 30), MAGENTA)
+    odd = ["", "two\nlines", "\x00", "<unk>", "東京", "é", "\u202e", "\ud800"]
+    sheet = attention_sheet(photo, make_caption((40, 30), odd))
+    assert len(panels_of(sheet)) == 1 + len(odd)
+
+
+def test_a_letterboxed_photo_shows_no_padding(make_caption):
+    photo = Image.new("RGB", (400, 200), MAGENTA)
+    maps = np.zeros((1, 8, 8))
+    maps[0, :2] = maps[0, -2:] = 1 / 32  # all on the padding
+    geometry = Geometry(400, 200, 0, -100, 400, 400)
+    caption = make_caption((400, 200), ["dog"], maps=maps, rows=8, columns=8, geometry=geometry)
+    sheet = attention_sheet(photo, caption, smooth=False)
+    panel = sheet.crop(panels_of(sheet)[1])
+    assert len(panel.getcolors()) == 1
+
+
+def test_a_photo_of_another_size_is_refused(make_caption):
+    with pytest.raises(ImageError, match="upright"):
+        attention_sheet(Image.new("RGB", (30, 40)), make_caption((40, 30), ["dog"]))
+
+
+def test_real_photos_make_sheets_quickly_enough_to_caption_folders(shared_data, make_caption):
+    from time import perf_counter
+
+    from captioner.data.transforms import open_image
+
+    paths = sorted((shared_data / "coco-tiny" / "val2017").glob("*.jpg"))[:3]
+    assert paths
+    fastest = float("inf")
+    for path in paths:
+        photo = open_image(path)
+        caption = make_caption(photo.size, SENTENCE[:10])
+        start = perf_counter()
+        sheet = attention_sheet(photo, caption)
+        fastest = min(fastest, perf_counter() - start)
+        assert sheet.getcolors(maxcolors=1000) is None  # more than a thousand
+    assert fastest < 1.0  # 0.06 s on an idle core; a busy machine may take many times that

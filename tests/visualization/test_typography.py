@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from captioner.visualization.typography import fit, font, one_line, shorten, wrap
+
+LONG = "pneumonoultramicroscopicsilicovolcanoconiosis"
+
+
+def test_text_is_drawn_in_dejavu_sans():
+    assert font(20).getname() == ("DejaVu Sans", "Book")
+    assert font(20, bold=True).getname() == ("DejaVu Sans", "Bold")
+    assert font(20).getlength("β × …") > 0
+
+
+def test_line_breaks_and_control_characters_are_taken_out():
+    assert one_line(" a\tdog\r\n\x00runs\u2028fast ") == "a dog runs fast"
+    assert one_line("l'été 東京") == "l'été 東京"
+
+
+@pytest.mark.parametrize("width", [30, 90, 200])
+def test_shortened_text_fits_and_wastes_no_room(width):
+    face = font(20)
+    short = shorten(LONG, face, width)
+    assert short.endswith("…")
+    assert LONG.startswith(short[:-1])
+    assert face.getlength(short) <= width
+    assert face.getlength(LONG[: len(short)] + "…") > width
+
+
+def test_text_that_fits_is_left_alone():
+    assert shorten("dog", font(20), 200) == "dog"
+    text, face = fit("dog", 200, size_px=20, smallest_px=10)
+    assert (text, face.size) == ("dog", 20)
+
+
+def test_text_shrinks_before_it_is_cut():
+    natural = font(20).getlength(LONG)
+    text, face = fit(LONG, natural * 0.7, size_px=20, smallest_px=10)
+    assert text == LONG
+    assert 10 < face.size < 20
+    assert face.getlength(text) <= natural * 0.7 < font(int(face.size) + 1).getlength(text)
+    text, face = fit(LONG, natural * 0.3, size_px=20, smallest_px=10)
+    assert face.size == 10
+    assert text.endswith("…")
+    assert face.getlength(text) <= natural * 0.3
+
+
+@pytest.mark.parametrize("width", [80, 150, 400, 5000])
+def test_wrapped_text_keeps_every_word_and_no_line_is_too_wide(width):
+    text = "a man in a black shirt rides a brown horse on the beach"
+    lines = wrap(text, font(20), width, max_lines=20)
+    assert " ".join(lines) == text
+    assert all(font(20).getlength(line) <= width for line in lines)
+    for line, following in itertools.pairwise(lines):
+        assert font(20).getlength(f"{line} {following.split()[0]}") > width
+
+
+def test_wrapped_text_ends_in_an_ellipsis_when_it_is_too_long():
+    lines = wrap("a brown horse " * 30, font(20), 150, max_lines=3)
+    assert len(lines) == 3
+    assert lines[-1].endswith("…")
+    assert not any(line.endswith("…") for line in lines[:-1])
+    for max_lines in (1, 2, 5):
+        lines = wrap(f"{LONG} a {LONG} b {LONG}", font(20), 150, max_lines=max_lines)
+        assert len(lines) <= max_lines
+        assert all(font(20).getlength(line) <= 150 for line in lines)
