@@ -151,7 +151,11 @@ def build_attention(
         )
     score = build_score(config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
     return Attention(
-        score, build_window(config, query_dim=query_dim), build_select(config), values=values
+        score,
+        build_window(config, query_dim=query_dim),
+        build_select(config),
+        values=values,
+        local=config.values == "local",
     )
 
 
