@@ -28,9 +28,9 @@ from captioner.evaluation.metrics import score_captions
 from captioner.models.build import CaptionModel, build_model
 from captioner.runtime.device import choose_device
 from captioner.training import train
-from captioner.training.cross_entropy import CrossEntropy
+from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
-from captioner.training.reinforce import build_hard_loss
+from captioner.training.reinforce import build_reinforce
 from captioner.training.setup import prepare
 from captioner.training.validation import validate
 
@@ -77,7 +77,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     device = choose_device(arguments.device)
     whole = replace(config, train=replace(config.train, val_photos=None))
     setup = prepare(whole, device, run / "last")
-    model = setup.model
+    model = setup.task.model
     validation = validate(
         model,
         setup.validation,
@@ -152,8 +152,8 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         lengths=torch.full((CAPTIONS,), WORDS),
         from_frozen=True,
     )
-    hard = build_hard_loss(config) if config.attention.select == "hard" else None
-    objective = CrossEntropy(config.loss, hard, samples=config.hard.samples).to(device)
+    hard = build_reinforce(config) if config.attention.select == "hard" else None
+    objective = CrossEntropyTask(config.loss, hard, samples=config.hard.samples).to(device)
     optimizer = build_optimizer(model, config.optim)
 
     def step() -> None:

@@ -27,22 +27,23 @@ class Batch:
     """Captions sorted by falling length, and each photo of theirs once.
 
     inputs: photos [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
-    photos: [B], which photos of the data set they are.
+    images: [B], which photos of the data set they are.
     image_index: [N], row of `inputs` for each caption.
     tokens: [N, T], the words read, from the start token on; targets: [N, T], the words to write,
         the end token last; both padded with zeros.
     lengths: [N], number of targets. weights: [N], of the captions in the loss; 1 on average.
-    photos and lengths are counted and looked up, and stay on the CPU wherever the batch goes.
+    images and lengths are counted and looked up, and stay on the CPU wherever the batch goes.
     unreadable: photos left out, each with the reason.
     """
 
     inputs: Tensor
-    photos: Tensor
+    images: Tensor
     image_index: Tensor
     tokens: Tensor
     targets: Tensor
     lengths: Tensor
     weights: Tensor | None = None
+    styles: Tensor | None = None
     from_frozen: bool = False
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
@@ -51,7 +52,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         moved = self._each(lambda value: value.to(device, non_blocking=True))
-        moved = replace(moved, photos=self.photos, lengths=self.lengths)
+        moved = replace(moved, images=self.images, lengths=self.lengths)
         inputs = moved.inputs.float().contiguous(memory_format=_layout(self.inputs))
         return replace(moved, inputs=inputs)
 
@@ -149,7 +150,7 @@ class CaptionDataset(Dataset[Batch]):
         row_of = {photo: row for row, photo in enumerate(inputs)}
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
-            photos=torch.tensor(list(inputs), dtype=torch.long),
+            images=torch.tensor(list(inputs), dtype=torch.long),
             image_index=torch.tensor(
                 [row_of[photo] for photo in self.photo_of[chosen].tolist()], dtype=torch.long
             ),

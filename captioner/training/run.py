@@ -1,4 +1,4 @@
-"""A training run in its folder: begin it, resume it, end it cleanly when told to."""
+"""A training run in its folder: begin it, resume it, end it cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from captioner.config import Config, from_yaml, to_yaml
 from captioner.errors import CheckpointError, ConfigError
 from captioner.files import locked, save_bytes
 from captioner.runtime.device import choose_device
-from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
-    """Run a recipe; return the folder of the best model.
+    """Train by a recipe and return the folder of the best model.
 
     A resumed run goes through the same steps as one that was never interrupted, to the last bit
     (on the same CPU, with the same number of threads; a GPU adds up in any order).
 
+    Args:
+        config: The recipe.
+        resume: Go on with the run in `train.output`.
+
     Raises:
-        CaptionerError: in one sentence, whatever cannot be used.
-        KeyboardInterrupt: after a checkpoint was saved, on SIGINT and SIGTERM.
+        CaptionerError: Something cannot be used; one sentence says what.
+        KeyboardInterrupt: On SIGINT and SIGTERM, after a checkpoint was saved.
     """
     run = Path(config.train.output)
     checkpoint = _checkpoint_to_resume(run, config) if resume else None
@@ -66,12 +69,7 @@ def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | N
     if checkpoint:
         trainer.restore(checkpoint)
     save_bytes(to_yaml(config).encode(), run / "config.yaml")
-    trainer.log = RunLog(run, resume_step=trainer.step)
-    try:
-        with trainer.interrupts:
-            trainer.fit()
-    finally:
-        trainer.log.close()
+    trainer.fit()
     return run / "best"
 
 

@@ -1,4 +1,4 @@
-"""From a recipe to everything that the training loop works with."""
+"""Build from a recipe everything that the training loop works with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -28,90 +27,83 @@ from captioner.errors import ConfigError, DataError, ImageError
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.training.caption_consensus import caption_reward, consensus_weights
 from captioner.training.check import check, idle
-from captioner.training.cross_entropy import CrossEntropy, WithConcepts
-from captioner.training.distillation import Teachers, load_teachers
-from captioner.training.reinforce import build_hard_loss
-from captioner.training.self_critical import SelfCritical
+from captioner.training.cross_entropy import CrossEntropyTask
+from captioner.training.distillation import load_teachers
+from captioner.training.reinforce import build_reinforce
+from captioner.training.self_critical import SelfCriticalTask
 from captioner.training.task import TrainingTask
-from captioner.training.word_concepts import Concepts
+from captioner.training.word_concepts import WordConcepts, WordConceptTable
 
 KNOWN_WORDS = 0.9  # rare words make up a few hundredths of captions; fewer known than this is news
 
 
 @dataclass(frozen=True)
 class Setup:
-    """config is the recipe with the backbone's own preprocessing written out."""
+    """Everything that the training loop works with.
+
+    Args:
+        config: The recipe with the backbone's own preprocessing written out.
+        vocabulary: Words of the model.
+        task: Owns the model.
+        dataset: Training captions and images.
+        batches: Their order.
+        validation: Validation images of all sources, one source after another.
+        validation_transform: From a validation image to the model's input.
+        validation_cache: Features of the validation images, or None.
+        data_digest: Tells these images and captions from others, wherever they lie.
+        reported_unreadable: Unreadable images that were reported when the caches were made.
+    """
 
     config: Config
     vocabulary: Vocabulary
-    model: CaptionModel
+    task: TrainingTask
     dataset: CaptionDataset
     batches: CaptionBatches
     validation: list[CaptionedImage]
-    objective: TrainingTask
     validation_transform: ImageTransform
     validation_cache: FeatureCache | None
-
-    @cached_property
-    def data_digest(self) -> str:
-        """Tells these training photos and captions from others, wherever they lie."""
-        facts = [[str(photo.image_id), list(photo.captions)] for photo in self.dataset.photos]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-    @property
-    def named(self) -> set[str]:
-        """Unreadable photos that were told when the caches were made."""
-        caches = (
-            (self.dataset.photos, self.dataset.cache),
-            (self.validation, self.validation_cache),
-        )
-        return {str(photos[i].path) for photos, cache in caches if cache for i in cache.unreadable}
+    data_digest: str
+    reported_unreadable: set[str]
 
 
 def prepare(config: Config, device: torch.device, start_from: Path | None = None) -> Setup:
-    """Read the data, build the model, and fill the feature cache if one is asked for.
+    """Read the data, build the task, and fill the feature cache if one is asked for.
 
-    start_from: whole model folder whose vocabulary and weights the model begins with. They are
-    taken before the cache is filled, which holds what the frozen ones make of the photos.
+    Args:
+        config: The recipe.
+        device: Where the task is put.
+        start_from: Verified model folder whose vocabulary and weights the model begins with. They
+            are loaded before the cache is filled with what the frozen weights compute.
 
     Raises:
-        CaptionerError: in one sentence, whatever cannot be used.
+        CaptionerError: Something cannot be used; one sentence says what.
     """
     check(config)
-    train = _read(config.data, config.data.train_split)
+    train_images = _read(config.data, config.data.train_split)
     validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
-    _check_one_is_readable(train, "training")
+    _check_one_is_readable(train_images, "training")
     _check_one_is_readable(validation, "validation")
     if len(validation) == 1 and config.train.metric == "CIDEr":
         raise ConfigError(
             "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or ROUGE_L, "
             "or give more photos"
         )
-    if start_from is not None:
-        vocabulary = Vocabulary.load(start_from / VOCABULARY)
-    else:
-        captions = (caption for photo in train for caption in photo.captions)
-        vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
-    if len(vocabulary) < 5:
-        raise DataError(
-            f"{config.data.root}: no word occurs {config.data.min_count} times in the training "
-            "captions; lower data.min_count"
-        )
+    vocabulary = _vocabulary(config.data, train_images, start_from)
     torch.manual_seed(config.train.seed)
-    # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = build_model(config, len(vocabulary))
     if start_from is not None:
-        found, of = load_matching_weights(model, start_from)
-        if found < of:
-            print(f"{start_from}: {found} of {of} weights taken", file=sys.stderr)
+        loaded, of = load_matching_weights(model, start_from)
+        if loaded < of:
+            print(f"{start_from}: {loaded} of {of} weights taken", file=sys.stderr)
+    # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = model.to(device).to(memory_format=torch.channels_last)
-    whole = resolved(config, model)
+    config = resolved(config, model)
     augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
-    train_transform = image_transform(whole.preprocess, augmentation)
-    plain_transform = image_transform(whole.preprocess)
-    # these before the cache, which takes long
+    train_transform = image_transform(config.preprocess, augmentation)
+    validation_transform = image_transform(config.preprocess)
+    # All that can be wrong is found before the caches, which take long.
     dataset = CaptionDataset(
-        train,
+        train_images,
         vocabulary,
         train_transform,
         max_words=config.data.max_words,
@@ -122,15 +114,16 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     _check_vocabulary(dataset, vocabulary, start_from)
     for sentence in idle(config, captions=len(dataset)):
         print(sentence, file=sys.stderr)
-    teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
-    texts = _texts(whole, vocabulary, validation)
+    task = _task(config, model, dataset, vocabulary, validation, device).to(device)
     validation_cache = None
     if config.data.cache:
-        validation_cache = _cache(whole, model, device, validation, plain_transform, views=1)
+        validation_cache = _cache(config, model, device, validation, validation_transform, views=1)
         views = config.data.cache_views
-        dataset.cache = _cache(whole, model, device, train, train_transform, views=views)
+        dataset.cache = _cache(config, model, device, train_images, train_transform, views=views)
     if config.data.cache_min_area < 1:
         dataset.cache_crop = FeatureCrop(config.data.cache_min_area, config.data.flip)
+    if config.loss.consensus:
+        dataset.weights = consensus_weights(train_images, config.loss.consensus)
     batches = CaptionBatches(
         dataset.photo_of,
         dataset.lengths,
@@ -138,66 +131,98 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
         by=config.data.batch_by,
         seed=config.train.seed,
     )
+    caches = ((train_images, dataset.cache), (validation, validation_cache))
     return Setup(
-        config=whole,
+        config=config,
         vocabulary=vocabulary,
-        model=model,
+        task=task,
         dataset=dataset,
         batches=batches,
-        objective=_objective(
-            whole, dataset, vocabulary, teachers, texts, feature_dim=model.encoder.dim
-        ).to(device),
         validation=validation,
-        validation_transform=plain_transform,
+        validation_transform=validation_transform,
         validation_cache=validation_cache,
+        data_digest=_digest(train_images),
+        reported_unreadable={
+            str(images[index].path)
+            for images, cache in caches
+            if cache is not None
+            for index in cache.unreadable
+        },
     )
 
 
-def _objective(
+def _vocabulary(
+    data: DataConfig, images: list[CaptionedImage], start_from: Path | None
+) -> Vocabulary:
+    if start_from is not None:
+        return Vocabulary.load(start_from / VOCABULARY)
+    captions = (caption for image in images for caption in image.captions)
+    vocabulary = Vocabulary.build(captions, min_count=data.min_count)
+    if len(vocabulary) < 5:
+        raise DataError(
+            f"{data.root}: no word occurs {data.min_count} times in the training captions; lower "
+            "data.min_count"
+        )
+    return vocabulary
+
+
+def _digest(images: list[CaptionedImage]) -> str:
+    facts = [[str(image.image_id), list(image.captions)] for image in images]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _task(
     config: Config,
+    model: CaptionModel,
     dataset: CaptionDataset,
     vocabulary: Vocabulary,
-    teachers: Teachers | None,
-    texts: TextCaptions | None,
-    *,
-    feature_dim: int,
+    validation: list[CaptionedImage],
+    device: torch.device,
 ) -> TrainingTask:
-    """Cross-entropy, or self-critical training where `self_critical.samples` asks for it.
-
-    feature_dim: D, the size of an annotation vector.
-    """
-    own = config.self_critical
-    if own.samples:
-        return SelfCritical(
-            caption_reward(dataset),
+    """Return self-critical training where `self_critical.samples` asks for it, or cross-entropy."""
+    if config.self_critical.samples:
+        return SelfCriticalTask(
+            model,
+            caption_reward(dataset.photos),
             vocabulary,
-            samples=own.samples,
-            baseline=own.baseline,
+            samples=config.self_critical.samples,
+            baseline=config.self_critical.baseline,
             max_words=config.data.max_words,
         )
-    if config.loss.consensus:
-        dataset.weights = consensus_weights(dataset, config.loss.consensus)
-    hard = build_hard_loss(config) if config.attention.select == "hard" else None
-    captions = CrossEntropy(config.loss, hard, samples=config.hard.samples, teachers=teachers)
-    if not config.loss.visual_concepts and texts is None:
-        return captions
-    return WithConcepts(
-        captions,
-        Concepts(len(vocabulary), feature_dim),
-        dataset.words_of_photos(),
-        texts,
-        loss=config.loss,
-        text=config.text,
+    word_concepts = None
+    texts = _texts(config, vocabulary, validation)
+    if config.loss.visual_concepts or texts is not None:
+        word_concepts = WordConcepts(
+            WordConceptTable(len(vocabulary), model.encoder.dim),
+            dataset.words_of_photos(),
+            texts,
+            detection_weight=config.loss.visual_concepts,
+            text_weight=config.text.weight,
+            text_batch_size=config.text.batch_size,
+            text_cells=config.text.cells,
+            label_smoothing=config.loss.label_smoothing,
+        )
+    return CrossEntropyTask(
+        model,
+        config.loss,
+        reinforce=build_reinforce(config) if config.attention.select == "hard" else None,
+        samples=config.hard.samples,
+        teachers=(
+            load_teachers(config, model, vocabulary, device) if config.loss.teachers else None
+        ),
+        word_concepts=word_concepts,
     )
 
 
 def _texts(
     config: Config, vocabulary: Vocabulary, validation: list[CaptionedImage]
 ) -> TextCaptions | None:
-    """Captions without photos, where `text.file` names them; none of the validation photos'.
+    """Return captions without images, where `text.file` names them.
+
+    Those of the validation images are left out.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: The file cannot be read.
     """
     if config.text.file is None:
         return None
@@ -234,10 +259,10 @@ def _read(data: DataConfig, split_name: str) -> list[CaptionedImage]:
 def _check_vocabulary(
     dataset: CaptionDataset, vocabulary: Vocabulary, start_from: Path | None
 ) -> None:
-    """What the vocabulary lacks can neither be read nor written: tell it where it is much.
+    """Report it when the vocabulary lacks much of the captions: such words cannot be learned.
 
     Raises:
-        DataError: the model to begin with knows no word at all.
+        DataError: The model to start from knows no word at all.
     """
     words = np.concatenate([target[:-1] for target in dataset.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())
@@ -255,7 +280,11 @@ def _check_vocabulary(
 
 
 def _check_one_is_readable(photos: list[CaptionedImage], kind: str) -> None:
-    """Mostly the first one is, so that this costs nothing."""
+    """Refuse data of which no image can be read; mostly the first one can.
+
+    Raises:
+        DataError: Not one can be read.
+    """
     reason = ""
     for photo in photos:
         try:

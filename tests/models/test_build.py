@@ -25,7 +25,7 @@ from captioner.models.backbones import Preprocessing
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.models.decoders import pack_by_step
 from captioner.training.losses import caption_losses
-from captioner.training.reinforce import HardAttentionLoss, NoBaseline
+from captioner.training.reinforce import Reinforce, NoBaseline
 
 V = 12
 
@@ -364,8 +364,8 @@ def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> N
             )
     model.train()
     forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
-    hard = HardAttentionLoss(NoBaseline())
-    losses = caption_losses(forced, targets, lengths, doubly_stochastic=1.0, hard=hard)
+    hard = Reinforce(NoBaseline())
+    losses = caption_losses(forced, targets, lengths, doubly_stochastic=1.0, reinforce=hard)
     losses["total"].backward()
     silent = [
         name

@@ -127,8 +127,8 @@ def test_with_several_ways_of_looking_each_is_taught_the_same_words(
             given.append(asked(batch))
             return given[-1]
 
-    setup.objective.teachers = Watched(asked.models)
-    setup.objective(setup.model, batch)
+    setup.task.teachers = Watched(asked.models)
+    setup.task(batch)
     assert len(given) == 1
     assert len(given[0]) == int(batch.lengths.sum()), "once for all ways of looking"
     repeated = asked(batch.repeated(3))

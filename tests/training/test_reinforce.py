@@ -20,8 +20,8 @@ from captioner.models.build import build_decoder
 from captioner.models.decoders import Decoder, TeacherForcingOutput, unpack_by_step
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import (
-    HardAttentionLoss,
-    LearnedValue,
+    Reinforce,
+    LearnedBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
@@ -111,7 +111,7 @@ def exact_gradient(decoder: Decoder, looks: int = T) -> Tensor:
     return flat_gradient(-(probability * log_likelihood(forced, count)).sum() / T, decoder)
 
 
-def estimates(decoder: Decoder, hard: HardAttentionLoss | None) -> Tensor:
+def estimates(decoder: Decoder, hard: Reinforce | None) -> Tensor:
     """[CHUNKS, parameters]: gradients of the loss that training uses, each of CHUNK samples."""
     torch.manual_seed(1)
     gradients = []
@@ -122,7 +122,7 @@ def estimates(decoder: Decoder, hard: HardAttentionLoss | None) -> Tensor:
             TARGETS.expand(CHUNK, -1),
             LENGTHS.expand(CHUNK),
             doubly_stochastic=0.0,
-            hard=hard,
+            reinforce=hard,
         )
         gradients.append(flat_gradient(losses["total"], decoder))
     return torch.stack(gradients)
@@ -140,11 +140,11 @@ def largest_z(gradients: Tensor, exact: Tensor) -> float:
     return torch.where(off == 0, 0.0, off / error.where(error > 1e-12, 0.0)).max().item()
 
 
-def hard_loss(kind: Any, credit: Any, samples: int = 2, hidden_dim: int = H) -> HardAttentionLoss:
+def hard_loss(kind: Any, credit: Any, samples: int = 2, hidden_dim: int = H) -> Reinforce:
     baseline = build_baseline(kind, samples=samples, hidden_dim=hidden_dim).double()
-    if isinstance(baseline, LearnedValue):  # which has few batches to learn from here
+    if isinstance(baseline, LearnedBaseline):  # which has few batches to learn from here
         baseline.optimizer.param_groups[0]["lr"] = 0.1
-    return HardAttentionLoss(baseline, credit=credit, reward_scale=1.0, entropy=0.0)
+    return Reinforce(baseline, credit=credit, reward_scale=1.0, entropy=0.0)
 
 
 @functools.cache
@@ -171,7 +171,7 @@ def test_the_mean_estimate_is_the_exact_gradient_within_its_standard_error(
     assert error < 0.2 * exact.norm(), "too noisy to say anything"
 
 
-class WrongReward(HardAttentionLoss):
+class WrongReward(Reinforce):
     """Rewards a reading with what another reading of the batch was worth."""
 
     def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ class WrongReward(HardAttentionLoss):
         return rewards.roll(2, 0), count
 
 
-class ForgottenFirstWord(HardAttentionLoss):
+class ForgottenFirstWord(Reinforce):
     """Rewards a look with the words after it only, as if it did not write its own."""
 
     def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,14 +195,14 @@ class OwnRewardAsBaseline(NoBaseline):
         return rewards.view(-1, 2, T).mean(1, keepdim=True).expand(-1, 2, -1).reshape(-1, T)
 
 
-WRONG: dict[str, Callable[[], HardAttentionLoss | None]] = {
+WRONG: dict[str, Callable[[], Reinforce | None]] = {
     "no log_prob term at all": lambda: None,
-    "no reward": lambda: HardAttentionLoss(NoBaseline(), reward_scale=0.0, entropy=0.0),
+    "no reward": lambda: Reinforce(NoBaseline(), reward_scale=0.0, entropy=0.0),
     "another reading's reward": lambda: WrongReward(LeaveOneOut(2), entropy=0.0),
     "a look without its own word": lambda: ForgottenFirstWord(NoBaseline(), entropy=0.0),
-    "a tenth of the reward": lambda: HardAttentionLoss(NoBaseline(), reward_scale=0.1, entropy=0.0),
-    "a baseline that knows the look": lambda: HardAttentionLoss(OwnRewardAsBaseline(), entropy=0.0),
-    "entropy, which is not in it": lambda: HardAttentionLoss(LeaveOneOut(2), entropy=0.5),
+    "a tenth of the reward": lambda: Reinforce(NoBaseline(), reward_scale=0.1, entropy=0.0),
+    "a baseline that knows the look": lambda: Reinforce(OwnRewardAsBaseline(), entropy=0.0),
+    "entropy, which is not in it": lambda: Reinforce(LeaveOneOut(2), entropy=0.5),
 }
 
 
@@ -216,7 +216,7 @@ def test_a_wrong_estimator_is_found_out_by_the_same_check(name: str) -> None:
 def test_a_transformer_that_samples_in_every_layer_has_the_exact_gradient_too(kind: str) -> None:
     decoder = tiny_decoder("transformer", layers=2)
     hard = hard_loss(kind, "future", hidden_dim=6)
-    if isinstance(hard.baseline, LearnedValue):  # as far from zero as any training could take it
+    if isinstance(hard.baseline, LearnedBaseline):  # as far from zero as any training could take it
         torch.manual_seed(0)
         torch.nn.init.normal_(hard.baseline.value.weight, std=3.0)
         hard.baseline.optimizer.param_groups[0]["lr"] = 0.0
@@ -276,7 +276,7 @@ def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], li
 @pytest.mark.parametrize("credit", CREDITS)
 def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     forced, log_probs, lengths = random_forced()
-    hard = HardAttentionLoss(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
+    hard = Reinforce(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
     loss, parts = hard(forced, log_probs, lengths)
     rewards, counts = plain_rewards(log_probs, credit)
     found, found_counts = hard._rewards(log_probs, lengths)
@@ -308,8 +308,8 @@ def test_the_loss_of_a_batch_has_equation_12s_terms_beside_the_words_and_the_map
     forced = read(decoder, 4)
     given = (forced, TARGETS.expand(4, -1), LENGTHS.expand(4))
     without = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1)
-    hard = HardAttentionLoss(NoBaseline(), reward_scale=0.7, entropy=0.3)
-    whole = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1, hard=hard)
+    hard = Reinforce(NoBaseline(), reward_scale=0.7, entropy=0.3)
+    whole = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1, reinforce=hard)
     terms = 0.7 * whole["reinforce"] - 0.3 * forced.entropy.detach().mean()
     torch.testing.assert_close(whole["total"], without["total"] + terms)
     assert set(whole) - set(without) == {"reinforce", "advantage"}
@@ -319,13 +319,13 @@ def test_where_nothing_was_sampled_there_is_nothing_to_reinforce() -> None:
     forced, log_probs, lengths = random_forced()
     with torch.no_grad():
         forced.log_prob.zero_()
-    loss, parts = HardAttentionLoss(NoBaseline(), entropy=0.0)(forced, log_probs, lengths)
+    loss, parts = Reinforce(NoBaseline(), entropy=0.0)(forced, log_probs, lengths)
     assert loss.item() == 0
     assert parts["advantage"].item() == 0
 
 
 def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
-    hard = HardAttentionLoss(MovingAverage(), credit="future", entropy=0.0)
+    hard = Reinforce(MovingAverage(), credit="future", entropy=0.0)
     average, weight = 0.0, 0.0
     for batch in range(6):
         forced, log_probs, lengths = random_forced(batch)
@@ -374,7 +374,7 @@ def test_leave_one_out_is_a_plain_loop_over_the_other_samples(samples: int) -> N
 def test_the_learned_value_learns_the_reward_that_a_state_foretells() -> None:
     """R is count * (w . query + b): what is left must fall far below where it began."""
     torch.manual_seed(0)
-    baseline = LearnedValue(H, lr=0.1).double()
+    baseline = LearnedBaseline(H, lr=0.1).double()
     wanted, lengths = torch.randn(H, dtype=torch.double), torch.tensor(ROWS)
     left = []
     for _ in range(150):
@@ -396,7 +396,7 @@ def test_a_learned_value_gives_no_gradient_to_the_model_and_takes_none() -> None
     weight = copy.deepcopy(hard.baseline.state_dict())
     forced = read(decoder, 4)
     losses = caption_losses(
-        forced, TARGETS.expand(4, -1), LENGTHS.expand(4), doubly_stochastic=0.0, hard=hard
+        forced, TARGETS.expand(4, -1), LENGTHS.expand(4), doubly_stochastic=0.0, reinforce=hard
     )
     gradients = [parameter.grad for parameter in decoder.parameters()]
     assert gradients == [None] * len(gradients), "its own step leaves the model's gradients alone"
@@ -408,7 +408,7 @@ def test_a_learned_value_gives_no_gradient_to_the_model_and_takes_none() -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_baseline_that_is_saved_and_restored_goes_on_bit_for_bit(kind: str) -> None:
-    def advance(hard: HardAttentionLoss, batches: range) -> list[Tensor]:
+    def advance(hard: Reinforce, batches: range) -> list[Tensor]:
         found = []
         for batch in batches:
             forced, log_probs, lengths = random_forced(batch)

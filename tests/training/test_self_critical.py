@@ -20,7 +20,7 @@ from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, search, writable
 from captioner.models.build import build_decoder
 from captioner.training import setup, train
-from captioner.training.self_critical import SelfCritical
+from captioner.training.self_critical import SelfCriticalTask
 from captioner.types import Grid
 
 VOCABULARY = Vocabulary(["a", "dog", "cat"])
@@ -126,7 +126,7 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
     The end is never first: at the first word the model's shares are those among the words.
     """
     reward = CiderD(REFERENCES)
-    own = SelfCritical(reward, VOCABULARY, samples=4, baseline=baseline, max_words=2)
+    own = SelfCriticalTask(reward, VOCABULARY, samples=4, baseline=baseline, max_words=2)
     parameters = list(model.parameters())
 
     def flat(loss: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,7 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
         return looks[-1]
 
     model.encoder = encoder
-    own = SelfCritical(
+    own = SelfCriticalTask(
         CiderD(REFERENCES), VOCABULARY, samples=400, baseline="leave_one_out", max_words=6
     )
     parts, forced, lengths = own(model, photos(1))
@@ -200,7 +200,7 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
 
 
 def test_rewards_are_of_each_caption_s_own_photo(model: Model) -> None:
-    own = SelfCritical(CiderD(REFERENCES), VOCABULARY, samples=2, baseline="greedy", max_words=3)
+    own = SelfCriticalTask(CiderD(REFERENCES), VOCABULARY, samples=2, baseline="greedy", max_words=3)
     tokens = torch.tensor([[[4, 5, END], [4, 6, END]], [[4, 5, END], [4, 6, END]]])
     rewards = own._rewards(torch.tensor([0, 1]), tokens)
     assert rewards[0, 0] > rewards[0, 1]
@@ -210,7 +210,7 @@ def test_rewards_are_of_each_caption_s_own_photo(model: Model) -> None:
 
 
 def test_captions_of_two_photos_learn_to_earn_more(model: Model) -> None:
-    own = SelfCritical(
+    own = SelfCriticalTask(
         CiderD(REFERENCES), VOCABULARY, samples=8, baseline="leave_one_out", max_words=4
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)

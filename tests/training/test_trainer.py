@@ -562,8 +562,8 @@ def test_a_step_asks_the_device_for_no_number(
     setup = prepare(recipe, torch.device("cpu"))
     device = torch.device("meta")
     batch = setup.dataset[(0, range(4))].to(device)
-    objective = setup.objective.to(device)
-    parts, _, _ = objective(setup.model.to(device), batch)
+    objective = setup.task.to(device)
+    parts, _, _ = objective(setup.task.model.to(device), batch)
     parts["total"].backward()
     assert parts["total"].device == device
-    assert setup.model.decoder.embedding.weight.grad.device == device
+    assert setup.task.model.decoder.embedding.weight.grad.device == device

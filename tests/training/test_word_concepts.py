@@ -16,22 +16,22 @@ from torch.nn import functional as F
 from captioner.checkpoint import load_training_state
 from captioner.errors import DataError
 from captioner.training import train
-from captioner.training.word_concepts import Concepts
+from captioner.training.word_concepts import WordConceptTable
 
 V, D = 5, 4
 
 
 @pytest.fixture
-def concepts() -> Concepts:
+def concepts() -> WordConceptTable:
     torch.manual_seed(0)
-    concepts = Concepts(V, D).double()
+    concepts = WordConceptTable(V, D).double()
     with torch.no_grad():
         concepts.bias.normal_()
         concepts.norm.weight.normal_()
     return concepts
 
 
-def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: Concepts) -> None:
+def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: WordConceptTable) -> None:
     features = torch.randn(2, 3, D, dtype=torch.float64)
     seen = [[True, False, False, True, False], [False, False, True, False, False]]
     vectors = concepts.norm(concepts.words.weight).tolist()
@@ -47,7 +47,7 @@ def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: Concept
     assert found.item() == pytest.approx(total / 3, rel=1e-5)
 
 
-def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(concepts: Concepts) -> None:
+def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(concepts: WordConceptTable) -> None:
     for bias in (-200.0, 200.0):
         with torch.no_grad():
             concepts.bias.fill_(bias)
@@ -59,7 +59,7 @@ def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(concepts:
             assert torch.isfinite(gradient).all()
 
 
-def test_words_make_a_grid_like_the_encoder_s_projection(concepts: Concepts) -> None:
+def test_words_make_a_grid_like_the_encoder_s_projection(concepts: WordConceptTable) -> None:
     grid = concepts.as_grid(torch.tensor([[4, 0, 4], [1, 2, 3]]))
     assert (grid.height, grid.width) == (1, 3)
     expected = torch.relu(
