@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import VOCABULARY, load_matching_weights
-from captioner.config import Config, DataConfig
+from captioner.config import Config, DataConfig, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
@@ -26,7 +26,6 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.training.caption_consensus import caption_reward, consensus_weights
-from captioner.training.check import check, idle
 from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.distillation import load_teachers
 from captioner.training.reinforce import build_reinforce
@@ -78,7 +77,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     Raises:
         CaptionerError: Something cannot be used; one sentence says what.
     """
-    check(config)
+    validate(config)
     train_images = _read(config.data, config.data.train_split)
     validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
     _check_one_is_readable(train_images, "training")
@@ -112,7 +111,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     if not len(dataset):
         raise DataError(f"{config.data.root}: the training captions hold no words")
     _check_vocabulary(dataset, vocabulary, start_from)
-    for sentence in idle(config, captions=len(dataset)):
+    for sentence in unused_settings(config, captions=len(dataset)):
         print(sentence, file=sys.stderr)
     task = _task(config, model, dataset, vocabulary, validation, device).to(device)
     validation_cache = None
@@ -187,7 +186,7 @@ def _task(
             vocabulary,
             samples=config.self_critical.samples,
             baseline=config.self_critical.baseline,
-            max_words=config.data.max_words,
+            max_words=config.data.max_words or config.decoding.max_words,
         )
     word_concepts = None
     texts = _texts(config, vocabulary, validation)

@@ -138,7 +138,7 @@ class Trainer:
                 output = self._step([batch for batch in batches if len(batch)], num_batches)
                 if logs and output is not None:
                     elapsed = time.perf_counter() - started
-                    bar.set_postfix(loss=f"{float(output.output.metrics["total"]):.3f}")
+                    bar.set_postfix(loss=f"{float(output.output.metrics['total']):.3f}")
                     seconds = {
                         "step_s": elapsed / (self.step - first_step),
                         "data_wait": waiting / elapsed,

@@ -25,7 +25,7 @@ from captioner.models.backbones import Preprocessing
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.models.decoders import pack_by_step
 from captioner.training.losses import caption_losses
-from captioner.training.reinforce import Reinforce, NoBaseline
+from captioner.training.reinforce import NoBaseline, Reinforce
 
 V = 12
 

@@ -20,11 +20,11 @@ from captioner.models.build import build_decoder
 from captioner.models.decoders import Decoder, TeacherForcingOutput, unpack_by_step
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import (
-    Reinforce,
     LearnedBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
+    Reinforce,
     build_baseline,
 )
 from captioner.types import Grid

@@ -200,7 +200,9 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
 
 
 def test_rewards_are_of_each_caption_s_own_photo(model: Model) -> None:
-    own = SelfCriticalTask(CiderD(REFERENCES), VOCABULARY, samples=2, baseline="greedy", max_words=3)
+    own = SelfCriticalTask(
+        CiderD(REFERENCES), VOCABULARY, samples=2, baseline="greedy", max_words=3
+    )
     tokens = torch.tensor([[[4, 5, END], [4, 6, END]], [[4, 5, END], [4, 6, END]]])
     rewards = own._rewards(torch.tensor([0, 1]), tokens)
     assert rewards[0, 0] > rewards[0, 1]

@@ -47,7 +47,9 @@ def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: WordCon
     assert found.item() == pytest.approx(total / 3, rel=1e-5)
 
 
-def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(concepts: WordConceptTable) -> None:
+def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(
+    concepts: WordConceptTable,
+) -> None:
     for bias in (-200.0, 200.0):
         with torch.no_grad():
             concepts.bias.fill_(bias)
