@@ -11,6 +11,7 @@ from captioner.config.settings import (
     EncoderConfig,
     ModelConfig,
     PreprocessConfig,
+    SourceConfig,
 )
 from captioner.config.training import (
     HardConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "OptimConfig",
     "PreprocessConfig",
     "SelfCriticalConfig",
+    "SourceConfig",
     "TextConfig",
     "TrainConfig",
     "check",

@@ -19,6 +19,20 @@ from captioner.config.training import (
 
 
 @dataclass(frozen=True)
+class SourceConfig:
+    name: str = ""
+    format: str = "flickr8k"
+    root: str = ""
+    file: str | None = None
+    coco_splits: str | None = None
+    train_split: str | None = "train"
+    val_split: str | None = "val"
+    weight: float = 1.0
+    loss_weight: float = 1.0
+    style: str | None = None
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Photos and captions.
 
