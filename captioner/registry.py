@@ -99,3 +99,10 @@ TOKENIZERS = Registry(
         "characters": "captioner.data.tokenizer:CharacterTokenizer",
     },
 )
+TASKS = Registry(
+    "task",
+    {
+        "cross_entropy": "captioner.training.cross_entropy:CrossEntropyTask",
+        "self_critical": "captioner.training.self_critical:SelfCriticalTask",
+    },
+)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import VOCABULARY, load_matching_weights
-from captioner.config import Config, DataConfig
+from captioner.config import Config, DataConfig, unused_settings, validate
 from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
@@ -24,7 +24,6 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.training.caption_consensus import caption_reward, consensus_weights
-from captioner.training.check import check, idle
 from captioner.training.cross_entropy import CrossEntropy, WithConcepts
 from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.reinforce import build_hard_loss
@@ -73,7 +72,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     Raises:
         CaptionerError: in one sentence, whatever cannot be used.
     """
-    check(config)
+    validate(config)
     train = _read(config.data, config.data.train_split)
     validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
     _check_one_is_readable(train, "training")
@@ -110,7 +109,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     if not len(captions):
         raise DataError(f"{config.data.root}: the training captions hold no words")
     _check_vocabulary(captions, vocabulary, start_from)
-    for sentence in idle(config, captions=len(captions)):
+    for sentence in unused_settings(config, captions=len(captions)):
         print(sentence, file=sys.stderr)
     teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
     texts = _texts(whole, vocabulary, validation)
@@ -175,7 +174,7 @@ def _objective(
             vocabulary,
             samples=own.samples,
             baseline=own.baseline,
-            max_words=config.data.max_words,
+            max_words=config.data.max_words or config.decoding.max_words,
         )
     hard = build_hard_loss(config) if config.attention.select == "hard" else None
     captions = CrossEntropy(config.loss, hard, samples=config.hard.samples, teachers=teachers)
