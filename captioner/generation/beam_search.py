@@ -8,11 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Caption, Geometry, Grid
 
-PAD, START, END, UNKNOWN = range(4)  # fixed by captioner.data.vocabulary
+PAD, START, END, UNKNOWN = (
+    Vocabulary.pad,
+    Vocabulary.start,
+    Vocabulary.end,
+    Vocabulary.unknown,
+)
 
 
 def unwritable(*, first: bool) -> list[int]:

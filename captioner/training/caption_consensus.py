@@ -7,16 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from captioner.data.captioned import CaptionedImage
-from captioner.data.vocabulary import END, tokenize
+from captioner.data.dataset import EncodedCaptions
+from captioner.data.tokenizer import Tokenizer
+from captioner.data.vocabulary import END
 from captioner.evaluation.cider import CiderD
 
 
-def caption_reward(images: Sequence[CaptionedImage]) -> CiderD:
+def caption_reward(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> CiderD:
     """Return CIDEr-D against the images' captions, the end of each being a token of it."""
-    return CiderD([[[*tokenize(caption), END] for caption in image.captions] for image in images])
+    return CiderD(
+        [[[*tokenizer.split(caption), END] for caption in image.captions] for image in images]
+    )
 
 
-def consensus_weights(images: Sequence[CaptionedImage], share: float) -> np.ndarray:
+def consensus_weights(
+    images: Sequence[CaptionedImage],
+    captions: EncodedCaptions,
+    tokenizer: Tokenizer,
+    share: float,
+) -> np.ndarray:
     """Return weights of captions that favour what an image's captions agree on.
 
     A caption weighs (1 - share) + share * r / (the mean r of the image's captions), where r is its
@@ -25,18 +34,21 @@ def consensus_weights(images: Sequence[CaptionedImage], share: float) -> np.ndar
 
     Args:
         images: Training images.
+        captions: Their captions.
+        tokenizer: Splits the captions.
         share: From 0, all captions weigh alike, to 1.
 
     Returns:
-        float32, one for each caption that has words, in the order of the images and captions.
+        float32 [C].
     """
-    reward = caption_reward(images)
-    weights = []
-    for index, image in enumerate(images):
-        has_words = np.array([bool(tokenize(caption)) for caption in image.captions], dtype=bool)
-        agreement = reward.agreement(index)[has_words]
-        relative = np.ones(len(agreement))
-        if len(agreement) and agreement.mean() > 0:
-            relative = 1 - share + share * agreement / agreement.mean()
-        weights.append(relative)
-    return np.concatenate(weights).astype(np.float32)
+    reward = caption_reward(images, tokenizer)
+    weights = np.ones(len(captions), dtype=np.float32)
+    captions_of: dict[int, list[int]] = {}
+    for caption, image in enumerate(captions.image_of.tolist()):
+        captions_of.setdefault(image, []).append(caption)
+    for image, members in captions_of.items():
+        has_words = [bool(tokenizer.split(caption)) for caption in images[image].captions]
+        agreement = reward.agreement(image)[has_words]
+        if agreement.mean() > 0:
+            weights[members] = 1 - share + share * agreement / agreement.mean()
+    return weights

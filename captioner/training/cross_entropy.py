@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from captioner.config import LossConfig
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.models.build import CaptionModel
 from captioner.training.distillation import Teachers
 from captioner.training.losses import caption_losses

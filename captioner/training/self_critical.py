@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.training.task import LossOutput, TrainingTask
 
 

@@ -15,7 +15,8 @@ import torch
 from tqdm import tqdm
 
 from captioner.checkpoint import load_training_state, load_weights, save_model
-from captioner.data.dataset import Batch, load_batches
+from captioner.data.batch import Batch
+from captioner.data.dataset import load_batches
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, CheckpointError, ImageError
 from captioner.models.build import CaptionModel
@@ -246,6 +247,8 @@ class Trainer:
                 length_penalty=config.decoding.length_penalty,
                 no_repeat_ngram=config.decoding.no_repeat_ngram,
                 cache=setup.validation_cache,
+                sources=setup.validation_sources,
+                decisive_source=config.train.val_source,
             )
 
     def _report(self, log: RunLog, validation: Validation) -> None:
@@ -325,7 +328,7 @@ class Trainer:
             "drops": self.drops,
             "figures": self.figures,
             "last_validation": self.last_validation,
-            "data": self.setup.data_digest,
+            "data": self.setup.data_digests,
             "config": asdict(self.config),
             "task": self.task.training_state(),
             "rng": torch.get_rng_state(),
@@ -368,11 +371,7 @@ class Trainer:
                 self.model.load_state_dict(state["raw"], strict=False)
             load_optimizer_state(self.optimizer, state["optimizer"])
             self.task.load_training_state(state["task"])
-            if state["data"] != self.setup.data_digest:
-                raise CheckpointError(
-                    f"{folder}: began with other photos or captions than those that the settings "
-                    "of data name now; resume with its own, or start another run"
-                )
+            self._check_data(folder, state["data"])
             for name in (
                 *("epoch", "batch", "step", "skipped_steps", "best", "bad_epochs", "drops"),
                 *("figures", "last_validation"),
@@ -389,3 +388,11 @@ class Trainer:
             raise CheckpointError(
                 f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
             ) from None
+
+    def _check_data(self, folder: Path, digests: dict[str, str]) -> None:
+        now = self.setup.data_digests
+        if changed := [name for name in now if digests[name] != now[name]]:
+            raise CheckpointError(
+                f"{folder}: this run began with other {' and '.join(changed)} than those that the "
+                "settings of data name now; resume with its own, or start another run"
+            )

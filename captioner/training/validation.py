@@ -111,7 +111,7 @@ def validate(
     if not hypotheses:
         raise ImageError("none of the validation photos can be read")
     captions = {
-        image_id: " ".join(vocabulary.decode(hypothesis.tokens))
+        image_id: vocabulary.tokenizer.join(vocabulary.decode(hypothesis.tokens))
         for image_id, hypothesis in hypotheses.items()
     }
     figures = _scores(captions, images, sources, decisive_source)

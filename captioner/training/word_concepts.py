@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.texts import TextCaptions
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
