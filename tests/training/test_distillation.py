@@ -17,7 +17,7 @@ from captioner.errors import CheckpointError, ConfigError
 from captioner.models.build import build_model
 from captioner.training import train
 from captioner.training.distillation import Teachers
-from captioner.training.run import changes
+from captioner.training.run import changed_settings
 from captioner.training.setup import prepare
 
 CPU = torch.device("cpu")
@@ -165,7 +165,7 @@ def test_a_recipe_with_teachers_is_written_and_read(table, tmp_path, teachers) -
     before = recipe(table, tmp_path, teachers)
     again = from_yaml(Config, to_yaml(before))
     assert again == before
-    assert changes(before, again) == ([], [])
+    assert changed_settings(before, again) == ([], [])
 
 
 def test_a_run_does_not_teach_itself(table, tmp_path, teachers) -> None:

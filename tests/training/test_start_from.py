@@ -39,7 +39,7 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
     model, _, vocabulary = load_model(before)
     assert started.vocabulary.tokens == vocabulary.tokens != fresh.vocabulary.tokens
     expected = model.state_dict()
-    for name, value in started.model.state_dict().items():
+    for name, value in started.task.model.state_dict().items():
         assert torch.equal(value, expected[name]), name
 
 
@@ -72,12 +72,12 @@ def test_what_has_another_shape_stays_as_it_is_and_is_counted(
     )
     started = prepare(recipe, CPU, before)
     names = ["key.weight", "key.bias", "query.weight", "energy.weight"]
-    count = len(started.model.state_dict())
+    count = len(started.task.model.state_dict())
     assert f"{before}: {count - len(names)} of {count} weights taken" in capsys.readouterr().err
     expected = load_model(before)[0].state_dict()
     other = {
         name
-        for name, value in started.model.state_dict().items()
+        for name, value in started.task.model.state_dict().items()
         if value.shape != expected[name].shape or not torch.equal(value, expected[name])
     }
     assert other == {f"decoder.attention.score.{name}" for name in names}

@@ -43,7 +43,7 @@ def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: WordCon
                 logit = plain.dot(cell, vectors[word]) / D**0.5 + concepts.bias[word].item()
                 absent *= 1 - plain.sigmoid(logit)
             total -= math.log(1 - absent if words[word] else absent)
-    found = concepts.loss(features, torch.tensor(seen))
+    found = concepts.detection_loss(features, torch.tensor(seen))
     assert found.item() == pytest.approx(total / 3, rel=1e-5)
 
 
@@ -55,7 +55,7 @@ def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(
             concepts.bias.fill_(bias)
         features = torch.randn(1, 3, D, dtype=torch.float64, requires_grad=True)
         for seen in (torch.ones(1, V), torch.zeros(1, V)):
-            loss = concepts.loss(features, seen.bool())
+            loss = concepts.detection_loss(features, seen.bool())
             (gradient,) = torch.autograd.grad(loss, features)
             assert torch.isfinite(loss)
             assert torch.isfinite(gradient).all()
@@ -110,8 +110,11 @@ def test_a_resumed_run_goes_on_with_the_next_text_and_the_same_concepts(
     with pytest.raises(KeyboardInterrupt):
         train(recipe)
     train(recipe, resume=True)
-    ends = [load_training_state(run / "last")["objective"] for run in (whole, cut)]
-    assert ends[0].pop("_extra_state") == ends[1].pop("_extra_state") > 0
+    ends = [load_training_state(run / "last")["task"] for run in (whole, cut)]
+    texts_read = [end.pop("word_concepts._extra_state") for end in ends]
+    assert texts_read[0] == texts_read[1] > 0
+    assert "word_concepts.table.words.weight" in ends[0]
+    assert ends[0].keys() == ends[1].keys()
     for name, value in ends[0].items():
         assert torch.equal(value, ends[1][name]), name
     files = [(run / "last" / "model.safetensors").read_bytes() for run in (whole, cut)]
