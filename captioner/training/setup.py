@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.checkpoint import VOCABULARY, load_matching_weights
+from captioner.checkpoint import VOCABULARY, load_pretrained
 from captioner.config import Config, DataConfig, unused_settings, validate
 from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
@@ -96,9 +96,8 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = build_model(config, len(vocabulary))
     if start_from is not None:
-        found, of = load_matching_weights(model, start_from)
-        if found < of:
-            print(f"{start_from}: {found} of {of} weights taken", file=sys.stderr)
+        for sentence in load_pretrained(model, vocabulary, start_from).sentences():
+            print(sentence, file=sys.stderr)
     model = model.to(device).to(memory_format=torch.channels_last)
     whole = resolved(config, model)
     augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
