@@ -7,34 +7,26 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
-from captioner.data.transforms import open_image
-from captioner.errors import CaptionerError, CheckpointError, ImageError
+from captioner.errors import CaptionerError
 from captioner.models.build import CaptionModel
 from captioner.runtime.device import autocast
-from captioner.training.diagnostics import attention_statistics, warnings
+from captioner.training.checkpointing import restore_checkpoint, save_checkpoint
+from captioner.training.diagnostics import attention_statistics
 from captioner.training.interrupts import DeferredInterrupts
-from captioner.training.model_card import model_card
-from captioner.training.optimizer import (
-    AveragedModel,
-    build_optimizer,
-    learning_rate_factor,
-    load_optimizer_state,
-)
+from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
+from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.step import StepOutput, training_step
 from captioner.training.validation import Validation, validate
-from captioner.visualization import attention_sheet
 
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 
@@ -105,7 +97,7 @@ class Trainer:
         self.epoch, self.batch = self.epoch + 1, 0
         self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
         if better:
-            self._write(self.run / "best", None)
+            save_checkpoint(self, self.run / "best", with_state=False)
         self.save()
         self._report(log, validation)  # after the save: a failure here loses no work
         self.interrupts.release()
@@ -252,44 +244,14 @@ class Trainer:
             )
 
     def _report(self, log: RunLog, validation: Validation) -> None:
-        """Log and print the epoch that has just ended."""
         self._report_unreadable(validation.unreadable)
-        figures = validation.figures
         log.write_validation(self.last_validation)
-        names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
-        tqdm.write(
-            f"epoch {self.epoch}: "
-            + ", ".join(f"{name} {figures[name]:.4f}" for name in names)
-            + f", {figures['distinct_captions']:.0%} distinct captions",
-            file=sys.stderr,
-        )
         attends = self.config.decoder.kind != "mean"
-        for sentence in warnings(figures, len(validation.captions), attends=attends):
-            print(f"warning: {sentence}", file=sys.stderr)
-        self._log_samples(log, validation)
-
-    def _log_samples(self, log: RunLog, validation: Validation) -> None:
-        setup = self.setup
-        sheets = []
-        for index, entry in enumerate(setup.validation[: self.config.train.samples], start=1):
-            if entry.image_id in validation.hypotheses:
-                try:
-                    image = open_image(entry.path)
-                except ImageError as error:  # it could be read a moment ago
-                    self._report_unreadable([(str(entry.path), str(error))])
-                    continue
-                geometry = setup.validation_transform(image)[1]
-                hypothesis = validation.hypotheses[entry.image_id]
-                height, width = validation.grid_shape
-                caption = hypothesis.to_caption(
-                    setup.vocabulary.decode(hypothesis.tokens),
-                    geometry,
-                    height=height,
-                    width=width,
-                )
-                sheets.append(attention_sheet(image, caption))
-                log.sample(index, self.epoch, image, caption)
-        log.pictures(self.step, sheets)
+        print_validation(self.epoch, validation, attends=attends)
+        samples = self.config.train.samples
+        self._report_unreadable(
+            log_samples(log, self.setup, validation, self.epoch, self.step, samples)
+        )
 
     def _update_best(self, validation: Validation, better: bool) -> None:
         if better:
@@ -317,41 +279,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write the `last` folder, with all that `restore` needs."""
-        state: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "step": self.step,
-            "skipped_steps": self.skipped_steps,
-            "best": self.best,
-            "bad_epochs": self.bad_epochs,
-            "drops": self.drops,
-            "figures": self.figures,
-            "last_validation": self.last_validation,
-            "data": self.setup.data_digests,
-            "config": asdict(self.config),
-            "task": self.task.training_state(),
-            "rng": torch.get_rng_state(),
-        }
-        if self.device.type == "cuda":
-            state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
-        if self.averaged:  # the model file holds the averaged weights
-            state["raw"] = {
-                name: value
-                for name, value in self.model.state_dict().items()
-                if not name.startswith("encoder.backbone.") or self.config.encoder.trainable_from
-            }
-        self._write(self.run / "last", state)
-
-    def _write(self, folder: Path, state: dict[str, Any] | None) -> None:
-        save_model(
-            folder,
-            self.evaluated_model,
-            self.config,
-            self.setup.vocabulary,
-            card=model_card(self.config, self.figures),
-            training_state=state,
-        )
+        save_checkpoint(self, self.run / "last", with_state=True)
 
     def restore(self, folder: Path) -> None:
         """Go back to a checkpoint.
@@ -359,40 +287,4 @@ class Trainer:
         Raises:
             CheckpointError: It does not belong to this recipe, or an earlier version wrote it.
         """
-        state = load_training_state(folder)
-        if "objective" in state:
-            raise CheckpointError(
-                f"{folder}: an earlier version of captioner began this run and this one cannot "
-                "resume it; start another run with train.start_from set to this folder"
-            )
-        try:
-            load_weights(self.evaluated_model, folder)
-            if self.averaged:
-                self.model.load_state_dict(state["raw"], strict=False)
-            load_optimizer_state(self.optimizer, state["optimizer"])
-            self.task.load_training_state(state["task"])
-            self._check_data(folder, state["data"])
-            for name in (
-                *("epoch", "batch", "step", "skipped_steps", "best", "bad_epochs", "drops"),
-                *("figures", "last_validation"),
-            ):
-                setattr(self, name, state[name])
-            if self.figures:  # `train.metric` may be another one now
-                self.best = self.figures[self.config.train.metric]
-            torch.set_rng_state(state["rng"])
-            if "cuda_rng" in state and self.device.type == "cuda":
-                torch.cuda.set_rng_state(state["cuda_rng"], self.device)
-        except (CheckpointError, torch.OutOfMemoryError):
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
-            ) from None
-
-    def _check_data(self, folder: Path, digests: dict[str, str]) -> None:
-        now = self.setup.data_digests
-        if changed := [name for name in now if digests[name] != now[name]]:
-            raise CheckpointError(
-                f"{folder}: this run began with other {' and '.join(changed)} than those that the "
-                "settings of data name now; resume with its own, or start another run"
-            )
+        restore_checkpoint(self, folder)
