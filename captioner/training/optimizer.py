@@ -1,16 +1,13 @@
-"""Optimizer, learning rate schedule and averaged weights."""
+"""The optimizer and its parameter groups."""
 
 from __future__ import annotations
 
-import copy
-import math
 from typing import Any
 
 import torch
 from torch import nn
 
 from captioner.config import OptimConfig
-from captioner.models.build import CaptionModel
 from captioner.training.reinforce import Baseline
 from captioner.training.task import TrainingTask
 
@@ -76,41 +73,3 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
     optimizer.load_state_dict(state)
     for group, (rate, decay) in zip(optimizer.param_groups, current, strict=True):
         group["base_lr"], group["weight_decay"] = rate, decay
-
-
-def learning_rate_factor(
-    step: int, *, schedule: str, warmup_steps: int, total_steps: int, drops: int = 0
-) -> float:
-    """Return the factor on the base rates at a step, a pure function of its arguments.
-
-    Linear warm-up, then constant, half a cosine down to zero at `total_steps`, or (plateau) a
-    tenth for each drop so far.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    if schedule == "cosine":
-        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-    return 0.1**drops if schedule == "plateau" else 1.0
-
-
-class AveragedModel:
-    """Exponential moving average of a model's weights, with a short memory at the start.
-
-    Args:
-        model: Model whose weights are averaged; it is copied.
-        decay: Share that the average keeps in an update.
-    """
-
-    def __init__(self, model: CaptionModel, decay: float) -> None:
-        self.decay = decay
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
-
-    @torch.no_grad()
-    def update(self, model: CaptionModel, step: int) -> None:
-        """Move the average towards the weights after optimizer step `step`, counted from 0."""
-        weight = 1.0 - min(self.decay, (1 + step) / (10 + step))
-        averages = dict(self.model.named_parameters())
-        pairs = [(averages[name], p) for name, p in model.named_parameters() if p.requires_grad]
-        torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], weight)
-        torch._foreach_copy_(list(self.model.buffers()), list(model.buffers()))

@@ -1,7 +1,8 @@
-"""One optimizer step: forward, backward, clip, update."""
+"""One optimizer step: learning rate, forward, backward, clip, update, average."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.data.batch import Batch
+from captioner.models.build import CaptionModel
 from captioner.training.task import LossOutput, TrainingTask
 
 
@@ -68,3 +70,41 @@ def training_step(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return StepOutput(output, gradient_norm, updated)
+
+
+def learning_rate_factor(
+    step: int, *, schedule: str, warmup_steps: int, total_steps: int, drops: int = 0
+) -> float:
+    """Return the factor on the base rates at a step, a pure function of its arguments.
+
+    Linear warm-up, then constant, half a cosine down to zero at `total_steps`, or (plateau) a
+    tenth for each drop so far.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "cosine":
+        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+    return 0.1**drops if schedule == "plateau" else 1.0
+
+
+class AveragedModel:
+    """Exponential moving average of a model's weights, with a short memory at the start.
+
+    Args:
+        model: Model whose weights are averaged; it is copied.
+        decay: Share that the average keeps in an update.
+    """
+
+    def __init__(self, model: CaptionModel, decay: float) -> None:
+        self.decay = decay
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, model: CaptionModel, step: int) -> None:
+        """Move the average towards the weights after optimizer step `step`, counted from 0."""
+        weight = 1.0 - min(self.decay, (1 + step) / (10 + step))
+        averages = dict(self.model.named_parameters())
+        pairs = [(averages[name], p) for name, p in model.named_parameters() if p.requires_grad]
+        torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], weight)
+        torch._foreach_copy_(list(self.model.buffers()), list(model.buffers()))

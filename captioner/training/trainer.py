@@ -21,11 +21,16 @@ from captioner.runtime.device import autocast
 from captioner.training.checkpointing import restore_checkpoint, save_checkpoint
 from captioner.training.diagnostics import attention_statistics
 from captioner.training.interrupts import DeferredInterrupts
-from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
+from captioner.training.optimizer import build_optimizer
 from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
-from captioner.training.step import StepOutput, training_step
+from captioner.training.step import (
+    AveragedModel,
+    StepOutput,
+    learning_rate_factor,
+    training_step,
+)
 from captioner.training.validation import Validation, validate
 
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
