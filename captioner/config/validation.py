@@ -156,7 +156,7 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
         for key, value in vars(DataConfig()).items():
             if key in per_source and getattr(data, key) != value:
                 sentences.append(
-                    f"data.{key}: does nothing beside data.sources, which have their own; remove it"
+                    f"data.{key}: does nothing where there are data.sources, which have their own; remove it"
                 )
     if config.text.file is None and config.text != TextConfig():
         sentences.append(

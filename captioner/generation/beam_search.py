@@ -73,6 +73,7 @@ def search(
     max_words: int = 30,
     length_penalty: float = 0.0,
     no_repeat_ngram: int = 0,
+    stop: str = "first",
 ) -> list[list[Hypothesis]]:
     """Caption every photo of the grid: for each, up to `beam_size` hypotheses, best first.
 

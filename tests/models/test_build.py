@@ -211,11 +211,13 @@ def test_unpretrained_models_ask_for_no_weights() -> None:
 def test_sizes_below_one_are_refused_by_their_key(key: str, value: int) -> None:
     with pytest.raises(ConfigError) as caught:
         small_model(**{key.replace(".", "__"): value})
-    assert str(caught.value) == f"{key}: {value} is too small; use a whole number from 1 up"
+    message = str(caught.value)
+    assert message.startswith(f"{key}: {value} ")
+    assert "from 1 up" in message
 
 
 def test_a_negative_length_of_repeats_is_refused_by_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"^decoding\.no_repeat_ngram: use 0 or more$"):
+    with pytest.raises(ConfigError, match=r"^decoding\.no_repeat_ngram: -1 .* from 0 up$"):
         small_model(decoding__no_repeat_ngram=-1)
 
 
@@ -246,7 +248,7 @@ FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_
         ({"decoder__feedforward_dim": -1}, "decoder.feedforward_dim", "whole number from 1 up"),
         ({"decoder__max_positions": 0}, "decoder.max_positions", "whole number from 1 up"),
         ({"attention__words": 0}, "attention.words", "whole number from 1 up"),
-        ({"encoder__self_attention_layers": -1}, "encoder.self_attention_layers", "0 or more"),
+        ({"encoder__self_attention_layers": -1}, "encoder.self_attention_layers", "from 0 up"),
         ({"encoder__self_attention_heads": 0}, "encoder.self_attention_heads", "from 1 up"),
         ({"attention__heads": 3}, "attention.heads", "a divisor of 8"),  # of D
         ({"attention__heads": 4}, "attention.heads", "a divisor of 6"),  # of attention.dim
@@ -267,10 +269,10 @@ FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_
             "encoder.project_dim",
             "a multiple of 4",
         ),
-        ({"attention__radius": 0.2}, "attention.radius", "0.5 cells or more"),
-        ({"attention__radius": float("nan")}, "attention.radius", "0.5 cells or more"),
+        ({"attention__radius": 0.2}, "attention.radius", "0.5"),
+        ({"attention__radius": float("nan")}, "attention.radius", "0.5"),
         ({"attention__temperature": 0.0}, "attention.temperature", "a number above 0"),
-        ({"attention__semi_sampling": 1.5}, "attention.semi_sampling", "use 0 to 1"),
+        ({"attention__semi_sampling": 1.5}, "attention.semi_sampling", "from 0 to 1"),
         (
             {"decoder__kind": "transformer", "decoder__positions": "learned",
              "decoder__max_positions": 20},
