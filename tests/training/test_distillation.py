@@ -169,7 +169,7 @@ def test_a_recipe_with_teachers_is_written_and_read(table, tmp_path, teachers) -
 
 
 def test_a_run_does_not_teach_itself(table, tmp_path, teachers) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.teachers: .*best is in this run's own folder"):
+    with pytest.raises(ConfigError, match=r"loss\.teachers: .*best is in this run's"):
         prepare(recipe(table, tmp_path / "run", (str(tmp_path / "run" / "best"),)), CPU)
 
 
@@ -179,5 +179,5 @@ def test_a_name_alone_is_refused_with_the_form_of_a_list() -> None:
 
 
 def test_self_critical_training_leaves_no_captions_to_teach(table, tmp_path, teachers) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.teachers: teaches beside the captions"):
+    with pytest.raises(ConfigError, match=r"loss\.teachers: .*self_critical\.samples"):
         prepare(recipe(table, tmp_path, teachers, self_critical__samples=2), CPU)

@@ -13,9 +13,11 @@ import pytest
 import tiny
 import torch
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import load_model, load_training_state, save_model, verify
+from captioner.data.readers import read_split
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, ImageError
-from captioner.training import train
+from captioner.training import reporting, train
 from captioner.training import trainer as loop
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer
@@ -73,8 +75,10 @@ def test_a_run_does_not_go_on_with_other_data(
     else:
         captions = other / "captions.csv"
         captions.write_text(captions.read_text().replace("field", "red field", 1))
-    with pytest.raises(CheckpointError, match="began with other photos or captions"):
+    with pytest.raises(CheckpointError, match="began with other .*training captions") as caught:
         train(tiny.recipe(other, begun, train__epochs=2), resume=True)
+    assert str(begun / "last") in str(caught.value)
+    assert ("photos" in str(caught.value)) == (change == "a photo more")
 
 
 def test_the_recipe_of_a_run_that_is_empty_is_damaged_and_not_all_defaults(
@@ -182,7 +186,7 @@ def test_a_sample_photo_that_vanishes_costs_its_picture_and_no_work(
     def vanished(path: Path) -> None:
         raise ImageError("no such file")
 
-    monkeypatch.setattr(loop, "open_image", vanished)
+    monkeypatch.setattr(reporting, "open_image", vanished)
     run = tmp_path / "run"
     train(tiny.recipe(table, run, train__epochs=1, train__samples=2))
     assert load_training_state(run / "last")["epoch"] == 1
@@ -196,7 +200,7 @@ def test_what_goes_wrong_after_the_steps_of_an_epoch_costs_none_of_them(
     def fails(*arguments: object, **settings: object) -> None:
         raise CaptionerError("the disk is full")
 
-    monkeypatch.setattr(loop, where, fails)
+    monkeypatch.setattr(loop if where == "validate" else reporting, where, fails)
     run = tmp_path / "run"
     config = tiny.recipe(table, run, train__epochs=1, train__checkpoint_every=0)
     with pytest.raises(CaptionerError, match="the disk is full"):
@@ -241,3 +245,31 @@ def test_a_disk_that_refuses_the_figures_is_one_sentence(
     monkeypatch.setattr(loop.RunLog, "write", full)
     with pytest.raises(CaptionerError, match=r"No space left on device\); free some disk"):
         train(tiny.recipe(table, tmp_path / "run", train__epochs=1))
+
+
+def test_validation_searches_as_the_settings_of_decoding_say(
+    table: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """With the weights of a model whose captions end: a penalty makes them longer."""
+    words = {}
+    for penalty in (0.0, 3.0):
+        run = tmp_path / str(penalty)
+        train(
+            tiny.recipe(
+                table,
+                run,
+                **{**ASLEEP, "optim__ema_decay": 0.0, "train__epochs": 1},
+                train__start_from=str(tiny_model),
+                train__val_beam_size=4,
+                train__metric="ROUGE_L",
+                decoding__length_penalty=penalty,
+            )
+        )
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        (validated,) = [e for e in map(json.loads, lines) if e["kind"] == "validation"]
+        captioner = Captioner.from_pretrained(run / "best", device="cpu")
+        images = read_split(format="table", root=table, split="val").images
+        captions = [captioner.caption(image.path, beam_size=4) for image in images]
+        words[penalty] = sum(len(caption.words) for caption in captions) / len(captions)
+        assert validated["words"] == pytest.approx(words[penalty])
+    assert words[3.0] > words[0.0]

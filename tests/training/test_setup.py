@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from captioner.config import Config, validate
+from captioner.config import Config, SourceConfig, validate
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.training.run import changed_settings
 from captioner.training.setup import Setup, prepare
@@ -266,10 +266,18 @@ def test_every_setting_is_fixed_or_told_or_of_no_consequence(key: str) -> None:
     before = tiny.recipe(HERE, HERE)
     section, name = key.split(".")
     value = another(getattr(getattr(before, section), name))
+    if key == "data.sources":
+        value = (SourceConfig(name="one"),)
     fixed, told = changed_settings(before, tiny.recipe(HERE, HERE, **{f"{section}__{name}": value}))
     assert [*fixed, *told] in ([], [key])
     model = section in ("preprocess", "encoder", "attention", "decoder")
-    if model or key in ("optim.name", "train.seed", "data.batch_size", "data.cache"):
+    if model or key in (
+        "optim.name",
+        "train.seed",
+        "data.batch_size",
+        "data.cache",
+        "data.sources",
+    ):
         assert fixed == [key], "other weights would not fit, or other batches would come"
     if key in ("optim.lr", "train.epochs", "loss.doubly_stochastic", "optim.accumulate"):
         assert told == [key]

@@ -17,7 +17,7 @@ from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.models.build import image_transform
 from captioner.training import validation
-from captioner.training.validation import Validation, validate
+from captioner.training.validation import Validation, ValidationSource, validate
 
 
 @pytest.fixture
@@ -140,3 +140,55 @@ def test_from_a_cache_the_captions_are_the_same(
     found = evaluate(captioner, photos, cache=cache)
     assert found.captions == expected.captions
     assert photos[1].image_id not in found.captions
+
+
+# --- several sources ------------------------------------------------------------------------------
+
+
+def test_several_sources_have_figures_each_and_their_mean_decides(
+    captioner: Captioner, photos: list[CaptionedImage]
+) -> None:
+    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    assert len(photos) == 12
+    found = evaluate(captioner, photos, sources=sources)
+    alone = [evaluate(captioner, photos[:4]), evaluate(captioner, photos[4:])]
+    assert found.captions == alone[0].captions | alone[1].captions
+    for name in ("CIDEr", "Bleu_4", "ROUGE_L"):
+        each = [of.figures[name] for of in alone]
+        assert found.figures[f"first/{name}"] == pytest.approx(each[0])
+        assert found.figures[f"second/{name}"] == pytest.approx(each[1])
+        assert found.figures[name] == pytest.approx(sum(each) / 2), "whatever their sizes"
+    assert found.figures["first/ROUGE_L"] != found.figures["second/ROUGE_L"]
+    # Of all captions, as with one source.
+    together = evaluate(captioner, photos)
+    for name in ("distinct_captions", "words", "attention_entropy"):
+        assert found.figures[name] == pytest.approx(together.figures[name])
+
+
+@pytest.mark.parametrize("decisive", ["first", "second"])
+def test_one_source_can_decide(
+    captioner: Captioner, photos: list[CaptionedImage], decisive: str
+) -> None:
+    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    found = evaluate(captioner, photos, sources=sources, decisive_source=decisive).figures
+    assert found["first/ROUGE_L"] != found["second/ROUGE_L"]
+    for name in ("CIDEr", "Bleu_4", "ROUGE_L"):
+        assert found[name] == found[f"{decisive}/{name}"]
+
+
+def test_one_source_has_no_prefix(captioner: Captioner, photos: list[CaptionedImage]) -> None:
+    found = evaluate(captioner, photos, sources=[ValidationSource("only", len(photos))])
+    assert found.figures == evaluate(captioner, photos).figures
+
+
+def test_a_source_of_which_nothing_can_be_read_is_left_out_unless_it_decides(
+    captioner: Captioner, photos: list[CaptionedImage]
+) -> None:
+    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    for photo in photos[:4]:
+        photo.path.write_bytes(b"damaged")
+    found = evaluate(captioner, photos, sources=sources).figures
+    assert found["ROUGE_L"] == found["second/ROUGE_L"]
+    assert "first/ROUGE_L" not in found
+    with pytest.raises(ImageError, match="first"):
+        evaluate(captioner, photos, sources=sources, decisive_source="first")
