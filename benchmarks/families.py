@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
 from captioner.training.reinforce import build_reinforce
 from captioner.training.setup import prepare
+from captioner.training.step import training_step
 from captioner.training.validation import validate
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -152,16 +154,20 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         lengths=torch.full((CAPTIONS,), WORDS),
         from_frozen=True,
     )
-    hard = build_reinforce(config) if config.attention.select == "hard" else None
-    objective = CrossEntropyTask(config.loss, hard, samples=config.hard.samples).to(device)
-    optimizer = build_optimizer(model, config.optim)
+    reinforce = build_reinforce(config) if config.attention.select == "hard" else None
+    task = CrossEntropyTask(model, config.loss, reinforce=reinforce, samples=config.hard.samples)
+    optimizer = build_optimizer(task.to(device), config.optim)
 
     def step() -> None:
-        model.train()
-        parts, _, _ = objective(model, batch)
-        optimizer.zero_grad()
-        parts["total"].backward()
-        optimizer.step()
+        training_step(
+            task.train(),
+            [batch],
+            optimizer,
+            learning_rate_factor=1.0,
+            clip_norm=config.optim.clip_norm,
+            autocast=nullcontext(),
+            device=device,
+        )
 
     return step
 
