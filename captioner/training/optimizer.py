@@ -12,6 +12,7 @@ from torch import nn
 
 from captioner.config import OptimConfig
 from captioner.models.build import CaptionModel
+from captioner.training.rmsprop import GravesRMSprop
 
 
 def build_optimizer(
@@ -40,10 +41,18 @@ def build_optimizer(
         decay = config.weight_decay if decays else 0.0
         settings.append({"params": parameters, "lr": rate, "base_lr": rate, "weight_decay": decay})
     if config.name == "adamw":
-        return torch.optim.AdamW(settings, betas=(0.9, 0.98))
+        return torch.optim.AdamW(settings, betas=(0.9, 0.98), eps=config.eps)
     if config.name == "adam":
-        return torch.optim.Adam(settings)
-    return torch.optim.RMSprop(settings)
+        return torch.optim.Adam(settings, eps=config.eps)
+    if config.name == "rmsprop_graves":
+        return GravesRMSprop(settings, alpha=config.alpha, momentum=config.momentum, eps=config.eps)
+    return torch.optim.RMSprop(
+        settings,
+        alpha=config.alpha,
+        momentum=config.momentum,
+        eps=config.eps,
+        centered=config.centered,
+    )
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
