@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    config, resume = _settings(argv)
+    config, resume = parse_settings(argv)
     from captioner.training.run import holds_a_run, train
 
     try:
@@ -40,12 +40,13 @@ def _run(argv: list[str]) -> int:
     return 0
 
 
-def _settings(argv: list[str]) -> tuple[Config, bool]:
+def parse_settings(argv: list[str]) -> tuple[Config, bool]:
     """Return the recipe's settings, changed by the options, and whether to resume a run."""
     recipes, roots, options = _split(argv)
     parser = parser_for(
         Config,
         prog="captioner train",
+        usage="%(prog)s [--config RECIPE] [--resume] [--SECTION.KEY VALUE ...]",
         description="Train a captioning model. Every setting of a recipe is also an option, and "
         "options win over recipes.",
         epilog="example: captioner train --config flickr8k_soft --data.root data/flickr8k",

@@ -9,6 +9,7 @@ from torch import nn
 
 from captioner.config import OptimConfig
 from captioner.training.reinforce import Baseline
+from captioner.training.rmsprop import GravesRMSprop
 from captioner.training.task import TrainingTask
 
 BASELINE_LR = 1e-3  # of a learned baseline
@@ -57,10 +58,18 @@ def build_optimizer(task: TrainingTask, config: OptimConfig) -> torch.optim.Opti
         for (kind, decays), parameters in groups.items()
     ]
     if config.name == "adamw":
-        return torch.optim.AdamW(settings, betas=(0.9, 0.98))
+        return torch.optim.AdamW(settings, betas=(0.9, 0.98), eps=config.eps)
     if config.name == "adam":
-        return torch.optim.Adam(settings)
-    return torch.optim.RMSprop(settings)
+        return torch.optim.Adam(settings, eps=config.eps)
+    if config.name == "rmsprop_graves":
+        return GravesRMSprop(settings, alpha=config.alpha, momentum=config.momentum, eps=config.eps)
+    return torch.optim.RMSprop(
+        settings,
+        alpha=config.alpha,
+        momentum=config.momentum,
+        eps=config.eps,
+        centered=config.centered,
+    )
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
