@@ -175,7 +175,7 @@ class Captioner:
         for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
             captions = [self._caption(h, geometry, grid) for h in hypotheses[:count]]
             if paths:
-                photo = Grid(grid.features[index : index + 1], grid.height, grid.width)
+                photo = grid.select(slice(index, index + 1))
                 captions = [
                     replace(caption, paths=self._paths(photo, h.tokens, paths))
                     for caption, h in zip(captions, hypotheses, strict=False)
@@ -234,8 +234,7 @@ class Captioner:
         batch = torch.stack([pixels for pixels, _ in read])
         batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
         with torch.inference_mode():
-            grid = self.model.encoder(batch)
-            grid = replace(grid, features=grid.features.float())
+            grid = self.model.encoder(batch).float()
         return grid, [geometry for _, geometry in read]
 
     def _input(self, photo: Photo) -> tuple[Tensor, Geometry]:

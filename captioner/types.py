@@ -72,14 +72,20 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Grid:
-    """Annotation vectors a_i of a batch of photos (Show, Attend and Tell, section 3.1.1).
+    """Annotation vectors a_i of a batch of images (Show, Attend and Tell, section 3.1.1).
 
-    features: [B, L, D], row-major, L = height x width.
+    Args:
+        features: [B, L, D], row-major, L = height x width.
+        height: Rows of cells.
+        width: Columns of cells.
+        local: [B, L, D], the same cells before self-attention mixed them with each other; None
+            where the encoder has no self-attention.
     """
 
     features: Tensor
     height: int
     width: int
+    local: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 3 or self.features.shape[1] != self.height * self.width:
@@ -87,6 +93,26 @@ class Grid:
                 f"a grid of {self.height} x {self.width} cells needs features [B, "
                 f"{self.height * self.width}, D], not {list(self.features.shape)}"
             )
+        if self.local is not None and self.local.shape != self.features.shape:
+            raise ValueError(
+                f"local cells {list(self.local.shape)} beside features {list(self.features.shape)}"
+            )
+
+    def select(self, index: Tensor | slice) -> Grid:
+        """Return the grid of the images of `index`, [B'] or a slice."""
+        return replace(
+            self,
+            features=self.features[index],
+            local=None if self.local is None else self.local[index],
+        )
+
+    def float(self) -> Grid:
+        """Return the grid in float32."""
+        return replace(
+            self,
+            features=self.features.float(),
+            local=None if self.local is None else self.local.float(),
+        )
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,9 @@ class AttentionConfig:
         heads: Parts of that space that look for themselves; 1 is the paper's.
         radius: Local windows: cells within so many cells of the centre are looked at.
         words: `local_m`: words after which the window has gone through the grid.
+        values: With self-attention in the encoder, what contexts and the decoder's first state are
+            made of: `contextual` is the cells after it, `local` those before it; scores always
+            compare the cells after it.
         temperature: Scores are divided by this before they become a map.
         semi_sampling: `hard`, in training: probability that a photo takes the expectation instead.
         at_test: `hard`, when captions are written: look at the likeliest cell (`argmax`), at the
@@ -148,6 +151,7 @@ class AttentionConfig:
     heads: int = 1
     radius: float = 3.0
     words: int = 12
+    values: Literal["contextual", "local"] = "contextual"
     temperature: float = 1.0
     semi_sampling: float = 0.5
     at_test: Literal["argmax", "expectation", "sample"] = "argmax"
