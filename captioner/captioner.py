@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.checkpoint import load_model, model_folder
-from captioner.config import ModelConfig, check_search
+from captioner.config import ModelConfig, validate_section
 from captioner.data.transforms import open_image
 from captioner.data.vocabulary import Vocabulary, tokenize
 from captioner.errors import ConfigError, ImageError
@@ -165,7 +165,7 @@ class Captioner:
             max_words=own.max_words if max_words is None else max_words,
             length_penalty=own.length_penalty if length_penalty is None else length_penalty,
         )
-        check_search(decoding)
+        validate_section(decoding)
         if not photos:
             return []
         grid, geometries = self.encode(photos)

@@ -83,3 +83,26 @@ DECODERS = Registry(
         "mean": "captioner.models.decoders:MeanDecoder",
     },
 )
+DATA_FORMATS = Registry(
+    "data.format",
+    {
+        "flickr8k": "captioner.data.formats.flickr8k:read",
+        "karpathy": "captioner.data.formats.karpathy:read",
+        "coco": "captioner.data.formats.coco:read",
+        "table": "captioner.data.formats.table:read",
+    },
+)
+TOKENIZERS = Registry(
+    "data.tokenizer",
+    {
+        "words": "captioner.data.tokenizer:WordTokenizer",
+        "characters": "captioner.data.tokenizer:CharacterTokenizer",
+    },
+)
+TASKS = Registry(
+    "task",
+    {
+        "cross_entropy": "captioner.training.cross_entropy:CrossEntropyTask",
+        "self_critical": "captioner.training.self_critical:SelfCriticalTask",
+    },
+)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from captioner.cli import INTERRUPTED, run_command, show
-from captioner.config import Config, one_line, parser_for, refuse_null
-from captioner.errors import ConfigError
+from captioner.config import Config, instantiate, parser_for, with_source_roots
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,20 +19,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--config", action="config", help="Recipe, a YAML file.")
     parser.add_argument("--resume", action="store_true", help="Go on with the run in train.output.")
-    arguments = parser.parse_args(_recipes_first(sys.argv[1:] if argv is None else argv))
+    recipes, options = _split_recipes(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args([*recipes, *options])
 
     def command() -> int:
-        try:
-            sections = parser.instantiate(arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"a section of the recipe holds no settings ({one_line(str(error))}); write its "
-                "settings below it, or leave it out"
-            ) from None
-        config = Config(
-            **{name: value for name, value in vars(sections).items() if name in _sections()}
-        )
-        refuse_null(config)
+        config = instantiate(Config, parser, arguments)
+        if config.data.sources is not None:
+            recipe = instantiate(Config, parser, parser.parse_args(recipes))
+            if config.data.root != recipe.data.root:
+                data = with_source_roots(config.data, config.data.root)
+                config = replace(config, data=replace(data, root=recipe.data.root))
         from captioner.training.run import holds_a_run, train
 
         try:
@@ -52,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     return run_command(command)
 
 
-def _recipes_first(argv: list[str]) -> list[str]:
-    """Options win over recipes, wherever they stand; jsonargparse would let the later one win."""
+def _split_recipes(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Recipes, and options, which win over recipes wherever they stand."""
     recipes, options = [], []
     words = iter(argv)
     for word in words:
@@ -63,8 +59,4 @@ def _recipes_first(argv: list[str]) -> list[str]:
             recipes.append(word)
         else:
             options.append(word)
-    return recipes + options
-
-
-def _sections() -> set[str]:
-    return set(Config.__dataclass_fields__)
+    return recipes, options

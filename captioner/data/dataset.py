@@ -94,7 +94,7 @@ class CaptionDataset(Dataset[Batch]):
         vocabulary: Vocabulary,
         transform: ImageTransform,
         *,
-        max_words: int,
+        max_words: int | None,
         seed: int,
         cache: FeatureCache | None = None,
         cache_crop: FeatureCrop | None = None,

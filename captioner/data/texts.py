@@ -68,7 +68,7 @@ class TextCaptions:
         photos: list[list[str]],
         vocabulary: Vocabulary,
         *,
-        max_words: int,
+        max_words: int | None,
         seed: int,
         without: Iterable[str] = (),
     ) -> None:
@@ -89,7 +89,7 @@ class TextCaptions:
         self.weight = np.sqrt(FREQUENT / np.maximum(share, FREQUENT))
         self.weight[vocabulary.unknown] = 0.0
 
-    def _encoded(self, photo: list[str], max_words: int) -> list[np.ndarray]:
+    def _encoded(self, photo: list[str], max_words: int | None) -> list[np.ndarray]:
         """Those of a photo's captions that know a word: each can be written from any other."""
         encoded = (
             np.array(self.vocabulary.encode(words[:max_words]), dtype=np.int64)

@@ -29,7 +29,7 @@ IMAGE_SUFFIXES = frozenset(
 )
 MAX_IMAGE_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
 
-ResizeMode = Literal["squash", "letterbox"]
+ResizeMode = Literal["squash", "letterbox", "crop"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,

@@ -13,7 +13,7 @@ from captioner.config import (
     EncoderConfig,
     ModelConfig,
     PreprocessConfig,
-    check,
+    validate,
 )
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.errors import ConfigError
@@ -89,7 +89,7 @@ def build_model(
         ConfigError: a setting that cannot be used.
         WeightsError: pretrained weights that cannot be had.
     """
-    check(config)
+    validate(config)
     encoder = build_encoder(config.encoder, pretrained=pretrained)
     cells = None
     if config.attention.score == "location":

@@ -68,7 +68,8 @@ def load_teachers(
                     f"loss.teachers: {name} has another {key} than this recipe; name a model that "
                     "began as this one does (train.start_from)"
                 )
-        decoder, reads = its.decoder, config.data.max_words + 1  # the start token too
+        decoder = its.decoder
+        reads = (config.data.max_words or decoder.max_positions) + 1  # with the start token
         if decoder.reads_at_most is not None and reads > decoder.reads_at_most:
             raise ConfigError(
                 f"loss.teachers: {name} reads {decoder.max_positions} words and no more; lower "

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import VOCABULARY, load_matching_weights
-from captioner.config import Config, DataConfig
+from captioner.config import Config, DataConfig, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import CaptionBatches, CaptionDataset
 from captioner.data.feature_cache import FeatureCache, build_feature_cache
@@ -27,7 +27,6 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.training.caption_consensus import caption_reward, consensus_weights
-from captioner.training.check import check, idle
 from captioner.training.cross_entropy import CrossEntropy, WithConcepts
 from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.reinforce import build_hard_loss
@@ -77,7 +76,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     Raises:
         CaptionerError: in one sentence, whatever cannot be used.
     """
-    check(config)
+    validate(config)
     train = _read(config.data, config.data.train_split)
     validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
     _check_one_is_readable(train, "training")
@@ -120,7 +119,7 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     if not len(dataset):
         raise DataError(f"{config.data.root}: the training captions hold no words")
     _check_vocabulary(dataset, vocabulary, start_from)
-    for sentence in idle(config, captions=len(dataset)):
+    for sentence in unused_settings(config, captions=len(dataset)):
         print(sentence, file=sys.stderr)
     teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
     texts = _texts(whole, vocabulary, validation)
@@ -173,7 +172,7 @@ def _objective(
             vocabulary,
             samples=own.samples,
             baseline=own.baseline,
-            max_words=config.data.max_words,
+            max_words=config.data.max_words or config.decoding.max_words,
         )
     if config.loss.consensus:
         dataset.weights = consensus_weights(dataset, config.loss.consensus)

@@ -12,14 +12,14 @@ import pytest
 import tiny
 import torch
 
-from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config import AttentionConfig, DecoderConfig, validate
 from captioner.data.dataset import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, search, writable
 from captioner.models.build import build_decoder
-from captioner.training import setup, train
+from captioner.training import train
 from captioner.training.self_critical import SelfCritical
 from captioner.types import Grid
 
@@ -257,9 +257,9 @@ def test_settings_that_cannot_be_used_are_one_sentence(
     tmp_path: Path, changed: dict[str, object], key: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{key}: "):
-        setup.check(tiny.recipe(tmp_path, tmp_path / "run", **changed))
+        validate(tiny.recipe(tmp_path, tmp_path / "run", **changed))
 
 
 def test_one_sample_is_enough_for_the_greedy_baseline(tmp_path: Path) -> None:
     recipe = tiny.recipe(tmp_path, tmp_path / "run", self_critical__samples=1)
-    setup.check(replace(recipe, self_critical=replace(recipe.self_critical, baseline="greedy")))
+    validate(replace(recipe, self_critical=replace(recipe.self_critical, baseline="greedy")))
