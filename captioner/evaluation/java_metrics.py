@@ -165,7 +165,7 @@ def _last_line(text: str) -> str:
 
 
 def spice_is_installed() -> bool:
-    """Return whether the jars that SPICE needs and pycocoevalcap does not ship are in its folder."""
+    """Return whether the jars of SPICE, which pycocoevalcap does not ship, are in its folder."""
     jars = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
     return all((pycocoevalcap_folder() / "spice" / "lib" / jar).is_file() for jar in jars)
 
