@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from captioner.config import Config, from_yaml
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.readers import read_split
 from captioner.evaluation.metrics import score_captions
 from captioner.models.build import CaptionModel, build_model
@@ -91,7 +91,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
         cache=setup.validation_cache,
     )
     split = read_split(format="flickr8k", root=config.data.root, split="dev")
-    references = {photo.image_id: photo.captions for photo in split.photos}
+    references = {photo.image_id: photo.captions for photo in split.images}
     scores = score_captions(validation.captions, references)
     return {
         "family": name,
@@ -145,7 +145,7 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
     tokens = torch.randint(4, VOCABULARY, (CAPTIONS, WORDS + 1), generator=generator).to(device)
     batch = Batch(
         inputs=_frozen(model, device),
-        photos=torch.arange(PHOTOS, device=device),
+        images=torch.arange(PHOTOS, device=device),
         image_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
         tokens=tokens[:, :-1],
         targets=tokens[:, 1:],

@@ -16,7 +16,7 @@ from torch import Tensor
 from captioner.checkpoint import load_model, model_folder
 from captioner.config import ModelConfig, validate_section
 from captioner.data.transforms import open_image
-from captioner.data.vocabulary import Vocabulary, tokenize
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, ImageError
 from captioner.generation import Hypothesis, score, search
 from captioner.models.attention import looking
@@ -195,7 +195,7 @@ class Captioner:
             ImageError: the photo cannot be read.
             ConfigError: the text has no words.
         """
-        words = tokenize(text)
+        words = self.vocabulary.tokenizer.split(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
@@ -255,4 +255,5 @@ class Captioner:
         words: list[str] | None = None,
     ) -> Caption:
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
-        return hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
+        caption = hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
+        return replace(caption, text=self.vocabulary.tokenizer.join(words))

@@ -13,6 +13,8 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from captioner.config import ModelConfig, from_yaml, one_line, to_yaml
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.tokenizer import WordTokenizer, load_tokenizer
+from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import CheckpointError, ConfigError
 from captioner.models.build import CaptionModel, build_model
 
@@ -33,6 +36,13 @@ WEIGHTS, CONFIG, VOCABULARY, CARD = (
     "README.md",
 )
 STATE, MANIFEST = "training_state.pt", "manifest.json"
+TOKENIZER = "tokenizer.json"  # absent: words
+# Weights with a row for each word; the last layer's weight may be tied to the embedding.
+EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS = (
+    "decoder.embedding.weight",
+    "decoder.vocabulary.weight",
+    "decoder.vocabulary.bias",
+)
 MODELS = Path(__file__).parent / "bundled"  # those that ship in the package
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
@@ -90,6 +100,11 @@ def save_model(
         (temporary / WEIGHTS).write_bytes(save(_weights(model, dtype), metadata={"format": "pt"}))
         (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
         vocabulary.save(temporary / VOCABULARY)
+        if (
+            not isinstance(vocabulary.tokenizer, WordTokenizer)
+            or vocabulary.tokenizer.name != "words"
+        ):
+            vocabulary.tokenizer.save(temporary / TOKENIZER)
         (temporary / CARD).write_text(card, encoding="utf-8")
         if training_state is not None:
             buffer = io.BytesIO()  # given a file, torch.save hides the disk's error behind its own
@@ -116,7 +131,7 @@ def load_model(
     verify(folder)
     try:
         config = from_yaml(ModelConfig, (folder / CONFIG).read_text(encoding="utf-8"))
-        vocabulary = Vocabulary.load(folder / VOCABULARY)
+        vocabulary = load_vocabulary(folder)
         model = build_model(config, len(vocabulary), pretrained=False)
         load_weights(model, folder)
     except (
@@ -149,16 +164,80 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
         raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
 
 
-def load_matching_weights(model: CaptionModel, folder: Path) -> tuple[int, int]:
-    """Fill what has the same name and shape in a verified folder, for training to begin with.
+@dataclass(frozen=True)
+class PretrainedReport:
+    """Which of a model's weights were taken from a folder, by name, and which were not.
+
+    Args:
+        folder: The folder.
+        taken: Weights of the model that have the folder's values now.
+        absent: Weights of the model that the folder does not have; they stay as initialised.
+        other_shape: Weights that have another shape there; they stay as initialised.
+        unused: Weights of the folder that the model does not have.
+        new_words: Words of the model that the folder's vocabulary does not have.
+    """
+
+    folder: Path
+    taken: list[str]
+    absent: list[str]
+    other_shape: list[str]
+    unused: list[str]
+    new_words: int
+
+    def sentences(self) -> list[str]:
+        """Return what a user must know: nothing if every weight was taken and no word is new."""
+        said = []
+        total = len(self.taken) + len(self.absent) + len(self.other_shape)
+        if len(self.taken) < total or self.unused:
+            reasons = {
+                "not in it and left as initialised": self.absent,
+                "of another shape in it and left as initialised": self.other_shape,
+                "in it alone and not used": self.unused,
+            }
+            parts = [f"{what}: {_by_module(names)}" for what, names in reasons.items() if names]
+            said.append(
+                f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
+            )
+        if self.new_words:
+            said.append(
+                f"{self.folder}: {self.new_words} words are new to its vocabulary and begin near "
+                "its rare words"
+            )
+        return said
+
+
+def load_pretrained(
+    model: CaptionModel, vocabulary: Vocabulary, folder: Path, *, seed: int = 0
+) -> PretrainedReport:
+    """Fill a model that is to be trained with the weights of a verified folder.
+
+    Weights are taken that have the same name and shape. Rows of the embedding and of the output
+    layer are taken word by word, so that the vocabulary may have other words, in another order. A
+    new word's row is drawn around the mean of the folder's rarer half of words, with half their
+    standard deviation; its output bias is their mean.
 
     A half-precision weight that is the rounding of the one already there leaves it as it is: the
     frozen stages of an exported model stay those that features were cached of.
 
-    Returns how many of the model's tensors were found, and how many it has.
+    Args:
+        model: The model, in place.
+        vocabulary: The model's words.
+        folder: A verified model folder.
+        seed: Seed of the rows of new words.
     """
+    known = load_vocabulary(folder)
+    stored = _read_weights(folder)
     own = model.state_dict()
-    stored = load_file(folder / WEIGHTS)
+    if OUTPUT_WEIGHT not in stored and EMBEDDING in stored:  # tied there
+        stored[OUTPUT_WEIGHT] = stored[EMBEDDING]
+    if vocabulary.tokens != known.tokens:
+        rows = {token: row for row, token in enumerate(known.tokens)}
+        index = torch.tensor([rows.get(token, -1) for token in vocabulary.tokens])
+        generator = torch.Generator().manual_seed(seed)
+        for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
+            if name in stored and len(stored[name]) == len(known):
+                # Started anew for each, so that tied tables stay alike.
+                stored[name] = _rows_of_words(stored[name], index, generator.manual_seed(seed))
     matching = {
         name: value
         for name, value in stored.items()
@@ -171,7 +250,54 @@ def load_matching_weights(model: CaptionModel, folder: Path) -> tuple[int, int]:
     }
     model.load_state_dict(other, strict=False)
     pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
-    return sum(value.data_ptr() in pointers for value in own.values()), len(own)
+    taken = [name for name, value in own.items() if value.data_ptr() in pointers]
+    left = [name for name in own if name not in set(taken)]
+    return PretrainedReport(
+        folder=folder,
+        taken=taken,
+        absent=[name for name in left if name not in stored],
+        other_shape=[name for name in left if name in stored],
+        unused=[name for name in stored if name not in own],
+        new_words=len(set(vocabulary.tokens) - set(known.tokens)),
+    )
+
+
+def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
+    """Return rows [V, ...] of a table [V', ...] by index; -1 draws a row like its rarer half's."""
+    rows: Tensor = table[index.clamp(min=0)].clone()
+    rare = table[(len(table) + len(SPECIAL_TOKENS)) // 2 :].float()
+    new = index < 0
+    drawn = rare.mean(0).expand(int(new.sum()), *table.shape[1:]).clone()
+    if table.dim() > 1 and len(rare) > 1:
+        noise = torch.randn(drawn.shape, generator=generator)
+        drawn += 0.5 * rare.std(0) * noise
+    rows[new] = drawn.to(table.dtype)
+    return rows
+
+
+def _by_module(names: list[str]) -> str:
+    """Sum up names of weights: `decoder.attention.score (4)`."""
+    counts = Counter(name.rpartition(".")[0] for name in names)
+    return ", ".join(f"{module} ({count})" for module, count in counts.items())
+
+
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """Read the vocabulary of a verified folder, with its tokenizer.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        raise CheckpointError(
+            f"{folder}: its vocabulary cannot be read ({one_line(str(error))}); it was made by "
+            "another version of captioner"
+        ) from None
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / WEIGHTS)
 
 
 def load_training_state(folder: Path) -> dict[str, Any]:

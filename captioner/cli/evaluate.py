@@ -22,11 +22,12 @@ from captioner.cli import (
 from captioner.cli.output import add_at_test, looks_at_random
 from captioner.cli.photos import opened
 from captioner.data.captioned import CaptionedImage
-from captioner.data.readers import FORMATS, read_captions, read_split
+from captioner.data.readers import read_captions, read_split
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, digest_of, results_of, write_json
 from captioner.files import check_writable, save_bytes
+from captioner.registry import DATA_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         "ROUGE-L and CIDEr (pycocoevalcap). Exit code: 0 all done, 1 some photos failed, 2 nothing "
         "could be done.",
     )
-    parser.add_argument("--format", choices=FORMATS, required=True, help="layout of the data set")
+    parser.add_argument(
+        "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
+    )
     parser.add_argument("--root", required=True, metavar="DIR", help="its folder")
     parser.add_argument("--split", default="test", help="such as test, val, val2017")
     parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
@@ -103,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
     training = arguments.train_split and read_captions(
         split=arguments.train_split, **_data(arguments)
     )
-    photos = split.photos[: arguments.limit]
+    photos = split.images[: arguments.limit]
     if not (photos or arguments.captions):
         raise DataError(
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "

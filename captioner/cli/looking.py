@@ -146,17 +146,17 @@ def _grounding(
     arguments: argparse.Namespace,
 ) -> dict[str, object]:
     """Of the model's captions, and of the first reference of each photo, which it only reads."""
-    from captioner.data.vocabulary import tokenize
     from captioner.evaluation.grounding import ground, summary
 
     written: list[GroundedWord] = []
     read: list[GroundedWord] = []
     boxes = arguments.regions == "boxes"
+    split = captioner.vocabulary.tokenizer.split
     known = [photo for photo in photos if photo.image_id in objects.numbers]
     for photo in tqdm(known, desc="grounding", unit="photo", disable=None):
         number = objects.numbers[photo.image_id]
         written += ground(captions[photo.image_id], number, objects.objects, boxes=boxes)
-        reference = next((text for text in photo.captions if tokenize(text)), None)
+        reference = next((text for text in photo.captions if split(text)), None)
         if reference is None:
             continue
         try:

@@ -34,7 +34,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.transforms import open_image
-    from captioner.data.vocabulary import tokenize
 
     failures = 0
 
@@ -51,7 +50,11 @@ def _run(arguments: argparse.Namespace) -> int:
     captioner = load_captioner(model, arguments)
     check_looking(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **looking_options(arguments, captioner))
-    unknown = [word for word in tokenize(arguments.text) if word not in captioner.vocabulary]
+    unknown = [
+        word
+        for word in captioner.vocabulary.tokenizer.split(arguments.text)
+        if word not in captioner.vocabulary
+    ]
     if unknown:
         print(f"read as unknown words: {', '.join(unknown)}", file=sys.stderr)
     writer = CaptionWriter(arguments, [arguments.photo], failed)

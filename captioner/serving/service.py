@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from captioner.captioner import Captioner
-from captioner.data.vocabulary import tokenize
 from captioner.serving.batching import Batcher, Gate
 from captioner.serving.images import PhotoReader, ReadPhoto
 from captioner.serving.metrics import Metrics
@@ -95,10 +94,10 @@ class Service:
 
     async def score(self, data: bytes, options: ScoreOptions) -> dict[str, Any]:
         name, captioner = self._model(options)
-        _check_text(options.caption)
+        _check_text(captioner, options.caption)
         photo = await self._reader.read(data, captioner.transform)
         caption = await self._read(name, options.caption, options, photo)
-        words = tokenize(options.caption)
+        words = captioner.vocabulary.tokenizer.split(options.caption)
         return {
             "model": name,
             "caption": caption.to_dict(maps=options.maps),
@@ -110,7 +109,7 @@ class Service:
         """A file that shows where the model looked, and its media type."""
         name, captioner = self._model(options)
         if options.caption is not None:
-            _check_text(options.caption)
+            _check_text(captioner, options.caption)
         photo = await self._reader.read(data, captioner.transform, picture_px=PICTURE_PX)
         if options.caption is not None:
             caption = await self._read(name, options.caption, options, photo)
@@ -160,8 +159,8 @@ def _as_dicts(captions: list[Caption], *, maps: bool) -> list[dict[str, Any]]:
     return [caption.to_dict(maps=maps) for caption in captions]
 
 
-def _check_text(text: str) -> None:
-    if not tokenize(text):
+def _check_text(captioner: Captioner, text: str) -> None:
+    if not captioner.vocabulary.tokenizer.split(text):
         raise _wrong("caption", "has no words; give at least one")
 
 

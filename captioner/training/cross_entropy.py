@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import LossConfig, TextConfig
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.texts import TextCaptions
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
@@ -87,7 +87,7 @@ class WithConcepts(TrainingTask):
         grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
         parts, forced, lengths = self.captions.of_grid(model, grid, batch)
         if self.loss.visual_concepts:
-            seen = self._seen(batch.photos).to(grid.features.device, non_blocking=True)
+            seen = self._seen(batch.images).to(grid.features.device, non_blocking=True)
             found = self.concepts.loss(grid.features, seen)
             parts["total"] = parts["total"] + self.loss.visual_concepts * found
             parts["visual_concepts"] = found.detach()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captioner.checkpoint import load_model, model_folder
 from captioner.config import Config
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.models.build import CaptionModel

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
@@ -59,12 +59,12 @@ class SelfCritical(TrainingTask):
         tokens, lengths = sample(
             model.decoder, grid, samples=self.samples, max_words=self.max_words
         )
-        rewards = self._rewards(batch.photos, tokens)  # [B, samples]
+        rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
             likeliest, _ = sample(
                 model.decoder, grid, samples=1, max_words=self.max_words, greedy=True
             )
-            baseline = self._rewards(batch.photos, likeliest)
+            baseline = self._rewards(batch.images, likeliest)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
         drawn, advantage = self._as_batch(batch, tokens, lengths, rewards - baseline)
@@ -106,7 +106,7 @@ class SelfCritical(TrainingTask):
         image_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
         drawn = Batch(
             inputs=batch.inputs,
-            photos=batch.photos,
+            images=batch.images,
             image_index=image_index,
             tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +12,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.checkpoint import VOCABULARY, load_matching_weights
+from captioner.checkpoint import VOCABULARY, load_pretrained
 from captioner.config import Config, DataConfig, unused_settings, validate
-from captioner.data.captioned import CaptionedImage
-from captioner.data.dataset import CaptionBatches, CaptionDataset
-from captioner.data.feature_cache import FeatureCache, build_feature_cache
-from captioner.data.feature_views import FeatureCrop
-from captioner.data.readers import Split, read_split
+from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
+from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
+from captioner.data.readers import captions_digest, read_split
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
@@ -54,14 +51,13 @@ class Setup:
     @cached_property
     def data_digest(self) -> str:
         """Tells these training photos and captions from others, wherever they lie."""
-        facts = [[str(photo.image_id), list(photo.captions)] for photo in self.dataset.photos]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return captions_digest(self.dataset.images)
 
     @property
     def named(self) -> set[str]:
         """Unreadable photos that were told when the caches were made."""
         caches = (
-            (self.dataset.photos, self.dataset.cache),
+            (self.dataset.images, self.dataset.cache),
             (self.validation, self.validation_cache),
         )
         return {str(photos[i].path) for photos, cache in caches if cache for i in cache.unreadable}
@@ -89,8 +85,8 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     if start_from is not None:
         vocabulary = Vocabulary.load(start_from / VOCABULARY)
     else:
-        captions = (caption for photo in train for caption in photo.captions)
-        vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
+        known = (caption for photo in train for caption in photo.captions)
+        vocabulary = Vocabulary.build(known, min_count=config.data.min_count)
     if len(vocabulary) < 5:
         raise DataError(
             f"{config.data.root}: no word occurs {config.data.min_count} times in the training "
@@ -100,39 +96,44 @@ def prepare(config: Config, device: torch.device, start_from: Path | None = None
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = build_model(config, len(vocabulary))
     if start_from is not None:
-        found, of = load_matching_weights(model, start_from)
-        if found < of:
-            print(f"{start_from}: {found} of {of} weights taken", file=sys.stderr)
+        for sentence in load_pretrained(model, vocabulary, start_from).sentences():
+            print(sentence, file=sys.stderr)
     model = model.to(device).to(memory_format=torch.channels_last)
     whole = resolved(config, model)
     augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
     train_transform = image_transform(whole.preprocess, augmentation)
     plain_transform = image_transform(whole.preprocess)
     # these before the cache, which takes long
-    dataset = CaptionDataset(
-        train,
-        vocabulary,
-        train_transform,
-        max_words=config.data.max_words,
-        seed=config.train.seed,
-    )
-    if not len(dataset):
+    captions = encode_captions(train, vocabulary, max_words=config.data.max_words)
+    if not len(captions):
         raise DataError(f"{config.data.root}: the training captions hold no words")
-    _check_vocabulary(dataset, vocabulary, start_from)
-    for sentence in unused_settings(config, captions=len(dataset)):
+    _check_vocabulary(captions, vocabulary, start_from)
+    for sentence in unused_settings(config, captions=len(captions)):
         print(sentence, file=sys.stderr)
     teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
     texts = _texts(whole, vocabulary, validation)
-    validation_cache = None
+    validation_cache = cache = None
     if config.data.cache:
         validation_cache = _cache(whole, model, device, validation, plain_transform, views=1)
         views = config.data.cache_views
-        dataset.cache = _cache(whole, model, device, train, train_transform, views=views)
+        cache = _cache(whole, model, device, train, train_transform, views=views)
+    weights = None
+    if config.loss.consensus and not config.self_critical.samples:
+        weights = consensus_weights(train, captions, vocabulary.tokenizer, config.loss.consensus)
+    crop = None
     if config.data.cache_min_area < 1:
-        dataset.cache_crop = FeatureCrop(config.data.cache_min_area, config.data.flip)
+        crop = FeatureCrop(config.data.cache_min_area, config.data.flip)
+    dataset = CaptionDataset(
+        train,
+        captions,
+        train_transform,
+        seed=config.train.seed,
+        weights=weights,
+        cache=cache,
+        cache_crop=crop,
+    )
     batches = CaptionBatches(
-        dataset.photo_of,
-        dataset.lengths,
+        captions,
         batch_size=config.data.batch_size,
         by=config.data.batch_by,
         seed=config.train.seed,
@@ -168,14 +169,12 @@ def _objective(
     own = config.self_critical
     if own.samples:
         return SelfCritical(
-            caption_reward(dataset),
+            caption_reward(dataset.images, vocabulary.tokenizer),
             vocabulary,
             samples=own.samples,
             baseline=own.baseline,
             max_words=config.data.max_words or config.decoding.max_words,
         )
-    if config.loss.consensus:
-        dataset.weights = consensus_weights(dataset, config.loss.consensus)
     hard = build_hard_loss(config) if config.attention.select == "hard" else None
     captions = CrossEntropy(config.loss, hard, samples=config.hard.samples, teachers=teachers)
     if not config.loss.visual_concepts and texts is None:
@@ -183,7 +182,7 @@ def _objective(
     return WithConcepts(
         captions,
         Concepts(len(vocabulary), feature_dim),
-        dataset.words_of_photos(),
+        dataset.captions.words_of_images(len(dataset.images)),
         texts,
         loss=config.loss,
         text=config.text,
@@ -221,24 +220,24 @@ def _read(data: DataConfig, split_name: str) -> list[CaptionedImage]:
         print(f"{path}: no such file, left out", file=sys.stderr)
     if split.missing:
         print(
-            f"{split_name}: {len(split.missing)} of {len(split.missing) + len(split.photos)} "
+            f"{split_name}: {len(split.missing)} of {len(split.missing) + len(split.images)} "
             "photos are missing",
             file=sys.stderr,
         )
-    if not split.photos:
+    if not split.images:
         raise DataError(f"{data.root}: no photo of split {split_name!r} has a caption to learn")
-    return split.photos
+    return split.images
 
 
 def _check_vocabulary(
-    dataset: CaptionDataset, vocabulary: Vocabulary, start_from: Path | None
+    captions: EncodedCaptions, vocabulary: Vocabulary, start_from: Path | None
 ) -> None:
     """What the vocabulary lacks can neither be read nor written: tell it where it is much.
 
     Raises:
         DataError: the model to begin with knows no word at all.
     """
-    words = np.concatenate([target[:-1] for target in dataset.targets])  # without the end token
+    words = np.concatenate([target[:-1] for target in captions.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())
     if not known:
         raise DataError(

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from captioner.checkpoint import load_training_state, load_weights, save_model
-from captioner.data.dataset import Batch, load_batches
+from captioner.data.batch import Batch
+from captioner.data.dataset import load_batches
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, CheckpointError, ImageError
 from captioner.models.build import CaptionModel

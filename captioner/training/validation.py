@@ -74,7 +74,7 @@ def validate(
     if not found:
         raise ImageError("none of the validation photos can be read")
     captions = {
-        image_id: " ".join(vocabulary.decode(hypothesis.tokens))
+        image_id: vocabulary.tokenizer.join(vocabulary.decode(hypothesis.tokens))
         for image_id, hypothesis in found.items()
     }
     references = {photo.image_id: photo.captions for photo in photos if photo.image_id in captions}

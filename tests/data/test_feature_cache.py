@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from captioner.data import feature_cache
-from captioner.data.dataset import CaptionBatches, CaptionDataset, load_batches
-from captioner.data.feature_cache import FeatureCache, build_feature_cache
-from captioner.data.feature_views import FeatureCrop
+from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
+from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
 from captioner.data.readers import read_split
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
@@ -379,12 +378,11 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     photos[2].write_bytes(b"damaged")
-    captioned = read_split(format="table", root=photos[0].parent, split="train").photos
+    captioned = read_split(format="table", root=photos[0].parent, split="train").images
     cache = build(tmp_path / "cache", [photo.path for photo in captioned], Encode(encoder))
-    data = CaptionDataset(
-        captioned, Vocabulary(tiny.WORDS), transform(), max_words=9, seed=1, cache=cache
-    )
-    order = CaptionBatches(data.photo_of, data.lengths, batch_size=6, by="photo", seed=1)
+    captions = encode_captions(captioned, Vocabulary(tiny.WORDS), max_words=9)
+    data = CaptionDataset(captioned, captions, transform(), seed=1, cache=cache)
+    order = CaptionBatches(captions, batch_size=6, by="photo", seed=1)
     views: list[set[int]] = [set() for _ in captioned]
     reported: set[str] = set()
     for epoch in range(4):
@@ -408,16 +406,15 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
 def test_the_dataset_crops_cached_features_anew_each_epoch_and_alike_each_time(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
-    captioned = read_split(format="table", root=photos[0].parent, split="train").photos
+    captioned = read_split(format="table", root=photos[0].parent, split="train").images
     cache = build(tmp_path / "cache", [photo.path for photo in captioned], Encode(encoder), views=1)
-    words = Vocabulary(tiny.WORDS)
+    captions = encode_captions(captioned, Vocabulary(tiny.WORDS), max_words=9)
 
     def inputs(epoch: int, min_area: float) -> torch.Tensor:
         data = CaptionDataset(
             captioned,
-            words,
+            captions,
             transform(),
-            max_words=9,
             seed=1,
             cache=cache,
             cache_crop=None if min_area == 1 else FeatureCrop(min_area, flip=0.5),

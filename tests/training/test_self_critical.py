@@ -13,7 +13,7 @@ import tiny
 import torch
 
 from captioner.config import AttentionConfig, DecoderConfig, validate
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.evaluation.cider import CiderD
@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
     for probability, gradient, earned in zip(probabilities, gradients, rewards, strict=True):
         exact -= probability * (earned - expected_baseline) * gradient / 2  # two tokens a caption
     torch.manual_seed(0)
-    many = replace(batch, inputs=batch.inputs.expand(40, -1, -1), photos=batch.photos.expand(40))
+    many = replace(batch, inputs=batch.inputs.expand(40, -1, -1), images=batch.images.expand(40))
     steps = torch.stack([flat(own(model, many)[0]["total"]) for _ in range(40)])
     error = steps.std(0) / len(steps) ** 0.5
     z = (steps.mean(0) - exact) / error.clamp(min=1e-12)

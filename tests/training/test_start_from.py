@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from captioner.checkpoint import load_matching_weights, load_model, save_model
+from captioner.checkpoint import load_model, load_pretrained, save_model
 from captioner.data.transforms import open_image
 from captioner.errors import CheckpointError, DataError
 from captioner.models.build import build_model
@@ -107,8 +107,8 @@ def test_half_precision_does_not_change_what_it_is_the_rounding_of(tmp_path: Pat
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         model.decoder.vocabulary.bias += 1.0
-    found, of = load_matching_weights(model, tmp_path / "half")
-    assert found == of
+    report = load_pretrained(model, vocabulary, tmp_path / "half")
+    assert report.sentences() == []
     for name, value in model.state_dict().items():
         if name == "decoder.vocabulary.bias":
             assert torch.equal(value, expected[name].half().float())
@@ -146,6 +146,9 @@ def test_weights_for_another_model_fill_nothing(tmp_path: Path) -> None:
         40,
     )
     own = {name: value.clone() for name, value in other.decoder.state_dict().items()}
-    found, of = load_matching_weights(other, tmp_path / "model")
-    assert 0 < found < of
+    report = load_pretrained(other, vocabulary, tmp_path / "model")
+    assert "decoder.vocabulary.bias" in report.other_shape
+    assert not [name for name in report.taken if name.startswith("decoder.")]
+    (sentence,) = report.sentences()
+    assert "decoder.vocabulary (" in sentence
     assert all(torch.equal(value, own[name]) for name, value in other.decoder.state_dict().items())

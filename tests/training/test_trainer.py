@@ -394,7 +394,7 @@ def test_the_best_model_writes_the_captions_that_were_validated(whole: Path, tab
     from captioner.evaluation.metrics import quick_scores
 
     captioner = Captioner.from_pretrained(whole / "best", device="cpu")
-    photos = read_split(format="table", root=table, split="val").photos
+    photos = read_split(format="table", root=table, split="val").images
     texts = {p.image_id: captioner.caption(p.path, beam_size=2).text for p in photos}
     scores = quick_scores(texts, {photo.image_id: photo.captions for photo in photos})
     best = max(steps(whole, "validation"), key=lambda entry: entry["CIDEr"])

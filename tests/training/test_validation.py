@@ -22,7 +22,7 @@ from captioner.training.validation import Validation, validate
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[CaptionedImage]:
-    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").photos
+    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").images
 
 
 @pytest.fixture(scope="module")
