@@ -206,7 +206,8 @@ class Caption:
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
         """Plain values for JSON, rounded to six places; the one form of all programs and pages.
 
-        caption, words, log_probs, end_log_prob, beta, confidence; cells and paths where attention is hard.
+        caption, words, log_probs, end_log_prob, beta, confidence; cells and paths of
+        hard attention.
         maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
             are several, and "geometry", by which a page lays them on the photo.
         """

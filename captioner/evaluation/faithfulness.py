@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.generation import Hypothesis, score, score_captions
-from captioner.models.attention import Attention, HardSelect, looking
+from captioner.models.attention import Attention, HardSelect, Select, looking
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Geometry, Grid
 
@@ -52,7 +52,7 @@ class ReplacedSelect(nn.Module):
         generator: Draws the random cells.
     """
 
-    def __init__(self, select: nn.Module, kind: Replacement, generator: torch.Generator) -> None:
+    def __init__(self, select: Select, kind: Replacement, generator: torch.Generator) -> None:
         super().__init__()
         self.select = select
         self.kind = kind
@@ -140,7 +140,7 @@ class AttentionMeasure:
             after: np.ndarray = np.concatenate([hypothesis.log_probs for hypothesis in found])
             return before - after
 
-        losses = {}
+        losses: dict[str, np.ndarray] = {}
         for kind, decoder in self.replaced.items():
             for module in decoder.modules():
                 if isinstance(module, ReplacedSelect):
@@ -207,12 +207,12 @@ def attention_summary(
     """
     found: dict[str, dict[str, Any]] = {}
     for name in (*REPLACEMENTS, *DELETIONS, "cell_changes"):
-        groups = [image[name] for image in images if len(image[name])]
+        groups = [image[name].tolist() for image in images if len(image[name])]
         if not groups:
             continue
         found[name] = {"value": _mean(groups), "interval": interval_of_mean(groups)}
         if name in DELETIONS:
-            controls = [image[f"{name}_control"] for image in images if len(image[name])]
+            controls = [image[f"{name}_control"].tolist() for image in images if len(image[name])]
             found[name] |= {
                 "control": _mean(controls),
                 "control_interval": interval_of_mean(controls),
@@ -220,7 +220,7 @@ def attention_summary(
     return found
 
 
-def _mean(groups: Sequence[np.ndarray]) -> float:
+def _mean(groups: Sequence[Sequence[float]]) -> float:
     return float(np.concatenate(groups).mean())
 
 

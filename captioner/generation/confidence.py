@@ -140,14 +140,15 @@ class Calibrator:
             content = dict(json.loads(data))
             if tuple(content.pop("features")) != FEATURES:
                 raise ValueError("other features")
-            vectors = {
-                name: tuple(float(number) for number in content.pop(name))
-                for name in ("mean", "scale", "weights")
-            }
-            numbers = {
-                name: float(content.pop(name)) for name in ("bias", "threshold", "right_from")
-            }
-            return cls(**vectors, **numbers, fitted_on=str(content.get("fitted_on", "")))
+            return cls(
+                mean=tuple(map(float, content["mean"])),
+                scale=tuple(map(float, content["scale"])),
+                weights=tuple(map(float, content["weights"])),
+                bias=float(content["bias"]),
+                threshold=float(content["threshold"]),
+                right_from=float(content["right_from"]),
+                fitted_on=str(content.get("fitted_on", "")),
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(
                 f"{CALIBRATOR}: not a calibrator of this version of captioner ({error}); make one "
