@@ -153,6 +153,8 @@ class Caption:
     heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are several.
     paths: int [M, T], cells of M sampled ways of looking while the same words are read, or None.
     geometry: carries cells back to pixels of the original photo.
+    confidence: probability in [0, 1] that the caption is right, where the model has a calibrator.
+    confidence_threshold: the caption is unsure where its confidence is below this; None without.
     """
 
     words: list[str]
@@ -164,6 +166,8 @@ class Caption:
     cells: np.ndarray | None = None
     heads: np.ndarray | None = None
     paths: np.ndarray | None = None
+    confidence: float | None = None
+    confidence_threshold: float | None = None
     text: str = field(default="")
 
     def __post_init__(self) -> None:
@@ -202,7 +206,8 @@ class Caption:
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
         """Plain values for JSON, rounded to six places; the one form of all programs and pages.
 
-        caption, words, log_probs, end_log_prob, beta; cells and paths where attention is hard.
+        caption, words, log_probs, end_log_prob, beta, confidence; cells and paths of
+        hard attention.
         maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
             are several, and "geometry", by which a page lays them on the photo.
         """
@@ -212,6 +217,7 @@ class Caption:
             "log_probs": _rounded(self.log_probs),
             "end_log_prob": None if self.end_log_prob is None else round(self.end_log_prob, 6),
             "beta": None if self.beta is None else _rounded(self.beta),
+            "confidence": None if self.confidence is None else round(self.confidence, 6),
         }
         for name in ("cells", "paths"):
             if getattr(self, name) is not None:

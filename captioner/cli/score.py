@@ -1,4 +1,4 @@
-"""`captioner score`: a caption that you bring, read by the model."""
+"""`captioner score`: the attention and the probability of each word of a given caption."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from captioner.errors import CaptionerError, ImageError
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="captioner score",
-        description="Let the model read a caption of yours: where it looks for each word, and how "
-        "likely it finds each. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
+        description="Score a given caption: the model's attention for each word, and how likely "
+        "each is. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
     )
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")

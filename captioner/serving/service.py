@@ -130,7 +130,7 @@ class Service:
         if name not in self.models:
             raise _wrong("model", f"there is no model '{name}'; use {' or '.join(self.models)}")
         captioner = self.models[name]
-        if options.at_test and not captioner.looks_hard:
+        if options.at_test and not captioner.has_hard_attention:
             raise _wrong("at_test", f"is for models with hard attention, and {name} has soft")
         return name, captioner
 
