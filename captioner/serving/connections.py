@@ -1,9 +1,8 @@
 """Limits on connections, and a log that clients cannot fill.
 
-No Python server has all of these: uvicorn has no timeout for a request's head (its keep-alive
-timeout begins after the first answer) and counts requests instead of connections, hypercorn has no
-limit on connections, granian runs its workers in processes of their own, which would each load the
-models, and none gives a client a share. uvicorn takes a protocol class, though, and this is one.
+uvicorn has no timeout for the head of a request (its keep-alive timeout begins after the first
+answer), limits requests but not connections, and gives no client a share. It accepts a protocol
+class, though, and this is one.
 """
 
 from __future__ import annotations
