@@ -2,10 +2,10 @@
 
     python -m benchmarks.serving --photos data/flickr8k/images
 
-starts a server on loopback, sends `--requests` requests from `--clients` clients (each waits for its
-answer), then `--alone` requests from a single client, and prints one JSON object: requests lost (no
-answer, or an error), mixed up (not the caption that Python gives for that photo), p50 and p99 in
-seconds, requests a second, and the ratio of both. Exit code 1 if one was lost or mixed up.
+starts a server on loopback, sends `--requests` requests from `--clients` clients (each waits for
+its answer), then `--alone` requests from a single client, and prints one JSON object: requests lost
+(no answer, or an error), mixed up (not the caption that Python gives for that photo), p50 and p99
+in seconds, requests a second, and the ratio of both. Exit code 1 if one was lost or mixed up.
 """
 
 from __future__ import annotations
