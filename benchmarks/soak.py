@@ -5,9 +5,9 @@
 starts a server on loopback and asks it for captions and pictures from `--clients` clients: first
 alone ("quiet", a tenth of the time), then together with hostile clients, which leave heads and
 uploads unfinished, send nonsense, damaged images, captions at every limit and 13,000 options, and
-leave before their answer. Prints one JSON object: honest requests, those that were lost or got
-another image's caption, p50 and p99 in seconds, the memory of the server and its processes, and the
-lines of its log.
+leave before their answer. Prints one JSON object: the status and seconds of single attacks before
+that, honest requests, those that were lost or got another image's caption, p50 and p99 in seconds,
+the memory of the server and its processes, and the lines of its log.
 """
 
 from __future__ import annotations
@@ -156,12 +156,50 @@ def hostile_clients(port: int, photo: bytes) -> dict[str, Callable[[], object]]:
     }
 
 
+def probe(port: int, photo: bytes) -> dict[str, object]:
+    """Seconds that an honest caption takes while one kind of attack lasts, and of refusals."""
+
+    def seconds(path: str = "/v1/captions") -> tuple[int, float]:
+        began = time.monotonic()
+        return post(port, path, photo)[0], round(time.monotonic() - began, 2)
+
+    def stalled(content: bytes, count: int) -> list[socket.socket]:
+        opened = [socket.create_connection(("127.0.0.1", port), TIMEOUT_S) for _ in range(count)]
+        for each in opened:
+            each.sendall(content)
+        return opened
+
+    upload = "POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
+    ligatures, words = "%EF%B7%BA+" * 500, "+".join(["dog"] * 60)
+    figures: dict[str, object] = {"alone": seconds()}
+    figures["picture of 500 ligatures"] = seconds(f"/v1/pictures?caption={ligatures}")
+    figures["13,000 options"] = seconds("/v1/captions?" + "&".join(["a=1"] * 13_000))
+    scores = [
+        threading.Thread(target=post, args=(port, f"/v1/scores?caption={words}", photo))
+        for _ in range(8)
+    ]
+    for thread in scores:
+        thread.start()
+    figures["during 8 scores of 60 words"] = seconds()
+    for thread in scores:
+        thread.join()
+    for name, content, count in (
+        ("1,100 unfinished heads", b"POST / HTTP/1.1\r\n", 1100),
+        ("128 stalled uploads", f"{upload}Content-Length: 99999\r\n\r\nx".encode(), 128),
+    ):
+        opened = stalled(content, count)
+        figures[f"during {name}"] = seconds()
+        for each in opened:
+            each.close()
+    return figures
+
+
 def memory_mb(pid: int) -> float:
-    """Resident memory of a process and its descendants (Linux)."""
+    """Memory of a process and its descendants, shared pages counted once (Linux)."""
     kibibytes = 0
     with contextlib.suppress(OSError, IndexError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        kibibytes = int(status.split("VmRSS:")[1].split()[0])
+        status = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        kibibytes = int(status.split("Pss:")[1].split()[0])
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 kibibytes += round(1024 * memory_mb(int(child)))
@@ -180,6 +218,7 @@ def soak(seconds: float, clients: int) -> dict[str, object]:
             assert server.stdout is not None
             port = int(server.stdout.readline().rpartition(":")[2])
             expected = [caption_of(post(port, "/v1/captions", photo)[1]) for photo in photos]
+            probes = probe(port, photos[0])
             quiet = Honest(port, photos, expected)
             quiet.run(seconds / 10, clients)
             before_mb = memory_mb(server.pid)
@@ -216,6 +255,7 @@ def soak(seconds: float, clients: int) -> dict[str, object]:
         log.seek(0)
         return {
             "seconds": seconds,
+            "probes": probes,
             "honest_clients": clients,
             "hostile_actions": dict(actions),
             "quiet": quiet.figures(),

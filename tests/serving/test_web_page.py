@@ -227,14 +227,17 @@ def test_a_confidence_is_shown_and_an_unsure_caption_marked(
 ) -> None:
     page = opened(viewport={"width": 1200, "height": 900}).page
 
-    def with_confidence(route: Any) -> None:
-        response = route.fetch()
-        answer = response.json()
-        answer["captions"][0]["confidence"] = confidence
-        answer["captions"][1]["confidence"] = None
-        route.fulfill(response=response, json=answer)
-
-    page.route("**/v1/captions", with_confidence)
+    page.evaluate(
+        """confidence => {
+          const json = Response.prototype.json;
+          Response.prototype.json = async function () {
+            const answer = await json.call(this);
+            if (answer.captions) answer.captions[0].confidence = confidence;
+            return answer;
+          };
+        }""",
+        confidence,
+    )
     page.set_input_files("#pick", photo)
     caption_on(page)
     assert shown in page.locator("#confidence").inner_text()
