@@ -380,10 +380,10 @@ def test_many_options_are_refused_in_linear_time(client: TestClient, photo: byte
 
     def seconds(count: int) -> float:
         options = [(f"option{number % (count // 2)}", "1") for number in range(count)]
-        began = time.perf_counter()
+        began = time.thread_time()
         with pytest.raises(Problem, match="given twice"):
             validate_options(CaptionOptions, options)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     assert min(seconds(20_000) for _ in range(3)) < 40 * min(seconds(2_000) for _ in range(5))
 
