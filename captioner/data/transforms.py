@@ -19,6 +19,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from captioner.data.heif import is_heif, register_heif
 from captioner.errors import ImageError
 from captioner.types import Geometry
 
@@ -100,7 +101,15 @@ def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
     with _warnings_of_pillow:
         try:
-            with Image.open(source, formats=IMAGE_FORMATS) as image:
+            formats: tuple[str, ...] = IMAGE_FORMATS
+            if is_heif(source):
+                if not register_heif():
+                    raise ImageError(
+                        "is a HEIC photo: install pillow-heif (pip install pillow-heif), or "
+                        "convert it to JPEG"
+                    )
+                formats = ("HEIF",)
+            with Image.open(source, formats=formats) as image:
                 if image.width * image.height > MAX_IMAGE_PIXELS:
                     raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
                 image.seek(0)
