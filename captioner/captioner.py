@@ -174,6 +174,7 @@ class Captioner:
         results = []
         for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
             captions = [self._caption(h, geometry, grid) for h in hypotheses[:count]]
+            captions = [replace(caption, image=_source(photos[index])) for caption in captions]
             if paths:
                 photo = Grid(grid.features[index : index + 1], grid.height, grid.width)
                 captions = [
@@ -203,6 +204,7 @@ class Captioner:
         with self.looking(at_test):
             hypothesis = score(self.model.decoder, grid, tokens)[0]
         caption = self._caption(hypothesis, geometries[0], grid, words)
+        caption = replace(caption, image=_source(photo))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
     @property
@@ -257,3 +259,8 @@ class Captioner:
     ) -> Caption:
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         return hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
+
+
+def _source(photo: Photo) -> str | Path | bytes | Image.Image | None:
+    """Return what a caption keeps to draw on: the input itself, but no preprocessed tensor."""
+    return None if isinstance(photo, tuple) else photo

@@ -34,14 +34,14 @@ from captioner.cli.alt_text import (
     table,
 )
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
-from captioner.cli.lines import confidence_of, has_calibrator, is_withheld, unsure_below
+from captioner.cli.lines import confidence_of, has_calibrator, is_withheld
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
-    check_looking,
+    attention_options,
+    check_attention_options,
     check_output_options,
-    looking_options,
-    looks_at_random,
+    samples_cells,
 )
 from captioner.cli.photos import STANDARD_INPUT, Skipped, opened, photos_in
 from captioner.errors import CaptionerError
@@ -219,8 +219,7 @@ class _CaptionRun:
         names, records = self._names_and_records(paths)
         todo = [path for path in paths if path not in records]
         models = self._load_models() if todo else []
-        thresholds = {name: unsure_below(captioner) for name, captioner in models}
-        writer = CaptionWriter(arguments, paths, self._failed, names=names, thresholds=thresholds)
+        writer = CaptionWriter(arguments, paths, self._failed, names=names)
         for path, record in records.items():
             self._restore(path, record, writer)
         if todo:
@@ -279,7 +278,7 @@ class _CaptionRun:
         """Load the models, and refuse options that they cannot follow."""
         arguments = self.arguments
         models = [(str(name), load_captioner(name, arguments)) for name in self._model_names()]
-        check_looking(arguments, [captioner for _, captioner in models])
+        check_attention_options(arguments, [captioner for _, captioner in models])
         for name, captioner in models:
             if arguments.min_confidence is not None and not has_calibrator(captioner):
                 raise CaptionerError(
@@ -353,7 +352,7 @@ class _CaptionRun:
             device = models[0][1].device
             batches = opened(((path, path) for path in paths), unreadable, device)
             at_random = (arguments.at_test, arguments.paths or 0)
-            if any(looks_at_random(captioner, *at_random) for _, captioner in models):
+            if any(samples_cells(captioner, *at_random) for _, captioner in models):
                 results = map(captioned, batches)
             else:
                 results = parallel_map(captioned, batches, device)
@@ -467,5 +466,5 @@ def _captions(
         beam_size=arguments.beam_size,
         max_words=arguments.max_words,
         length_penalty=arguments.length_penalty,
-        **looking_options(arguments, captioner),
+        **attention_options(arguments, captioner),
     )

@@ -19,7 +19,7 @@ from captioner.cli import (
     show,
     whole_number,
 )
-from captioner.cli.output import add_at_test, looks_at_random
+from captioner.cli.output import add_at_test, samples_cells
 from captioner.cli.photos import opened
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import FORMATS, read_captions, read_split
@@ -215,7 +215,7 @@ def _report(
     import random
 
     from captioner.data.transforms import open_image
-    from captioner.visualization import ReportedPhoto, report_page
+    from captioner.visualization import ReportedImage, report_page
 
     scores = {image["image_id"]: image["scores"] for image in results["images"]}
     ranked = sorted(photos, key=lambda photo: -scores[photo.image_id]["CIDEr"])
@@ -227,10 +227,10 @@ def _report(
         else [],
     }
 
-    def reported(photo: CaptionedImage) -> ReportedPhoto:
-        return ReportedPhoto(
+    def reported(photo: CaptionedImage) -> ReportedImage:
+        return ReportedImage(
             name=photo.path.name,
-            photo=open_image(photo.path),
+            image=open_image(photo.path),
             caption=captions[photo.image_id],
             references=photo.captions,
             scores={
@@ -294,7 +294,7 @@ def _captions(
         results: Iterator[dict[int | str, Caption]]
         named = ((photo.image_id, photo.path) for photo in photos)
         batches = opened(named, failed, captioner.device)
-        if looks_at_random(captioner, at_test):
+        if samples_cells(captioner, at_test):
             results = map(captioned, batches)
         else:
             results = parallel_map(captioned, batches, captioner.device)

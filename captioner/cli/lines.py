@@ -24,9 +24,11 @@ def has_calibrator(captioner: Captioner) -> bool:
     return getattr(captioner, "calibrator", None) is not None
 
 
-def unsure_below(captioner: Captioner) -> float:
-    """Return the confidence below which a model's captions are marked; 0 without a calibrator."""
-    return getattr(getattr(captioner, "calibrator", None), "threshold", 0.0)
+def is_unsure(caption: Caption) -> bool:
+    """Return whether a caption's confidence is below the threshold of its model's calibrator."""
+    confidence = confidence_of(caption)
+    threshold = getattr(caption, "confidence_threshold", None)
+    return confidence is not None and threshold is not None and confidence < threshold
 
 
 def is_withheld(caption: Caption, min_confidence: float | None) -> bool:
@@ -68,7 +70,6 @@ def text_lines(
     pictures: Sequence[Path],
     *,
     min_confidence: float | None = None,
-    threshold: float = 0.0,
     with_total: bool = False,
 ) -> str:
     """Return what a person reads: the photo and its caption, then the files, indented.
@@ -78,14 +79,12 @@ def text_lines(
         captions: Names of models and their captions; of a single one the name is not shown.
         pictures: Files that were saved.
         min_confidence: As for `is_withheld`.
-        threshold: Confidence below which "(unsure)" stands after a caption.
         with_total: Also the log-probability of the whole caption, its end included.
     """
     texts = []
     for _, caption in captions:
-        confidence = confidence_of(caption)
         text = printable(caption.text)
-        if confidence is not None and confidence < threshold:
+        if is_unsure(caption):
             text += " (unsure)"
         if with_total:
             total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0)

@@ -24,6 +24,7 @@ from captioner.serving.problems import (
 from captioner.serving.requests import operation, photo_and_options
 from captioner.serving.security import SecureHeaders, check_loopback_name, token_check
 from captioner.serving.service import Limits, Service
+from captioner.visualization import viewer_script
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -33,7 +34,6 @@ PAGE = (
     ("/page.js", "captioner.serving", "static/page.js", "text/javascript; charset=utf-8"),
     ("/page.css", "captioner.serving", "static/page.css", "text/css; charset=utf-8"),
     ("/icon.svg", "captioner.serving", "static/icon.svg", "image/svg+xml"),
-    ("/viewer.js", "captioner.visualization", "viewer.js", "text/javascript; charset=utf-8"),
     ("/viewer.css", "captioner.visualization", "viewer.css", "text/css; charset=utf-8"),
 )
 _PHOTO_PROBLEMS = (400, 401, 408, 413, 415, 422, 503, 504)
@@ -80,6 +80,7 @@ def create_app(
     app.include_router(_state(service))
     for address, package, name, media_type in PAGE:
         _add_file(app, address, files(package).joinpath(name).read_bytes(), media_type)
+    _add_file(app, "/viewer.js", viewer_script().encode(), "text/javascript; charset=utf-8")
     _describe(app, token)
     return app
 

@@ -7,8 +7,7 @@ import io
 from PIL import Image
 
 from captioner.types import Caption
-from captioner.visualization import attention_sheet, caption_page
-from captioner.visualization.animation import caption_gif
+from captioner.visualization import attention_sheet, caption_gif, caption_page
 
 PHOTO_NAME = "your photo"  # its file's name is nobody's business here
 
