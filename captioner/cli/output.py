@@ -268,7 +268,7 @@ class CaptionWriter:
             from captioner.visualization import gallery_page
 
             file = self.arguments.output / GALLERY
-            save_bytes(gallery_page(self.entries).encode(), file)
+            save_bytes(gallery_page(self.entries).encode(errors="replace"), file)
             if not self.arguments.json:
                 show(printable(file))
 
