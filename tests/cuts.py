@@ -18,7 +18,7 @@ class Interrupted(Exception):
 def interrupt(
     monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: type[BaseException]
 ) -> None:
-    """Let a function that the loop, or its objective, calls raise at its n-th call."""
+    """Let a function that the trainer or its task calls raise at its n-th call."""
     calls = 0
     module = loop if hasattr(loop, name) else cross_entropy
     original: Callable[..., Any] = getattr(module, name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from programs import REPOSITORY, LossOutput, Programs
+from programs import REPOSITORY, ProgramResult, Programs
 
 from captioner.cli.commands import COMMANDS
 
@@ -22,9 +22,12 @@ SCRIPTS = {"caption.py": "caption", "train.py": "train"}
 def commands_in(page: str) -> Iterator[list[str]]:
     """Each captioner command in the page's code blocks, as the command's name and its arguments."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
-    for block in re.findall(r"^```(?:|sh|bash|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for block in (content for language, content in blocks if language in ("", "sh", "bash")):
         for line in block.replace("\\\n", " ").splitlines():
             line = line.strip().removeprefix("$ ").partition(" #")[0]
+            if "captioner" not in line and not line.startswith("python"):
+                continue
             words = shlex.split(re.split(r"\s[|<>]\s", line)[0])
             if words[:1] == ["captioner"]:
                 yield words[1:]
@@ -110,7 +113,7 @@ def test_a_documented_command_runs(
         del arguments[place : place + 2]
     if words[0] in ("caption", "score"):
         arguments += ["--checkpoint", str(tiny_model), "--device", "cpu"]
-    outcome: LossOutput = programs.run("captioner", *arguments, cwd=checkout)
+    outcome: ProgramResult = programs.run("captioner", *arguments, cwd=checkout)
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout
 

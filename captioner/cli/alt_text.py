@@ -59,7 +59,7 @@ def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
 
 
 def save_sidecar(photo: Path, text: str) -> Path:
-    """Write PHOTO.xmp, with suffix and all, as digiKam and darktable read it beside a photo.
+    """Write PHOTO.xmp, with suffix and all, as digiKam and darktable read it next to a photo.
 
     It holds the text as `dc:description` and as IPTC's `AltTextAccessibility`.
 

@@ -65,7 +65,7 @@ _NOT_SETTINGS = frozenset(
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
-    # With --write, sheets are drawn only where they are asked for.
+    # With --write, sheets are drawn only where the options name them.
     pictures = not arguments.write or bool(arguments.save or arguments.words)
     check_output_options(parser, arguments)
     if not pictures:
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_written,
         default=(),
         metavar="KINDS",
-        help="write alternative texts, separated by commas: xmp (a sidecar PHOTO.xmp beside each "
+        help="write alternative texts, separated by commas: xmp (a sidecar PHOTO.xmp next to each "
         f"photo), csv ({TABLE} in --output), html (a copy of each page given, with the missing alt "
         "of its images filled in)",
     )
@@ -196,7 +196,7 @@ def _is_page(name: str) -> bool:
 
 
 class _CaptionRun:
-    """One run of the command: collects photos, captions them in batches, writes what was asked."""
+    """One run of the command: collects photos, captions them in batches, writes the output."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments

@@ -24,7 +24,7 @@ BATCH_PHOTOS = 16
 BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
 STANDARD_INPUT = Path("-")
 MAX_INPUT_BYTES = 2**28  # of a photo on standard input
-_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # beside photos, not worth a word
+_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # often next to photos, not reported
 
 Key = TypeVar("Key")
 

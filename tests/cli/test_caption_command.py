@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 import tiny
 from PIL import Image
-from programs import REPOSITORY, TIME_LIMIT_S, LossOutput, Programs
+from programs import REPOSITORY, TIME_LIMIT_S, ProgramResult, Programs
 
 from captioner import Captioner
 
-Caption = Callable[..., LossOutput]
+Caption = Callable[..., ProgramResult]
 
 
 @pytest.fixture
 def caption(programs: Programs, tiny_model: Path, tmp_path: Path) -> Caption:
     """Runs caption.py with the tiny model, standing in a folder of its own."""
 
-    def run(*arguments: object, **environment: str) -> LossOutput:
+    def run(*arguments: object, **environment: str) -> ProgramResult:
         options = ["--checkpoint", tiny_model, "--device", "cpu"]
         if "--checkpoint" in arguments or "--model" in arguments:
             options = options[2:]
@@ -47,7 +47,7 @@ def photos(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def as_json(outcome: LossOutput) -> list[dict[str, Any]]:
+def as_json(outcome: ProgramResult) -> list[dict[str, Any]]:
     return [json.loads(line) for line in outcome.stdout.splitlines()]
 
 
@@ -467,7 +467,7 @@ REAL = {"plain": "", "head": " --json | head -n 1", "full": " > /dev/full"}  # b
 
 
 @pytest.fixture(scope="module")
-def really(drawn_photos: Path, tiny_model: Path) -> Iterator[Callable[[str], LossOutput]]:
+def really(drawn_photos: Path, tiny_model: Path) -> Iterator[Callable[[str], ProgramResult]]:
     """caption.py as processes of its own from the start, which all start at the first's turn."""
     command = [sys.executable, "caption.py", drawn_photos, "--checkpoint", tiny_model]
     started = {
@@ -481,9 +481,9 @@ def really(drawn_photos: Path, tiny_model: Path) -> Iterator[Callable[[str], Los
         for name, shell in REAL.items()
     }
 
-    def ended(name: str) -> LossOutput:
+    def ended(name: str) -> ProgramResult:
         stdout, stderr = started[name].communicate(timeout=TIME_LIMIT_S)
-        return LossOutput(started[name].returncode, stdout, stderr)
+        return ProgramResult(started[name].returncode, stdout, stderr)
 
     yield ended
     for process in started.values():
@@ -492,15 +492,15 @@ def really(drawn_photos: Path, tiny_model: Path) -> Iterator[Callable[[str], Los
 
 
 def test_it_runs_as_a_script(
-    really: Callable[[str], LossOutput], drawn_photos: Path, caption: Caption
+    really: Callable[[str], ProgramResult], drawn_photos: Path, caption: Caption
 ) -> None:
     found = really("plain")
-    assert found == LossOutput(0, caption(drawn_photos).stdout, "1 file skipped: .csv\n")
+    assert found == ProgramResult(0, caption(drawn_photos).stdout, "1 file skipped: .csv\n")
     assert len(found.stdout.splitlines()) == len(list(drawn_photos.glob("*.jpg")))
 
 
 def test_a_reader_that_goes_away_leaves_no_traceback(
-    really: Callable[[str], LossOutput], drawn_photos: Path
+    really: Callable[[str], ProgramResult], drawn_photos: Path
 ) -> None:
     found = really("head")
     assert found.stderr == "1 file skipped: .csv\n"
@@ -508,7 +508,7 @@ def test_a_reader_that_goes_away_leaves_no_traceback(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_the_output_is_said_so(really: Callable[[str], LossOutput]) -> None:
+def test_a_full_disk_behind_the_output_is_said_so(really: Callable[[str], ProgramResult]) -> None:
     assert "No space left" in really("full").sentence()
 
 

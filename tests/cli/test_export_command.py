@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from programs import LossOutput, Programs
+from programs import ProgramResult, Programs
 
 from captioner.captioner import Captioner
 
 
-def export(programs: Programs, *arguments: object) -> LossOutput:
+def export(programs: Programs, *arguments: object) -> ProgramResult:
     return programs.run("captioner", "export", *arguments)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tiny
 from PIL import Image
-from programs import LossOutput, Programs
+from programs import ProgramResult, Programs
 
 from captioner.cli.alt_text import Page, alt_text, table, xmp
 from captioner.cli.caption import main
@@ -36,14 +36,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(programs: Programs, tiny_model: Path, tmp_path: Path):
-    def caption(*arguments: object) -> LossOutput:
+    def caption(*arguments: object) -> ProgramResult:
         options = ("--checkpoint", tiny_model, "--device", "cpu", "--beam-size", 1)
         return programs.run("captioner", "caption", *arguments, *options, cwd=tmp_path)
 
     return caption
 
 
-def names_in(outcome: LossOutput) -> list[str]:
+def names_in(outcome: ProgramResult) -> list[str]:
     lines = (json.loads(line) for line in outcome.stdout.splitlines())
     return [line["image"] for line in lines]
 
