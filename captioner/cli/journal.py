@@ -7,6 +7,7 @@ of its file, `settings` (a digest of the model and the options), `name`, `captio
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -46,7 +47,7 @@ class Journal:
             return None
         if any(record.get(key) != value for key, value in _identity(image).items()):
             return None
-        pictures = [self.file.with_name(name) for name in record["pictures"]]
+        pictures = [self.file.parent / name for name in record["pictures"]]
         return record if all(os.path.exists(picture) for picture in pictures) else None
 
     def add(
@@ -134,12 +135,18 @@ def read_journal(folder: Path) -> dict[str, dict[str, Any]]:
     for line in lines:
         try:
             record = json.loads(line)
-            names = [record["name"], record["image"], *record["pictures"]]
+            names = [record["name"], *record["pictures"]]
+            usable = isinstance(record["image"], str) and all(map(_is_file_name, names))
         except (ValueError, KeyError, TypeError):
             continue
-        if all(isinstance(name, str) for name in names):
+        if usable:
             records[record["image"]] = record
     return records
+
+
+def _is_file_name(name: Any) -> bool:
+    """Return whether this names a file in a folder, and nothing outside of it."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0") & set(name)
 
 
 def pictures_in(folder: Path) -> set[str]:
@@ -156,7 +163,8 @@ def settings_digest(model_folders: Iterable[Path], options: Mapping[str, Any]) -
 
     digest = hashlib.sha256(repr(sorted(options.items())).encode(errors="surrogatepass"))
     for folder in model_folders:
-        digest.update((folder / MANIFEST).read_bytes())
+        with contextlib.suppress(OSError):  # loading the model will say so
+            digest.update((folder / MANIFEST).read_bytes())
     return digest.hexdigest()[:16]
 
 

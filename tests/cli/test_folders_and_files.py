@@ -93,6 +93,26 @@ def test_a_journal_that_a_killed_run_cut_short_is_read(tmp_path: Path) -> None:
     assert len(journal.file.read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "null",
+        '{"image": "/a.jpg", "name": "a"}',
+        '{"image": "/a.jpg", "name": "../a", "pictures": []}',
+        '{"image": "/a.jpg", "name": "a", "pictures": ["/etc/passwd"]}',
+        '{"image": 3, "name": "a", "pictures": []}',
+        '{"image": "/a.jpg", "name": "a", "pictures": 3}',
+        "\udce9",
+    ],
+)
+def test_lines_that_are_no_records_are_left_out(tmp_path: Path, line: str) -> None:
+    good = '{"image": "/b.jpg", "name": "b", "pictures": ["b.attention.png"]}'
+    content = f"{line}\n{good}\n".encode(errors="surrogateescape")
+    (tmp_path / "captions.jsonl").write_bytes(content)
+    assert set(read_journal(tmp_path)) == {"/b.jpg"}
+
+
 def test_the_picture_of_another_photo_is_not_overwritten(run, folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "two.png", tmp_path / "one.jpg")
     run("photos/one.jpg", "--output", "out")
