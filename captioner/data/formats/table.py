@@ -69,7 +69,7 @@ class _Row:
 
 
 def _csv_rows(path: Path) -> Iterator[_Row]:
-    """Yield the rows of a CSV file with a heading of image, caption and perhaps split, in any order."""
+    """Yield the rows of a CSV file whose heading has image, caption and, optionally, split."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     columns: list[str] = []
     start = 1
