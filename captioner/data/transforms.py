@@ -16,7 +16,14 @@ from typing import IO, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageOps, JpegImagePlugin, UnidentifiedImageError
+from PIL import (
+    ExifTags,
+    Image,
+    ImageEnhance,
+    ImageOps,
+    JpegImagePlugin,
+    UnidentifiedImageError,
+)
 from torch import Tensor
 
 from captioner.errors import ImageError
@@ -162,6 +169,23 @@ def _load(image: Image.Image) -> Image.Image:
 
 def _too_large(what: str) -> str:
     return f"{what} is over the limit of {MAX_IMAGE_PIXELS // 10**6} megapixels; make it smaller"
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Return a PIL image of any mode as `open_image` would read it from a file.
+
+    Raises:
+        ImageError: it is too large, or cannot be decoded.
+    """
+    if image.width * image.height > MAX_IMAGE_PIXELS:
+        raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+    try:
+        image.load()
+        if image.mode == "RGB" and image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image
+        return _to_rgb(ImageOps.exif_transpose(image))
+    except Exception as error:  # noqa: BLE001  (as in open_image)
+        raise ImageError(f"cannot be decoded ({error})") from None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
