@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +29,11 @@ from captioner.evaluation.metrics import score_captions
 from captioner.models.build import CaptionModel, build_model
 from captioner.runtime.device import choose_device
 from captioner.training import train
-from captioner.training.cross_entropy import CrossEntropy
+from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
-from captioner.training.reinforce import build_hard_loss
+from captioner.training.reinforce import build_reinforce
 from captioner.training.setup import prepare
+from captioner.training.step import training_step
 from captioner.training.validation import validate
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -77,7 +79,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     device = choose_device(arguments.device)
     whole = replace(config, train=replace(config.train, val_photos=None))
     setup = prepare(whole, device, run / "last")
-    model = setup.model
+    model = setup.task.model
     validation = validate(
         model,
         setup.validation,
@@ -152,16 +154,20 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         lengths=torch.full((CAPTIONS,), WORDS),
         from_frozen=True,
     )
-    hard = build_hard_loss(config) if config.attention.select == "hard" else None
-    objective = CrossEntropy(config.loss, hard, samples=config.hard.samples).to(device)
-    optimizer = build_optimizer(model, config.optim)
+    reinforce = build_reinforce(config) if config.attention.select == "hard" else None
+    task = CrossEntropyTask(model, config.loss, reinforce=reinforce, samples=config.hard.samples)
+    optimizer = build_optimizer(task.to(device), config.optim)
 
     def step() -> None:
-        model.train()
-        parts, _, _ = objective(model, batch)
-        optimizer.zero_grad()
-        parts["total"].backward()
-        optimizer.step()
+        training_step(
+            task.train(),
+            [batch],
+            optimizer,
+            learning_rate_factor=1.0,
+            clip_norm=config.optim.clip_norm,
+            autocast=nullcontext(),
+            device=device,
+        )
 
     return step
 

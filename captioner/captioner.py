@@ -288,6 +288,7 @@ class Captioner:
             captions = []
             for place, hypothesis in enumerate(hypotheses[:count]):
                 caption = self._caption(hypothesis, geometry, grid)
+                caption = replace(caption, image=_source(inputs[index]))
                 if calibrator is not None:
                     caption = replace(
                         caption,
@@ -411,6 +412,7 @@ class Captioner:
         with self.attention_mode(at_test):
             ((hypothesis,),) = score_captions(self.model.decoder, grid, [[tokens]])
         caption = self._caption(hypothesis, geometries[0], grid, words)
+        caption = replace(caption, image=_source(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
     @property
@@ -614,3 +616,10 @@ def read_calibrator(folder: Path) -> Calibrator | None:
         return Calibrator.from_json((folder / CALIBRATOR).read_bytes())
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
+
+
+def _source(image: Any) -> str | Path | bytes | Image.Image | None:
+    """Return what a caption keeps to draw on; None for what cannot be read again."""
+    if isinstance(image, (str, Path, bytes, Image.Image)):
+        return image
+    return as_image(image) if isinstance(image, (np.ndarray, Tensor)) else None

@@ -221,7 +221,7 @@ def _report(
     import random
 
     from captioner.data.transforms import open_image
-    from captioner.visualization import ReportedPhoto, report_page
+    from captioner.visualization import ReportedImage, report_page
 
     scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
     ranked = sorted(images, key=lambda image: -scores[image.image_id]["CIDEr"])
@@ -233,10 +233,10 @@ def _report(
         else [],
     }
 
-    def reported(image: CaptionedImage) -> ReportedPhoto:
-        return ReportedPhoto(
+    def reported(image: CaptionedImage) -> ReportedImage:
+        return ReportedImage(
             name=image.path.name,
-            photo=open_image(image.path),
+            image=open_image(image.path),
             caption=captions[image.image_id],
             references=image.captions,
             scores={

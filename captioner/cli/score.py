@@ -10,9 +10,9 @@ from captioner.cli import add_model_options, chosen_model, load_captioner, run_c
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
-    check_looking,
+    attention_options,
+    check_attention_options,
     check_output_options,
-    looking_options,
 )
 from captioner.errors import CaptionerError, ImageError
 
@@ -48,8 +48,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
     model = chosen_model(arguments)
     captioner = load_captioner(model, arguments)
-    check_looking(arguments, [captioner])
-    caption = captioner.score(image, arguments.text, **looking_options(arguments, captioner))
+    check_attention_options(arguments, [captioner])
+    caption = captioner.score(image, arguments.text, **attention_options(arguments, captioner))
     unknown = [
         word
         for word in captioner.vocabulary.tokenizer.split(arguments.text)

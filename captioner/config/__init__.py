@@ -3,7 +3,15 @@
 Importing this package imports no torch.
 """
 
-from captioner.config.files import from_yaml, instantiate, one_line, parser_for, to_yaml
+from captioner.config.files import (
+    from_yaml,
+    instantiate,
+    one_line,
+    parser_for,
+    set_defaults,
+    to_yaml,
+)
+from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import (
     AttentionConfig,
     Config,
@@ -51,6 +59,9 @@ __all__ = [
     "instantiate",
     "one_line",
     "parser_for",
+    "read_recipe",
+    "set_defaults",
+    "shipped_recipes",
     "to_yaml",
     "unused_settings",
     "validate",

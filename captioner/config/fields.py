@@ -54,10 +54,8 @@ else:
     PositiveInt = _number("PositiveInt", int, "a whole number from 1 up", (">", 0))
     NonNegativeInt = _number("NonNegativeInt", int, "a whole number from 0 up", (">=", 0))
     Seed = _number("Seed", int, "a whole number from 0 to 2^63 - 1", (">=", 0), ("<", 2**63))
-    PositiveFloat = _number("FinitePositiveFloat", float, "a number above 0", (">", 0), _FINITE)
-    NonNegativeFloat = _number(
-        "FiniteNonNegativeFloat", float, "a number from 0 up", (">=", 0), _FINITE
-    )
+    PositiveFloat = _number("PositiveNumber", float, "a number above 0", (">", 0), _FINITE)
+    NonNegativeFloat = _number("NonNegativeNumber", float, "a number from 0 up", (">=", 0), _FINITE)
     UnitInterval = _number(
         "ClosedUnitInterval", float, "a number from 0 to 1", (">=", 0), ("<=", 1)
     )

@@ -31,6 +31,17 @@ def parser_for(config_class: type[ModelConfig], **options: Any) -> ArgumentParse
     return parser
 
 
+def set_defaults(parser: ArgumentParser, config: ModelConfig) -> None:
+    """Make settings the defaults of a parser's options, as its help then shows."""
+    parser.set_defaults(
+        {
+            f"{section}.{key}": value
+            for section, settings in vars(config).items()
+            for key, value in vars(settings).items()
+        }
+    )
+
+
 class _Parser(ArgumentParser):
     """Refuses in one sentence, and without a page of all options before it."""
 
@@ -57,16 +68,22 @@ def _refusal(config_class: type[ModelConfig], message: str) -> str:
     hint = get_type_hints(type(sections[section])).get(key)
     if hint is None:
         return message
-    inner = re.search(r'key "(\w+)":', message)
-    if key == "sources" and inner and inner[1] in get_type_hints(SourceConfig):
-        hint, key = get_type_hints(SourceConfig)[inner[1]], f"{key}: {inner[1]}"
-        message = message[inner.end() :].split(" - ")[0]
+    if key == "sources":
+        of_source = get_type_hints(SourceConfig)
+        unknown = re.search(r"Option '([^']*)' is not accepted", message)
+        if unknown:
+            accepted = ", ".join(of_source)
+            return f"data.sources: {unknown[1]}: no such setting; use one of {accepted}"
+        inner = re.search(r'key "(\w+)":', message)
+        if inner and inner[1] in of_source:
+            hint, key = of_source[inner[1]], f"{key}: {inner[1]}"
+            message = message[inner.end() :].split(" - ")[0]
     value = re.search(r"(?:Got|Given) value: (.*)", message) or re.search(
         r"Not of type \w+: (.*?) (?:does not conform|not an? )", message
     )
     value = value or re.search(r"(?:with base 10|to float): (.*)", message)
-    what = f"{value[1]} is not accepted" if value else "this is not accepted"
-    return f"{section}.{key}: {what}; use {in_words(hint)}"
+    given = value[1] if value else "null" if "'NoneType'" in message else "this"
+    return f"{section}.{key}: {given} is not accepted; use {in_words(hint)}"
 
 
 def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:

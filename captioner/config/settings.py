@@ -200,7 +200,7 @@ class AttentionConfig:
             the cells after it in both cases.
         temperature: Scores are divided by this before the softmax.
         semi_sampling: `hard`, in training: probability of taking the expectation instead of a
-            sample, drawn for each image (the paper draws for each batch).
+            sample, drawn for each image as in section 4.1 (the original code: for each batch).
         at_test: `hard`, when captions are written: attend to the likeliest cell (`argmax`), take
             the `expectation`, or `sample` as in training.
     """

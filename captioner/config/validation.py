@@ -143,7 +143,8 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     data, optim = config.data, config.optim
     # Batches that are not all full make a few more.
     steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
-    if data.cache and data.cache_views == 1 and data.cache_min_area == 1:
+    augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
+    if data.cache and augments and data.cache_views == 1 and data.cache_min_area == 1:
         sentences.append(
             "data.cache: one view of each photo is kept, the plain one: data.flip, data.min_area "
             "and data.colour do nothing; ask for more data.cache_views, or data.cache_min_area "
@@ -156,7 +157,7 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
         for key, value in vars(DataConfig()).items():
             if key in per_source and getattr(data, key) != value:
                 sentences.append(
-                    f"data.{key}: does nothing beside data.sources, which have their own; remove it"
+                    f"data.{key}: does nothing, because each of data.sources has its own; remove it"
                 )
     if config.text.file is None and config.text != TextConfig():
         sentences.append(
