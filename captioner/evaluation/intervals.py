@@ -100,7 +100,7 @@ class ImageScores:
         )
 
     def corpus(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Return corpus figures [...] of selections; weights [..., N] say how often each image is in."""
+        """Return corpus figures [...] of selections, which hold image n weights [..., n] times."""
         figures: dict[str, np.ndarray] = {}
         if "Bleu_4" in self.counts:
             scores = bleu(weights @ self.counts["Bleu_4"])

@@ -25,8 +25,8 @@ def corpus_statistics(
 ) -> dict[str, float | None]:
     """Count how varied and well formed captions are, in lower-cased words without punctuation.
 
-    Returns num_captions; distinct_ratio, different captions / captions; novel_ratio, captions that are none
-    of the `training` captions (None without these); vocabulary_used, different words;
+    Returns num_captions; distinct_ratio, different captions / captions; novel_ratio, those that are
+    none of the `training` captions (None without these); vocabulary_used, different words;
     mean_length_words and sd_length_words; bad_ending_rate, captions that end in one of BAD_ENDINGS;
     repeated_N_gram_rate, captions that say the same N words twice, and of N 1, twice in a row. All
     zero for no captions.
@@ -91,7 +91,7 @@ def scores_by_group(
 def scores_by_length(
     images: ImageScores, texts: Mapping[Any, Sequence[str]]
 ) -> list[dict[str, float | None]]:
-    """Return scores by thirds of the mean length, in words, of texts such as an image's references."""
+    """Return scores by thirds of the mean length, in words, of texts such as references."""
     lengths = {
         image_id: float(np.mean([len(tokenize(text).split()) for text in texts[image_id]]))
         for image_id in images.image_ids
