@@ -136,13 +136,13 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
 def check_looking(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
     """Refuse to look in a way that no model can; compared models without it do without."""
     asked = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
-    if asked and not any(captioner.looks_hard for captioner in models):
+    if asked and not any(captioner.has_hard_attention for captioner in models):
         raise CaptionerError(f"{asked}: needs a model with hard attention, such as --model hard")
 
 
 def looking_options(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, Any]:
     """For Captioner.caption and score."""
-    if not captioner.looks_hard:
+    if not captioner.has_hard_attention:
         return {}
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
@@ -150,7 +150,7 @@ def looking_options(arguments: argparse.Namespace, captioner: Captioner) -> dict
 def looks_at_random(captioner: Captioner, at_test: AtTest | None, paths: int = 0) -> bool:
     """Whether it draws cells: then photos go one batch after another, to draw the same again."""
     how = at_test or captioner.config.attention.at_test
-    return captioner.looks_hard and (how == "sample" or paths > 0)
+    return captioner.has_hard_attention and (how == "sample" or paths > 0)
 
 
 def of_asked_head(arguments: argparse.Namespace, caption: Caption) -> Caption:

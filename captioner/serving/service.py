@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from captioner.captioner import Captioner
-from captioner.data.vocabulary import tokenize
 from captioner.serving.admission import Admission
 from captioner.serving.batching import Batcher
 from captioner.serving.metrics import Metrics
@@ -128,7 +127,7 @@ class Service:
             Problem: the image or an option cannot be used.
         """
         name, captioner = self._model(options)
-        words = _check_words(options.caption)
+        words = _check_words(captioner, options.caption)
         image = await self._decoder.decode(data, captioner.transform)
         caption = await self._score(name, options.caption, options, image)
         return {
@@ -146,7 +145,7 @@ class Service:
         """
         name, captioner = self._model(options)
         if options.caption is not None:
-            _check_words(options.caption)
+            _check_words(captioner, options.caption)
         image = await self._decoder.decode(data, captioner.transform, preview_px=PREVIEW_PX)
         if options.caption is not None:
             caption = await self._score(name, options.caption, options, image)
@@ -164,7 +163,7 @@ class Service:
             names = " or ".join(self.models)
             raise option_problem("model", f"there is no model '{name}'; use {names}")
         captioner = self.models[name]
-        if options.at_test and not captioner.looks_hard:
+        if options.at_test and not captioner.has_hard_attention:
             detail = f"is for models with hard attention, and {name} has soft"
             raise option_problem("at_test", detail)
         return name, captioner
@@ -206,9 +205,9 @@ def _to_dicts(captions: list[Caption], *, maps: bool) -> list[dict[str, Any]]:
     return [caption.to_dict(maps=maps) for caption in captions]
 
 
-def _check_words(text: str) -> list[str]:
+def _check_words(captioner: Captioner, text: str) -> list[str]:
     """Return the words of a caption to score; their number bounds what scoring and drawing cost."""
-    words = tokenize(text)
+    words = captioner.vocabulary.tokenizer.split(text)
     if not words:
         raise option_problem("caption", "has no words; give at least one")
     if len(words) > MAX_CAPTION_WORDS:
