@@ -42,8 +42,7 @@ LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
 
 def is_unsure(caption: Caption) -> bool:
     """Return whether the caption's confidence is below its model's threshold, where it has both."""
-    confidence = getattr(caption, "confidence", None)
-    threshold = getattr(caption, "confidence_threshold", None)
+    confidence, threshold = caption.confidence, caption.confidence_threshold
     return confidence is not None and threshold is not None and confidence < threshold
 
 
@@ -51,7 +50,7 @@ def caption_note(caption: Caption) -> str:
     """Return one line about what a reader of the picture should know first, or ""."""
     notes = []
     if is_unsure(caption):
-        notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")  # type: ignore[attr-defined]
+        notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")
     if caption.words and is_flat(caption):
         highest = max(peak(cells) for cells in caption.maps)
         notes.append(

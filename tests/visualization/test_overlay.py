@@ -272,7 +272,7 @@ def test_drawing_never_imports_pyplot():
         "geometry = N(photo_width_px=9, photo_height_px=9, left_px=0, top_px=0, width_px=9,"
         "             height_px=9, flipped=False);"
         "caption = N(text='dog', words=['dog'], maps=np.full((1, 2, 2), 0.25), beta=[1.0],"
-        "            log_probs=[0.0], cells=None, paths=None, geometry=geometry);"
+        "            log_probs=[0.0], confidence=None, confidence_threshold=None, cells=None, paths=None, geometry=geometry);"
         "r.attention_sheet(Image.new('RGB', (9, 9)), caption);"
         "assert 'matplotlib' in sys.modules;"
         "assert 'matplotlib.pyplot' not in sys.modules"

@@ -28,13 +28,15 @@ def panels_of(sheet):
     assert len(rows) == width * height  # a whole rectangle
     ink = (pixels < 255).any(axis=2)
     corners = ink[1:, 1:] & ~ink[:-1, 1:] & ~ink[1:, :-1]  # white above and to the left
-    return [
-        (left, top, left + width, top + height)
-        for top, left in (np.argwhere(corners) + 1).tolist()
-        if ink[top : top + height, left : left + width].mean() > 0.9  # marks are white
-        and top + height <= sheet.height
-        and left + width <= sheet.width
-    ]
+    boxes = []
+    for top, left in (np.argwhere(corners) + 1).tolist():
+        box = left, top, left + width, top + height
+        inked = ink[top : box[3], left : box[2]]
+        # Marks on the panels are white, so most of a panel is ink, and corners lie inside it too.
+        inside = any(x0 <= left < x1 and y0 <= top < y1 for x0, y0, x1, y1 in boxes)
+        if not inside and inked.shape == (height, width) and inked.mean() > 0.9:
+            boxes.append(box)
+    return boxes
 
 
 @pytest.mark.parametrize("count", [0, 1, 25])
