@@ -6,11 +6,12 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
 from captioner.cli import show, whole_number
+from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 
@@ -110,7 +111,7 @@ def _number(text: str, *, most: float, what: str) -> float:
 def add_at_test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-test",
-        choices=("argmax", "expectation", "sample"),
+        choices=get_args(HardAttentionMode),
         help="how hard attention looks (default: the model's own)",
     )
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from captioner.config import HardAttentionMode
+
 MAX_BEAM = 20
 LONGEST_TEXT = 1000
 
@@ -18,7 +20,7 @@ class Looking(BaseModel):
     model: str | None = Field(
         None, max_length=200, description="A name from /v1/models; by default the first."
     )
-    at_test: Literal["argmax", "expectation", "sample"] | None = Field(
+    at_test: HardAttentionMode | None = Field(
         None, description="How hard attention looks; only for models with it."
     )
 

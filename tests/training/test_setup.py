@@ -9,10 +9,10 @@ import pytest
 import tiny
 import torch
 
-from captioner.config import Config
+from captioner.config import Config, validate
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.training.run import changes
-from captioner.training.setup import Setup, check, prepare
+from captioner.training.setup import Setup, prepare
 
 CPU = torch.device("cpu")
 HERE = Path("here")
@@ -110,8 +110,8 @@ def test_a_text_that_cannot_be_read_is_told_before_the_cache_is_made(
 
 
 def test_the_defaults_and_this_recipe_are_accepted() -> None:
-    check(Config())
-    check(tiny.recipe(HERE, HERE))
+    validate(Config())
+    validate(tiny.recipe(HERE, HERE))
 
 
 def test_the_vocabulary_is_of_the_training_captions_alone(table: Path) -> None:
