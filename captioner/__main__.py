@@ -16,6 +16,7 @@ COMMANDS = {
     "plot": "draw a run's curves and how its attention grew",
     "serve": "a web page and a REST interface",
     "average": "make one model of several that were trained on from the same one",
+    "calibrate": "fit the confidence of a model's captions",
     "export": "copy a trained model into a small folder to share",
 }
 

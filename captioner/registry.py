@@ -106,3 +106,13 @@ TASKS = Registry(
         "self_critical": "captioner.training.self_critical:SelfCriticalTask",
     },
 )
+METRICS = Registry(
+    "metric",
+    {
+        "Bleu": "captioner.evaluation.scorers:BLEU",
+        "METEOR": "captioner.evaluation.java_metrics:METEOR",
+        "ROUGE_L": "captioner.evaluation.scorers:ROUGE_L",
+        "CIDEr": "captioner.evaluation.scorers:CIDER",
+        "SPICE": "captioner.evaluation.java_metrics:SPICE",
+    },
+)

@@ -22,10 +22,10 @@ from captioner.cli import (
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
-    check_looking,
+    attention_options,
+    check_attention_options,
     check_output_options,
-    looking_options,
-    looks_at_random,
+    samples_cells,
 )
 from captioner.cli.photos import opened
 from captioner.errors import CaptionerError
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
         (str(name), load_captioner(name, arguments))
         for name in arguments.compare or [chosen_model(arguments)]
     ]
-    check_looking(arguments, [captioner for _, captioner in models])
+    check_attention_options(arguments, [captioner for _, captioner in models])
     writer = CaptionWriter(arguments, paths, failed)
     with tqdm(total=len(paths), unit="photo", disable=None if len(paths) > 1 else True) as bar:
 
@@ -103,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
         device = models[0][1].device
         batches = opened(((path, path) for path in paths), unreadable, device)
         at_random = (arguments.at_test, arguments.paths or 0)
-        if any(looks_at_random(captioner, *at_random) for _, captioner in models):
+        if any(samples_cells(captioner, *at_random) for _, captioner in models):
             results = map(captioned, batches)
         else:
             results = parallel_map(captioned, batches, device)
@@ -128,7 +128,7 @@ def _captions(
         beam_size=arguments.beam_size,
         max_words=arguments.max_words,
         length_penalty=arguments.length_penalty,
-        **looking_options(arguments, captioner),
+        **attention_options(arguments, captioner),
     )
 
 
