@@ -2,6 +2,7 @@
 #
 #   make caption [PHOTO=my.jpg]   caption a photo with the bundled model, draw its attention to out/
 #   make test                     lint, types and tests
+#   make test-slow                the long tests: fuzzing, kill matrix, soak
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
 #   make reproduce-flickr8k [FLICKR8K=DIR] [FLICKR30K=FILE]   train the bundled models anew and
 #                                 score them; the file has captions without photos (text.file)
@@ -26,7 +27,7 @@ installing := $(VENV)/installing
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test benchmark reproduce-flickr8k lint types format lock clean
+.PHONY: caption test test-slow benchmark reproduce-flickr8k lint types format lock clean
 
 caption: $(installed)
 	@photo=$$PHOTO; \
@@ -38,6 +39,10 @@ caption: $(installed)
 # more of them than cores wait for each other, and the suite takes twice as long.
 test: lint types
 	OMP_NUM_THREADS=1 $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# Not in parallel: some of them measure time and memory.
+test-slow: $(installed)
+	OMP_NUM_THREADS=1 $(python) -m pytest -m slow
 
 benchmark: $(installed)
 	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import show, whole_number
+from captioner.cli import printable, show, whole_number
+from captioner.cli.lines import json_line, text_lines
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
@@ -180,11 +180,19 @@ class CaptionWriter:
         arguments: argparse.Namespace,
         paths: list[Path],
         failed: Callable[[Path, object], None],
+        *,
+        names: Mapping[Path, str] | None = None,
     ) -> None:
+        """Remember the options.
+
+        Args:
+            names: NAME under which the pictures of each photo are saved; None takes the names of
+                their files, with as much in front as tells them apart.
+        """
         self.arguments, self.failed = arguments, failed
-        self.names: dict[Path, str] = {}
+        self.names = dict(names or {})
         self.entries: list[Entry] = []
-        if arguments.output:
+        if arguments.output and not names:
             from captioner.visualization import output_names
 
             self.names = dict(zip(paths, output_names(paths), strict=True))
@@ -197,45 +205,59 @@ class CaptionWriter:
         *,
         model: str,
         scored: bool = False,
-    ) -> None:
+    ) -> list[Path]:
         """Print a caption and save its pictures; if those cannot be saved, report why not.
 
         Args:
             model: Name of the model, for pages.
             scored: Print the log-probability of the caption.
+
+        Returns:
+            The files that were saved.
         """
         chosen = _of_chosen_head(self.arguments, caption)
         pictures, problem = self._saved(lambda: self._save(path, image, chosen, [(model, caption)]))
+        least = getattr(self.arguments, "min_confidence", None)
         if self.arguments.json:
-            line: dict[str, Any] = {"image": str(path), **chosen.to_dict()}
-            if pictures:
-                line["pictures"] = [str(picture) for picture in pictures]
-            text = json.dumps(line, ensure_ascii=False)
+            text = json_line(path, chosen, pictures, min_confidence=least)
         else:
-            total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0)
-            note = f" (log-probability {total:.2f})" if scored else ""
-            text = "\n  ".join([f"{path}: {caption.text}{note}", *map(str, pictures)])
+            text = text_lines(
+                path, [(model, caption)], pictures, min_confidence=least, with_total=scored
+            )
         show(text)
         if problem:
             self.failed(path, problem)
+        return pictures
 
-    def compare(self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]]) -> None:
-        """Print the caption of each model, and draw them on one sheet."""
+    def compare(
+        self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]]
+    ) -> list[Path]:
+        """Print the caption of each model, draw them on one sheet, and return the files saved."""
         chosen = [(name, _of_chosen_head(self.arguments, caption)) for name, caption in captions]
         pictures, problem = self._saved(
             lambda: self._save_comparison(path, image, chosen, captions)
         )
+        least = getattr(self.arguments, "min_confidence", None)
         if self.arguments.json:
             for name, caption in chosen:
-                line = {"model": name, "image": str(path), **caption.to_dict()}
-                if pictures:
-                    line["pictures"] = [str(picture) for picture in pictures]
-                show(json.dumps(line, ensure_ascii=False))
+                show(json_line(path, caption, pictures, min_confidence=least, model=name))
         else:
-            lines = [f"{name}: {caption.text}" for name, caption in captions]
-            show("\n  ".join([f"{path}", *lines, *map(str, pictures)]))
+            show(text_lines(path, captions, pictures, min_confidence=least))
         if problem:
             self.failed(path, problem)
+        return pictures
+
+    def add_to_gallery(self, path: Path, text: str) -> None:
+        """List the page of a photo that an earlier run captioned.
+
+        Raises:
+            ImageError: The photo cannot be read any more.
+        """
+        from captioner.data.transforms import open_image
+        from captioner.visualization import Entry, sheet_name
+
+        page = sheet_name(self.names[path], "html")
+        self.entries.append(Entry.of(open_image(path), name=path.name, page=page, caption=text))
 
     def finish(self) -> None:
         """Save the gallery of several photos' pages.
@@ -247,9 +269,9 @@ class CaptionWriter:
             from captioner.visualization import gallery_page
 
             file = self.arguments.output / GALLERY
-            save_bytes(gallery_page(self.entries).encode(), file)
+            save_bytes(gallery_page(self.entries).encode(errors="replace"), file)
             if not self.arguments.json:
-                show(str(file))
+                show(printable(file))
 
     def _saved(
         self, saving: Callable[[], Iterator[Path]]

@@ -26,6 +26,7 @@ from PIL import (
 )
 from torch import Tensor
 
+from captioner.data.heif import is_heif, register_heif
 from captioner.errors import ImageError
 from captioner.types import Geometry
 
@@ -133,8 +134,16 @@ def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
 
 
 def _decode(source: IO[bytes]) -> Image.Image:
+    formats: tuple[str, ...] = IMAGE_FORMATS
+    if is_heif(source):
+        if not register_heif():
+            raise ImageError(
+                "is a HEIC photo: install pillow-heif (pip install pillow-heif), or convert it to "
+                "JPEG"
+            )
+        formats = ("HEIF",)
     try:
-        image = Image.open(source, formats=IMAGE_FORMATS)
+        image = Image.open(source, formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         source.seek(0)
         if source.read(3) != b"\xff\xd8\xff":

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -179,7 +180,7 @@ class Entry:
         """Return the entry of an image; page: the file name of its page."""
         small = image.convert("RGB")
         small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX), Image.Resampling.LANCZOS)
-        return cls(name, quote(page), caption, _data_url(small))
+        return cls(name, quote(os.fsencode(page)), caption, _data_url(small))
 
 
 def gallery_page(entries: Sequence[Entry]) -> str:
