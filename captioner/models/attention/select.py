@@ -6,16 +6,17 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from captioner.config import HardAttentionMode
 from captioner.errors import ConfigError
 from captioner.models.attention.values import Values
 from captioner.types import AttentionOutput
 
-AtTest = Literal["argmax", "expectation", "sample"]
+AtTest = HardAttentionMode
 
 # A context's own, not a module's: a server's threads share the modules.
 _asked: ContextVar[AtTest | None] = ContextVar("at_test", default=None)
