@@ -147,7 +147,7 @@ def effect_tables(kind: StyleName, colour_map: ColourMap) -> tuple[np.ndarray, n
         rise = np.clip(position / 0.75, 0, 1)
         kept = rise**2 * (3 - 2 * rise)
         # Screened with a warm white: a dark image is lit too, a bright one is not burnt out.
-        glow = 0.6 * np.clip((position - 0.35) / 0.65, 0, 1) * np.array(_WARM_WHITE)
+        glow = 0.7 * np.clip((position - 0.35) / 0.65, 0, 1) * np.array(_WARM_WHITE)
         return kept * (1 - glow), 255 * glow
     return np.zeros((256, 3)), colour_table(colour_map).astype(np.float64)
 

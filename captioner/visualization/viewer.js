@@ -564,7 +564,7 @@
           button.append(bar);
         }
         const unsure = values[0][1] < TABLES.unsureProbability;
-        if (unsure) button.firstChild.append(make("span", "cv-unsure", "?"));
+        button.firstChild.classList.toggle("cv-unsure", unsure);
         const figures = values.map(([name, value]) => `${NAMES[name]} ${share(value)}`).join(", ");
         button.setAttribute("aria-label",
           `${word}${unsure ? " (unsure)" : ""}: ${figures}, ${whereabouts(maps[index], geometry)}`);
