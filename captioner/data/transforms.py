@@ -21,6 +21,7 @@ from torch import Tensor
 
 from captioner.data.heif import is_heif, register_heif
 from captioner.errors import ImageError
+from captioner.runtime.libtiff import silence_libtiff
 from captioner.types import Geometry
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
@@ -112,6 +113,8 @@ def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
             with Image.open(source, formats=formats) as image:
                 if image.width * image.height > MAX_IMAGE_PIXELS:
                     raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+                if image.format == "TIFF":
+                    silence_libtiff()
                 image.seek(0)
                 image.load()
                 ImageOps.exif_transpose(image, in_place=True)
