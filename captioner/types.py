@@ -81,14 +81,20 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Grid:
-    """Annotation vectors a_i of a batch of photos (Show, Attend and Tell, section 3.1.1).
+    """Annotation vectors a_i of a batch of images (Show, Attend and Tell, section 3.1.1).
 
-    features: [B, L, D], row-major, L = height x width.
+    Args:
+        features: [B, L, D], row-major, L = height x width.
+        height: Rows of cells.
+        width: Columns of cells.
+        local: [B, L, D], the same cells before self-attention mixed them with each other; None
+            where the encoder has no self-attention.
     """
 
     features: Tensor
     height: int
     width: int
+    local: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 3 or self.features.shape[1] != self.height * self.width:
@@ -96,6 +102,26 @@ class Grid:
                 f"a grid of {self.height} x {self.width} cells needs features [B, "
                 f"{self.height * self.width}, D], not {list(self.features.shape)}"
             )
+        if self.local is not None and self.local.shape != self.features.shape:
+            raise ValueError(
+                f"local cells {list(self.local.shape)} beside features {list(self.features.shape)}"
+            )
+
+    def select(self, index: Tensor | slice) -> Grid:
+        """Return the grid of the images of `index`, [B'] or a slice."""
+        return replace(
+            self,
+            features=self.features[index],
+            local=None if self.local is None else self.local[index],
+        )
+
+    def float(self) -> Grid:
+        """Return the grid in float32."""
+        return replace(
+            self,
+            features=self.features.float(),
+            local=None if self.local is None else self.local.float(),
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +162,8 @@ class Caption:
     heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are several.
     paths: int [M, T], cells of M sampled ways of looking while the same words are read, or None.
     geometry: carries cells back to pixels of the original photo.
+    confidence: probability in [0, 1] that the caption is right, where the model has a calibrator.
+    confidence_threshold: the caption is unsure where its confidence is below this; None without.
     image: what was captioned (a path, the bytes of a file, or a PIL image), to draw pictures on;
         opened when a picture is drawn. Not part of a caption's value (repr, comparison, `to_dict`),
         and None where it is not known.
@@ -150,6 +178,8 @@ class Caption:
     cells: np.ndarray | None = None
     heads: np.ndarray | None = None
     paths: np.ndarray | None = None
+    confidence: float | None = None
+    confidence_threshold: float | None = None
     text: str = field(default="")
     image: str | Path | bytes | Image.Image | None = field(default=None, repr=False, compare=False)
 
@@ -225,7 +255,8 @@ class Caption:
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
         """Plain values for JSON, rounded to six places; the one form of all programs and pages.
 
-        caption, words, log_probs, end_log_prob, beta; cells and paths where attention is hard.
+        caption, words, log_probs, end_log_prob, beta, confidence; cells and paths of
+        hard attention.
         maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
             are several, and "geometry", by which a page lays them on the photo.
         """
@@ -235,6 +266,7 @@ class Caption:
             "log_probs": _rounded(self.log_probs),
             "end_log_prob": None if self.end_log_prob is None else round(self.end_log_prob, 6),
             "beta": None if self.beta is None else _rounded(self.beta),
+            "confidence": None if self.confidence is None else round(self.confidence, 6),
         }
         for name in ("cells", "paths"):
             if getattr(self, name) is not None:

@@ -11,6 +11,7 @@ COMMANDS = {
     "plot": "draw a run's curves and how its attention grew",
     "serve": "run a web page and a REST interface",
     "average": "average models that were trained on from the same one",
+    "calibrate": "fit the confidence of a model's captions",
     "export": "copy a trained model into a small folder to share",
     "doctor": "check the installation, and say what is missing",
     "completion": "print a script that completes commands in your shell",

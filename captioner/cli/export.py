@@ -45,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from captioner.checkpoint import CARD, load_model, model_folder, save_model
-    from captioner.config import check
+    from captioner.config import validate
 
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     config = replace(config, decoding=replace(config.decoding, **given))
-    check(config)
+    validate(config)
     card = arguments.card or folder / CARD
     try:
         text = card.read_text(encoding="utf-8")

@@ -147,13 +147,13 @@ def check_attention_options(arguments: argparse.Namespace, models: Sequence[Capt
         CaptionerError: No model has hard attention.
     """
     option = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
-    if option and not any(captioner.looks_hard for captioner in models):
+    if option and not any(captioner.has_hard_attention for captioner in models):
         raise CaptionerError(f"{option}: needs a model with hard attention, such as --model hard")
 
 
 def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, Any]:
     """Return the arguments of hard attention for Captioner.caption and score."""
-    if not captioner.looks_hard:
+    if not captioner.has_hard_attention:
         return {}
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
@@ -161,7 +161,7 @@ def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> di
 def samples_cells(captioner: Captioner, at_test: AtTest | None, paths: int = 0) -> bool:
     """Return whether cells are sampled: then batches keep their order, to sample the same again."""
     mode = at_test or captioner.config.attention.at_test
-    return captioner.looks_hard and (mode == "sample" or paths > 0)
+    return captioner.has_hard_attention and (mode == "sample" or paths > 0)
 
 
 def _of_chosen_head(arguments: argparse.Namespace, caption: Caption) -> Caption:

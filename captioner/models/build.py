@@ -13,7 +13,7 @@ from captioner.config import (
     EncoderConfig,
     ModelConfig,
     PreprocessConfig,
-    check,
+    validate,
 )
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.errors import ConfigError
@@ -58,15 +58,24 @@ class CaptionModel(nn.Module):
         self.decoder = decoder
 
     def forward(
-        self, grid: Grid, image_index: Tensor, tokens: Tensor, lengths: Tensor
+        self,
+        grid: Grid,
+        image_index: Tensor,
+        tokens: Tensor,
+        lengths: Tensor,
+        style: Tensor | None = None,
     ) -> TeacherForcingOutput:
-        """Write given captions of the photos that the encoder made the grid of.
+        """Write given captions of the images that the encoder made the grid of.
 
-        image_index: [N], the photo of each caption. tokens: [N, T].
-        lengths: [N] on the CPU, falling.
+        Args:
+            grid: Annotation vectors of B images.
+            image_index: [N], the image of each caption.
+            tokens: [N, T], the words read, from the start token on.
+            lengths: [N] on the CPU, falling.
+            style: [N, E], added to the embedding of each caption's first token.
         """
         memory = self.decoder.prepare(grid).select(image_index)
-        return self.decoder(memory, tokens, lengths)
+        return self.decoder(memory, tokens, lengths, style)
 
 
 def build_model(
@@ -80,7 +89,7 @@ def build_model(
         ConfigError: a setting that cannot be used.
         WeightsError: pretrained weights that cannot be had.
     """
-    check(config)
+    validate(config)
     encoder = build_encoder(config.encoder, pretrained=pretrained)
     cells = None
     if config.attention.score == "location":
@@ -142,7 +151,11 @@ def build_attention(
         )
     score = build_score(config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
     return Attention(
-        score, build_window(config, query_dim=query_dim), build_select(config), values=values
+        score,
+        build_window(config, query_dim=query_dim),
+        build_select(config),
+        values=values,
+        local=config.values == "local",
     )
 
 

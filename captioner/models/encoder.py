@@ -83,10 +83,10 @@ class Encoder(nn.Module):
         features = inputs if from_frozen else self.frozen_features(inputs)
         features = self.backbone(features, start=self.frozen_stages)
         height, width = features.shape[2:]
-        features = self.project(features.flatten(2).transpose(1, 2))
-        if self.self_attention is not None:
-            features = self.self_attention(features, height, width)
-        return Grid(features, height, width)
+        cells = self.project(features.flatten(2).transpose(1, 2))
+        if self.self_attention is None:
+            return Grid(cells, height, width)
+        return Grid(self.self_attention(cells, height, width), height, width, local=cells)
 
     def cells(self, height_px: int, width_px: int) -> int:
         """L for photos of this size."""

@@ -50,7 +50,7 @@ def caption_note(caption: Caption) -> str:
     """Return one line about what a reader of the picture should know first, or ""."""
     notes = []
     if is_unsure(caption):
-        notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")  # type: ignore[attr-defined]
+        notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")
     if caption.words and is_flat(caption):
         highest = max(peak(cells) for cells in caption.maps)
         notes.append(

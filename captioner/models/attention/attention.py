@@ -20,7 +20,7 @@ from captioner.types import AttentionOutput, Grid
 class Memory:
     """A grid with what attention needs of it, computed once a photo.
 
-    grid: features [B, L, D]. keys: [B, heads, L, a].
+    grid: features [B, L, D], the vectors that contexts are made of. keys: [B, heads, L, a].
     projected: values [B, heads, L, D / heads]; None where the values are the features.
     expected: [B], photos whose context is the expectation in this batch (see HardSelect), or None.
     in_steps: it is for a loop that looks once a step, and the gradients of all are made at once.
@@ -76,23 +76,36 @@ class Attention(nn.Module):
     K hypotheses of one photo (the beams, or the words of a caption that is read as a whole) share
     its memory. With `values` there are several heads, or projected values; without it there is one
     head, whose values are the annotation vectors themselves, as in the paper.
+
+    local: Contexts (and the decoder's first state) come from the cells before the encoder's
+        self-attention, while keys come from those after it. Hard attention then reads what is in
+        one place, and not one cell that self-attention let stand for all. Without self-attention
+        both are the same.
     """
 
     def __init__(
-        self, score: Score, window: Window, select: Select, *, values: HeadValues | None = None
+        self,
+        score: Score,
+        window: Window,
+        select: Select,
+        *,
+        values: HeadValues | None = None,
+        local: bool = False,
     ) -> None:
         super().__init__()
         self.score = score
         self.window = window
         self.select = select
         self.values = values
+        self.local = local
 
     def prepare(self, grid: Grid) -> Memory:
         """Project keys and values, once a photo."""
+        cells = grid.local if self.local and grid.local is not None else grid.features
         return Memory(
-            grid,
+            Grid(cells, grid.height, grid.width),
             self.score.keys(grid.features),
-            None if self.values is None else self.values.split(grid.features),
+            None if self.values is None else self.values.split(cells),
             self.select.expected(len(grid.features), grid.features.device),
         )
 

@@ -87,6 +87,7 @@ class Decoder(nn.Module, ABC):
     """
 
     vocabulary_size: int
+    embedding: nn.Embedding
 
     @abstractmethod
     def prepare(self, grid: Grid) -> Prepared:
@@ -105,9 +106,22 @@ class Decoder(nn.Module, ABC):
         """The state of hypotheses `beams` [B', K'] of photos `photos` [B']."""
 
     @abstractmethod
-    def forward(self, memory: Any, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
+    def forward(
+        self, memory: Any, tokens: Tensor, lengths: Tensor, style: Tensor | None = None
+    ) -> TeacherForcingOutput:
         """Teacher forcing, equal to the steps.
 
-        memory: one row a caption (N). tokens: [N, T], the words read, from the start token on.
-        lengths: [N] on the CPU, words to be written for each caption, falling.
+        Args:
+            memory: One row a caption (N).
+            tokens: [N, T], the words read, from the start token on.
+            lengths: [N] on the CPU, words to be written for each caption, falling.
+            style: [N, E], added to the embedding of the first token, so that training can tell
+                captions of several sources apart. The steps add none, which is zeros here.
         """
+
+
+def add_style(words: Tensor, style: Tensor | None) -> Tensor:
+    """Add `style` [N, E] to the first of the embedded words [N, T, E]."""
+    if style is None:
+        return words
+    return torch.cat([words[:, :1] + style.unsqueeze(1), words[:, 1:]], dim=1)

@@ -14,6 +14,7 @@ from captioner.models.attention import Attention, Memory
 from captioner.models.decoders.base import (
     Decoder,
     TeacherForcingOutput,
+    add_style,
     pack_by_step,
     rows_per_step,
 )
@@ -120,13 +121,17 @@ class RecurrentDecoder(Decoder):
         rows = photos.unsqueeze(1)
         return state.at((rows, beams))
 
-    def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
+    def forward(
+        self, memory: Memory, tokens: Tensor, lengths: Tensor, style: Tensor | None = None
+    ) -> TeacherForcingOutput:
         with gradients_at_once(self):
-            return self._forced(replace(memory, in_steps=True), tokens, lengths)
+            return self._forced(replace(memory, in_steps=True), tokens, lengths, style)
 
-    def _forced(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
+    def _forced(
+        self, memory: Memory, tokens: Tensor, lengths: Tensor, style: Tensor | None
+    ) -> TeacherForcingOutput:
         rows = rows_per_step(lengths)
-        words = self._embed(tokens[:, : len(rows)])  # [N, T, E]
+        words = self._embed(tokens[:, : len(rows)], style)  # [N, T, E]
         # unbind, because the gradient of a slice a step would be as large as all steps together
         word_gates = self.word_gates(words).unbind(1)
         state = self.start(memory)
@@ -166,8 +171,8 @@ class RecurrentDecoder(Decoder):
             cells=stacked(cells) if cells else None,
         )
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return self.embed_dropout(self.embedding(tokens))
+    def _embed(self, tokens: Tensor, style: Tensor | None = None) -> Tensor:
+        return self.embed_dropout(add_style(self.embedding(tokens), style))
 
     def _advance(self, word_gates: Tensor, state: LSTMState, read: Tensor) -> LSTMState:
         """Equations 1 to 3 on what the LSTM reads beside the word; `fed` is left out."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from captioner.errors import ConfigError
 from captioner.models.attention import Attention, Memory
 from captioner.models.attention.score import split_heads
-from captioner.models.decoders.base import Decoder, TeacherForcingOutput, pack_by_step
+from captioner.models.decoders.base import Decoder, TeacherForcingOutput, add_style, pack_by_step
 from captioner.runtime.linear import Linear
 from captioner.types import AttentionOutput, Grid
 
@@ -216,13 +216,13 @@ class TransformerDecoder(Decoder):
         return Cache(state.keys[rows, beams], state.values[rows, beams])
 
     def forward(
-        self, memory: LayeredMemory, tokens: Tensor, lengths: Tensor
+        self, memory: LayeredMemory, tokens: Tensor, lengths: Tensor, style: Tensor | None = None
     ) -> TeacherForcingOutput:
         longest = int(lengths.max())
         steps = torch.arange(longest)
         running = (steps < lengths.unsqueeze(1)).to(tokens.device, non_blocking=True)  # [N, T]
         position = steps.to(tokens.device, non_blocking=True)
-        words = self._embed(tokens[:, :longest], position, longest - 1)  # [N, T, H]
+        words = self._embed(tokens[:, :longest], position, longest - 1, style)  # [N, T, H]
         attended_words, queries = [], []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):
             # A caption is padded at its end only, which no earlier word looks at.
@@ -245,10 +245,12 @@ class TransformerDecoder(Decoder):
     def _layers(self) -> list[TransformerLayer]:
         return list(self.layers)  # type: ignore[arg-type]  # a ModuleList does not know of what
 
-    def _embed(self, tokens: Tensor, position: Tensor, last: int) -> Tensor:
+    def _embed(
+        self, tokens: Tensor, position: Tensor, last: int, style: Tensor | None = None
+    ) -> Tensor:
         """Tokens [B, n] at positions [n] or [1], of which `last` is the largest."""
         dim = self.embedding.embedding_dim
-        words = self.embedding(tokens) * math.sqrt(dim)
+        words = add_style(self.embedding(tokens), style) * math.sqrt(dim)
         if self.positions is None:
             places = sinusoidal_positions(position, dim).to(words.dtype)
         elif last >= self.positions.num_embeddings:

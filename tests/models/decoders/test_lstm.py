@@ -22,11 +22,14 @@ L = ROWS * COLUMNS
 CLOSE = 1e-10  # all is float64
 
 
-def random_decoder(seed: int = 0, **settings: Any) -> LSTMDecoder:
+def random_decoder(seed: int = 0, *, local: bool = False, **settings: Any) -> LSTMDecoder:
     """In float64, in eval mode, with weights so large that nothing is nearly linear."""
     torch.manual_seed(seed)
     attention = Attention(
-        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A), GlobalWindow(), SoftSelect()
+        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A),
+        GlobalWindow(),
+        SoftSelect(),
+        local=local,
     )
     decoder = LSTMDecoder(
         attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings
@@ -52,15 +55,21 @@ def plain_start(decoder: LSTMDecoder, cells: list[list[float]]) -> tuple[list[fl
 
 
 def plain_step(
-    decoder: LSTMDecoder, token: int, h: list[float], c: list[float], cells: list[list[float]]
+    decoder: LSTMDecoder,
+    token: int,
+    h: list[float],
+    c: list[float],
+    cells: list[list[float]],
+    values: list[list[float]] | None = None,
 ) -> dict[str, Any]:
+    """values: what contexts are made of, if not the cells themselves."""
     score = decoder.attention.score
     energies = []
     for cell in cells:  # equation 4
         pairs = zip(plain.linear(score.key, cell), plain.linear(score.query, h), strict=True)
         energies += plain.linear(score.energy, [math.tanh(a + b) for a, b in pairs])
     attention = plain.softmax(energies)  # equation 5
-    context = plain.expectation(attention, cells)
+    context = plain.expectation(attention, values or cells)
     beta = None
     if decoder.beta is not None:  # section 4.2.1
         gate = [plain.sigmoid(x) for x in plain.linear(decoder.beta, h)]
@@ -125,6 +134,23 @@ def test_steps_are_the_papers_equations_in_a_plain_loop(settings: dict[str, Any]
                 assert attended.beta is None
             else:
                 assert attended.beta[b, k].item() == pytest.approx(expected["beta"], abs=CLOSE)
+
+
+def test_local_values_are_the_cells_before_self_attention_and_keys_those_after_it() -> None:
+    decoder, grid = random_decoder(local=True, gate="vector"), random_grid(2)
+    local = torch.randn(2, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(2))
+    memory = decoder.prepare(Grid(grid.features, ROWS, COLUMNS, local))
+    state = decoder.start(memory)
+    plain = [plain_start(decoder, values) for values in local.tolist()]
+    for tokens in ([1, 1], [4, 6], [7, 3]):
+        logits, attended, state = decoder.step(torch.tensor(tokens).unsqueeze(1), state, memory)
+        for b in range(2):
+            cells, values = grid.features[b].tolist(), local[b].tolist()
+            expected = plain_step(decoder, tokens[b], *plain[b], cells, values)
+            plain[b] = (expected["h"], expected["c"])
+            assert logits[b, 0].tolist() == pytest.approx(expected["logits"], abs=CLOSE)
+            assert attended.weights[b, 0].tolist() == pytest.approx(expected["map"], abs=CLOSE)
+            assert attended.context[b, 0].tolist() == pytest.approx(expected["context"], abs=CLOSE)
 
 
 def test_the_first_state_is_a_tanh_layer_of_the_mean_annotation_vector() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -46,8 +47,13 @@ def plain_start(decoder: LuongDecoder, cells: list[Vector]) -> tuple[Vector, Vec
 
 
 def plain_step(
-    decoder: LuongDecoder, token: int, state: tuple[Vector, Vector, Vector], cells: list[Vector]
+    decoder: LuongDecoder,
+    token: int,
+    state: tuple[Vector, Vector, Vector],
+    cells: list[Vector],
+    values: list[Vector],
 ) -> dict[str, Any]:
+    """cells: what the state is compared with. values: what contexts are made of."""
     h, c, fed = state
     read = h + (fed if decoder.input_feeding else [])
     word = plain.linear(decoder.word_gates, decoder.embedding.weight[token].tolist())
@@ -55,7 +61,7 @@ def plain_step(
     h, c = plain.lstm([a + b for a, b in zip(word, rest, strict=True)], c)
     keys = [plain.linear(decoder.attention.score.key, cell) for cell in cells]
     shares = plain.softmax([plain.dot(h, key) for key in keys])  # the query is h_t, not h_{t-1}
-    context = plain.expectation(shares, cells)
+    context = plain.expectation(shares, values)
     beta = None
     if decoder.beta is not None:
         gate = [plain.sigmoid(x) for x in plain.linear(decoder.beta, h)]
@@ -69,16 +75,22 @@ def plain_step(
 
 @pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
 @pytest.mark.parametrize("input_feeding", [True, False])
-def test_steps_are_the_equations_in_a_plain_loop(input_feeding: bool, gate: Any) -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_steps_are_the_equations_in_a_plain_loop(
+    input_feeding: bool, gate: Any, local: bool
+) -> None:
     decoder, grid = random_decoder(input_feeding=input_feeding, gate=gate), random_grid()
+    decoder.attention.local = local
+    grid = replace(grid, local=torch.randn_like(grid.features))
+    vectors = (grid.local if local else grid.features).tolist()
     memory = decoder.prepare(grid)
     state = decoder.start(memory, 2)
-    expected = [[plain_start(decoder, cells)] * 2 for cells in grid.features.tolist()]
+    expected = [[plain_start(decoder, values)] * 2 for values in vectors]
     for tokens in STEPS:
         logits, attended, state = decoder.step(torch.tensor(tokens), state, memory)
         for b, k in product(range(2), range(2)):
             cells = grid.features[b].tolist()
-            step = plain_step(decoder, tokens[b][k], expected[b][k], cells)
+            step = plain_step(decoder, tokens[b][k], expected[b][k], cells, vectors[b])
             expected[b][k] = step["state"]
             assert logits[b, k].tolist() == pytest.approx(step["logits"], abs=1e-10)
             assert attended.weights[b, k].tolist() == pytest.approx(step["map"], abs=1e-10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -50,15 +51,16 @@ def plain_start(decoder: TopDownDecoder, cells: list[Vector]) -> State:
 
 
 def plain_step(
-    decoder: TopDownDecoder, token: int, state: State, cells: list[Vector]
+    decoder: TopDownDecoder, token: int, state: State, cells: list[Vector], values: list[Vector]
 ) -> dict[str, Any]:
+    """cells: what the state is compared with. values: what contexts and the mean are made of."""
     h1, c1, h2, c2 = state
     word = decoder.embedding.weight[token].tolist()
     # equation 2, its one matrix in three parts
     parts = (
         plain.linear(decoder.word_gates, word),
         plain.linear(decoder.state_gates, h1 + h2),
-        plain.linear(decoder.mean_gates, plain.mean(cells)),
+        plain.linear(decoder.mean_gates, plain.mean(values)),
     )
     h1, c1 = plain.lstm([sum(gate) for gate in zip(*parts, strict=True)], c1)
     score = decoder.attention.score
@@ -69,7 +71,7 @@ def plain_step(
         hidden = [math.tanh(q + k) for q, k in zip(query, key, strict=True)]
         energies += plain.linear(score.energy, hidden)  # equation 3
     shares = plain.softmax(energies)  # equation 4
-    context = plain.expectation(shares, cells)  # equation 5
+    context = plain.expectation(shares, values)  # equation 5
     if decoder.beta is not None:
         gate = [plain.sigmoid(x) for x in plain.linear(decoder.beta, h1)]
         context = [b * x for b, x in zip(gate * (D // len(gate)), context, strict=True)]
@@ -82,16 +84,20 @@ def plain_step(
 
 
 @pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
-def test_steps_are_the_equations_in_a_plain_loop(gate: Any) -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_steps_are_the_equations_in_a_plain_loop(gate: Any, local: bool) -> None:
     decoder, grid = random_decoder(gate=gate), random_grid()
+    decoder.attention.local = local
+    grid = replace(grid, local=torch.randn_like(grid.features))
+    vectors = (grid.local if local else grid.features).tolist()
     memory = decoder.prepare(grid)
     state = decoder.start(memory, 2)
-    expected = [[plain_start(decoder, cells)] * 2 for cells in grid.features.tolist()]
+    expected = [[plain_start(decoder, values)] * 2 for values in vectors]
     for tokens in STEPS:
         logits, attended, state = decoder.step(torch.tensor(tokens), state, memory)
         for b, k in product(range(2), range(2)):
             cells = grid.features[b].tolist()
-            step = plain_step(decoder, tokens[b][k], expected[b][k], cells)
+            step = plain_step(decoder, tokens[b][k], expected[b][k], cells, vectors[b])
             expected[b][k] = step["state"]
             assert logits[b, k].tolist() == pytest.approx(step["logits"], abs=1e-10)
             assert attended.weights[b, k].tolist() == pytest.approx(step["map"], abs=1e-10)

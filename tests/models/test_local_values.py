@@ -1,0 +1,199 @@
+"""`attention.values: local`: keys after the encoder's self-attention, values before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import plain
+import pytest
+import torch
+from torch import Tensor
+
+from captioner.config import (
+    AttentionConfig,
+    DecoderConfig,
+    EncoderConfig,
+    ModelConfig,
+    PreprocessConfig,
+    from_yaml,
+)
+from captioner.generation import score, search
+from captioner.models.build import build_attention, build_decoder, build_model
+from captioner.models.decoders import Decoder, pack_by_step
+from captioner.types import Grid
+
+B, K, ROWS, COLUMNS, D, H, V = 2, 3, 2, 3, 8, 12, 10
+L = ROWS * COLUMNS
+START = 1
+LENGTHS = torch.tensor([3, 1])
+SCORES = ["additive", "concat", "dot", "scaled_dot", "general", "cosine", "location"]
+KINDS = ["lstm", "luong", "top_down", "transformer", "mean"]
+
+
+def random_grid(local: bool = True) -> Grid:
+    generator = torch.Generator().manual_seed(1)
+    features, other = torch.randn(2, B, L, D, dtype=torch.double, generator=generator)
+    return Grid(features, ROWS, COLUMNS, local=other if local else None)
+
+
+def loud(module: Any) -> Any:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double().eval()
+
+
+def random_decoder(kind: Any, **attention: Any) -> Decoder:
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        kind=kind, hidden_dim=H, embed_dim=10, heads=3, layers=2, feedforward_dim=16
+    )
+    settings = AttentionConfig(dim=6, radius=1.0, words=4, **attention)
+    return loud(build_decoder(config, settings, feature_dim=D, vocabulary_size=V, cells=L))
+
+
+@pytest.mark.parametrize("context_dim", [None, 5])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("score_name", SCORES)
+@torch.no_grad()
+def test_contexts_are_mixed_of_local_cells_by_the_maps_of_the_contextual_ones(
+    score_name: Any, heads: int, context_dim: int | None
+) -> None:
+    grid = random_grid()
+    assert grid.local is not None
+    query = torch.randn(B, K, H, dtype=torch.double, generator=torch.Generator().manual_seed(4))
+    for window, select in product(["global", "local_p", "local_m"], ["soft", "hard"]):
+        config = AttentionConfig(
+            score=score_name, window=window, select=select, dim=6, heads=heads, radius=1.5, words=4
+        )
+        sizes: Any = {
+            "query_dim": H,
+            "feature_dim": D,
+            "cells": L,
+            "context_dim": context_dim,
+        }
+        contextual = loud(build_attention(config, **sizes))
+        local = build_attention(replace(config, values="local"), **sizes).double().eval()
+        local.load_state_dict(contextual.state_dict())
+        expected = contextual(query, contextual.prepare(Grid(grid.features, ROWS, COLUMNS)), 1)
+        found = local(query, local.prepare(grid), 1)
+        assert torch.equal(found.weights, expected.weights)
+        assert torch.equal(found.entropy, expected.entropy)
+        for b, k in product(range(B), range(K)):
+            maps = expected.weights[b, k].unsqueeze(0)
+            if expected.heads is not None:
+                maps = expected.heads[b, k, 0]
+            if select == "hard":  # the likeliest cell
+                maps = torch.nn.functional.one_hot(maps.argmax(-1), L).double()
+            cells, projection = grid.local[b].tolist(), local.values
+            if projection is not None:
+                cells = [plain.linear(projection.value, cell) for cell in cells]
+            context: list[float] = []
+            for head, shares in enumerate(maps.tolist()):
+                parts = [plain.part(cell, head, heads) for cell in cells]
+                context += plain.expectation(shares, parts)
+            if projection is not None:
+                context = plain.linear(projection.output, context)
+            assert found.context[b, k].tolist() == pytest.approx(context, abs=1e-9), window
+
+
+@pytest.mark.parametrize("select", ["soft", "hard"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_steps_batches_search_and_teacher_forcing_agree(kind: str, select: Any) -> None:
+    if (kind, select) == ("mean", "hard"):
+        return
+    grid, decoder = random_grid(), random_decoder(kind, select=select, values="local")
+    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
+    memory = decoder.prepare(grid)
+    forced = decoder(memory, tokens, LENGTHS)
+    state, logits = decoder.start(memory), []
+    for step in range(3):
+        found, _, state = decoder.step(tokens[:, step : step + 1], state, memory)
+        logits.append(found[:, 0])
+    assert close(pack_by_step(torch.stack(logits, 1), LENGTHS), forced.logits)
+
+    together = search(decoder, grid, beam_size=3, max_words=4)
+    (alone,) = search(decoder, grid.select(slice(1, 2)), beam_size=3, max_words=4)
+    assert [h.tokens for h in alone] == [h.tokens for h in together[1]]
+    again = score(decoder, grid.select(torch.tensor([1])), alone[0].tokens)[0]
+    assert again.log_probs == pytest.approx(alone[0].log_probs, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_without_self_attention_local_and_contextual_are_the_same(kind: str) -> None:
+    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
+    found = []
+    for values, grid in product(["contextual", "local"], [random_grid(), random_grid(local=False)]):
+        decoder = random_decoder(kind, values=values)
+        found.append(decoder(decoder.prepare(grid), tokens, LENGTHS).logits)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[3])
+    # the decoder `mean` has no attention, and always reads what the encoder gives in the end
+    assert torch.equal(found[0], found[2]) == (kind == "mean")
+
+
+@pytest.mark.parametrize("select", ["soft", "hard"])
+@pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "transformer"])
+def test_gradients_reach_both_kinds_of_cells_and_are_those_of_the_steps(
+    kind: str, select: Any
+) -> None:
+    grid, decoder = random_grid(), random_decoder(kind, select=select, values="local")
+    cells: tuple[Tensor, ...] = (grid.features.requires_grad_(), grid.local.requires_grad_())  # type: ignore[union-attr]
+    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
+    forced = decoder(decoder.prepare(grid), tokens, LENGTHS)
+    weights = torch.randn_like(forced.logits)
+    loss = (forced.logits * weights).sum() + pack_by_step(forced.log_prob, LENGTHS).sum()
+    at_once = torch.autograd.grad(loss, cells)
+
+    memory = decoder.prepare(grid)
+    state, logits, log_probs = decoder.start(memory), [], []
+    for step in range(3):
+        found, attended, state = decoder.step(tokens[:, step : step + 1], state, memory)
+        logits.append(found[:, 0])
+        log_probs.append(attended.log_prob)
+    by_steps = (pack_by_step(torch.stack(logits, 1), LENGTHS) * weights).sum()
+    by_steps = by_steps + pack_by_step(torch.cat(log_probs, 1), LENGTHS).sum()
+    for found, expected in zip(at_once, torch.autograd.grad(by_steps, cells), strict=True):
+        assert expected.abs().max() > 1e-3
+        assert close(found, expected)
+
+
+@torch.no_grad()
+def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
+    config = ModelConfig(
+        preprocess=PreprocessConfig(height_px=64, width_px=64),
+        encoder=EncoderConfig(
+            "timm/test_resnet",
+            weights="none",
+            project_dim=16,
+            self_attention_layers=1,
+            self_attention_heads=2,
+        ),
+        attention=AttentionConfig(dim=8, values="local"),
+        decoder=DecoderConfig(hidden_dim=16, embed_dim=16),
+    )
+    torch.manual_seed(0)
+    model = loud(build_model(config, V))
+    image = torch.rand(2, 3, 64, 64, dtype=torch.double)
+    grid = model.encoder(image)
+    assert grid.local is not None
+    assert not torch.allclose(grid.features, grid.local)
+    mixed = model.encoder.self_attention(grid.local, grid.height, grid.width)
+    assert torch.equal(mixed, grid.features)
+    model.encoder.self_attention = None
+    plain_grid = model.encoder(image)
+    assert plain_grid.local is None
+    assert torch.equal(plain_grid.features, grid.local)
+
+
+def test_a_model_folder_without_the_key_is_contextual() -> None:
+    assert from_yaml(ModelConfig, "attention: {score: additive}").attention.values == "contextual"
+    assert from_yaml(ModelConfig, "attention: {values: local}").attention.values == "local"
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
