@@ -19,11 +19,10 @@ from captioner.data.transforms import open_image
 from captioner.data.vocabulary import Vocabulary, tokenize
 from captioner.errors import ConfigError, ImageError
 from captioner.generation import Hypothesis, score, search
-from captioner.models.attention import looking
+from captioner.models.attention import hard_attention_mode
 from captioner.models.attention.select import AtTest
 from captioner.models.build import CaptionModel, image_transform
 from captioner.runtime.device import choose_device
-from captioner.runtime.linear import pack_linear_layers
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
 
@@ -57,9 +56,7 @@ class Captioner:
             raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        model.encoder.for_inference(self.device, self.dtype)
-        self.model = model.eval().to(self.device)
-        pack_linear_layers(self.model)
+        self.model = model.inference_copy(self.device, self.dtype)
         self.config = config
         self.vocabulary = vocabulary
         self.transform = image_transform(config.preprocess)
@@ -211,8 +208,10 @@ class Captioner:
         return self.config.attention.select == "hard"
 
     def looking(self, at_test: AtTest | None) -> AbstractContextManager[None]:
-        """A context in which hard attention looks so; None is the model's own way."""
-        return nullcontext() if at_test is None else looking(self.model.decoder, at_test)
+        """Return a context in which hard attention is in this mode; None is the model's own."""
+        if at_test is None:
+            return nullcontext()
+        return hard_attention_mode(self.model.decoder, at_test)
 
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
         """Cells [count, T] (of several heads: [count * heads, T]) of sampled ways of looking."""

@@ -87,17 +87,6 @@ class Grid:
     width: int
     local: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.features.dim() != 3 or self.features.shape[1] != self.height * self.width:
-            raise ValueError(
-                f"a grid of {self.height} x {self.width} cells needs features [B, "
-                f"{self.height * self.width}, D], not {list(self.features.shape)}"
-            )
-        if self.local is not None and self.local.shape != self.features.shape:
-            raise ValueError(
-                f"local cells {list(self.local.shape)} beside features {list(self.features.shape)}"
-            )
-
     def select(self, index: Tensor | slice) -> Grid:
         """Return the grid of the images of `index`, [B'] or a slice."""
         return replace(

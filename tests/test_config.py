@@ -12,8 +12,8 @@ import yaml
 
 from captioner.config import Config, ModelConfig, PreprocessConfig, from_yaml, to_yaml
 from captioner.errors import ConfigError
-from captioner.models.backbones import Encoder
 from captioner.models.build import build_model
+from captioner.models.model import Encoder
 from captioner.training import setup
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig, OptimConfig
-from captioner.models.backbones import Backbone, Encoder, Preprocessing
+from captioner.models.backbones import Backbone, Preprocessing
 from captioner.models.build import CaptionModel, build_decoder
+from captioner.models.model import Encoder
 from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
 
 
