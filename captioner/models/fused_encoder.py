@@ -76,14 +76,6 @@ def fuse_for_cpu(stages: nn.Sequential) -> None:
             stages[index] = OneByOne(OrderedDict(stages[index].named_children()))
 
 
-def can_be_fused(module: nn.Module) -> bool:
-    """Whether `fold_batch_norms` and `fuse_for_cpu` would still change this module."""
-    return any(
-        type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
-        for conv in module.modules()
-    )
-
-
 def _neighbours(
     module: nn.Module,
 ) -> Iterator[tuple[nn.Module, tuple[str, nn.Module], tuple[str, nn.Module]]]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import version_of
+from captioner.models.backbones.efficientnet_lite import can_be_fused, version_of
 from captioner.models.backbones.efficientnet_weights import set_drop_path
 from captioner.models.decoders import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import can_be_fused, fold_batch_norms, fuse_for_cpu
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 
@@ -155,7 +155,7 @@ class CaptionModel(nn.Module):
         """Predict all words of given captions (teacher forcing).
 
         Args:
-            grid: What the encoder gave for B images.
+            grid: The encoder's output for B images.
             image_index: [N], the image of each caption.
             tokens: [N, T], the words read, from the start token on.
             lengths: [N] on the CPU, falling: words to be predicted for each caption.
@@ -173,7 +173,7 @@ class CaptionModel(nn.Module):
         convolutions (`fused_encoder.py`). It cannot be trained.
 
         Args:
-            dtype: What the encoder, most of the work, computes in; the decoder stays in float32.
+            dtype: Type of the encoder, most of the work; the decoder stays in float32.
         """
         model = copy.deepcopy(self).to(device)
         fold_batch_norms(model.encoder)

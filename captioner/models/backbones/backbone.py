@@ -1,4 +1,4 @@
-"""A pretrained CNN as a sequence of named stages, and what every source of them needs."""
+"""A pretrained CNN as a sequence of named stages, with helpers for all sources."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Backbone(nn.Module):
         """Switch gradients off before a stage, or a layer inside of one; None freezes all.
 
         Returns:
-            The number of stages that are frozen as a whole.
+            The number of stages that are completely frozen.
 
         Raises:
             ConfigError: There is no such stage.

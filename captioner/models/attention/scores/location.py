@@ -39,9 +39,9 @@ class LocationScore(Score):
         """
         if features.shape[1] != self.cells:
             raise ConfigError(
-                f"attention.score: location was built for a grid of {self.cells} cells, and not for "
-                f"one of {features.shape[1]}; keep preprocess.height_px and width_px, or use another "
-                "score"
+                f"attention.score: location was built for a grid of {self.cells} cells, and not "
+                f"for one of {features.shape[1]}; keep preprocess.height_px and width_px, or use "
+                "another score"
             )
         return split_heads(features[..., :0], 1).expand(-1, self.heads, -1, -1)
 
