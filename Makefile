@@ -2,6 +2,7 @@
 #
 #   make caption [PHOTO=my.jpg]   caption a photo with the bundled model, draw its attention to out/
 #   make test                     lint, types and tests
+#   make test-slow                the long tests: fuzzing, kill matrix, soak
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
 #   make reproduce-flickr8k [FLICKR8K=DIR] [FLICKR30K=FILE]   train the bundled models anew and
 #                                 score them; the file has captions without photos (text.file)
@@ -26,7 +27,7 @@ installing := $(VENV)/installing
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test benchmark reproduce-flickr8k lint types format lock clean
+.PHONY: caption test test-slow benchmark reproduce-flickr8k lint types format lock clean
 
 caption: $(installed)
 	@photo=$$PHOTO; \
@@ -39,12 +40,17 @@ caption: $(installed)
 test: lint types
 	OMP_NUM_THREADS=1 $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
+# Not in parallel: some of them measure time and memory.
+test-slow: $(installed)
+	OMP_NUM_THREADS=1 $(python) -m pytest -m slow
+
 benchmark: $(installed)
 	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")
 
-# Each stage begins with the one before; what was interrupted goes on where it stopped.
-# $(1): the run's folder in runs/, as its recipes have it; $(2): the recipes, laid over each other
-train = $(python) train.py $(foreach recipe,$(2),--config configs/$(recipe).yaml) \
+# Each step begins with the one before; what was interrupted goes on where it stopped. A recipe names
+# its base; where a step is trained again with other settings, they are given as options.
+# $(1): the run's folder in runs/; $(2): the recipe and options
+train = $(python) train.py --config configs/$(2) --train.output runs/$(1) \
 	--data.root "$(FLICKR8K)" \
 	$$(test ! -e runs/$(1)/last -a ! -e runs/$(1)/previous || echo --resume)
 evaluate = $(python) -m captioner evaluate --checkpoint runs/$(1) --format flickr8k \
@@ -52,39 +58,41 @@ evaluate = $(python) -m captioner evaluate --checkpoint runs/$(1) --format flick
 # $(1): soft or hard; $(2): the runs, $(3): their average
 average = test -e runs/flickr8k_$(1)_$(3) || $(python) -m captioner average \
 	$(addprefix runs/flickr8k_$(1)_,$(2) $(3))
-refined := flickr8k_soft stages/refine
-longer := flickr8k_hard stages/hard_deeper stages/hard_longer
+text := --text.file "$(FLICKR30K)"
 taught := --loss.teachers "[runs/flickr8k_soft_larger/best]"
+longer := flickr8k_hard_deeper.yaml --train.start_from runs/flickr8k_hard_deeper_averaged \
+	--optim.lr 4e-4 --optim.encoder_lr 8e-5
 
 reproduce-flickr8k: $(installed)
 	@test -e "$(FLICKR30K)" || { echo "error: FLICKR30K names no file of captions without photos" \
 	  "($(FLICKR30K)): lines of photo id, a tab and a caption" >&2; exit 2; }
-	$(call train,flickr8k_soft,flickr8k_soft)
-	$(call train,flickr8k_soft_refined,$(refined))
-	$(call train,flickr8k_soft_text,$(refined) stages/text) --text.file "$(FLICKR30K)"
-	$(call train,flickr8k_soft_consensus,$(refined) stages/consensus)
+	$(call train,flickr8k_soft,flickr8k_soft.yaml)
+	$(call train,flickr8k_soft_refined,flickr8k_soft_refined.yaml)
+	$(call train,flickr8k_soft_text,flickr8k_soft_text.yaml) $(text)
+	$(call train,flickr8k_soft_consensus,flickr8k_soft_text.yaml) --loss.consensus 1
 	$(call average,soft,text consensus,averaged)
-	$(call train,flickr8k_soft_both,$(refined) stages/text stages/both) --text.file "$(FLICKR30K)"
+	$(call train,flickr8k_soft_both,flickr8k_soft_text.yaml) $(text) --loss.consensus 0.5 \
+	  --text.weight 1 --train.start_from runs/flickr8k_soft_averaged --train.epochs 2
 	$(call average,soft,text consensus both,three)
-	$(call train,flickr8k_soft_views,$(refined) stages/text stages/views) --text.file "$(FLICKR30K)"
-	$(call train,flickr8k_soft_larger,$(refined) stages/text stages/views stages/larger) \
-	  --text.file "$(FLICKR30K)"
-	$(call train,flickr8k_hard_text,$(refined) stages/text stages/hard_text) \
-	  --text.file "$(FLICKR30K)"
-	$(call train,flickr8k_hard_consensus,$(refined) stages/consensus stages/hard_consensus)
+	$(call train,flickr8k_soft_views,flickr8k_soft_views.yaml) $(text)
+	$(call train,flickr8k_soft_larger,flickr8k_soft_larger.yaml) $(text)
+	$(call train,flickr8k_hard_text,flickr8k_hard_first.yaml) $(text)
+	$(call train,flickr8k_hard_consensus,flickr8k_hard_first.yaml) --loss.consensus 0.5 \
+	  --loss.visual_concepts 0 --attention.semi_sampling 0.3 --optim.lr 3e-4 \
+	  --optim.encoder_lr 5e-5 --train.start_from runs/flickr8k_soft_three
 	$(call average,hard,text consensus,averaged)
-	$(call train,flickr8k_hard_taught,flickr8k_hard stages/hard_taught)
+	$(call train,flickr8k_hard_taught,flickr8k_hard_taught.yaml)
 	test -e runs/flickr8k_hard_begun || $(python) -m captioner average \
 	  runs/flickr8k_hard_taught/best runs/flickr8k_soft_larger/best runs/flickr8k_hard_begun
-	$(call train,flickr8k_hard,flickr8k_hard) --train.start_from runs/flickr8k_hard_begun $(taught)
+	$(call train,flickr8k_hard,flickr8k_hard.yaml) --train.start_from runs/flickr8k_hard_begun $(taught)
 	test -e runs/flickr8k_hard_mixed || $(python) -m captioner average \
 	  runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_soft_larger \
 	  runs/flickr8k_hard_mixed
-	$(call train,flickr8k_hard_deeper,flickr8k_hard stages/hard_deeper) $(taught)
+	$(call train,flickr8k_hard_deeper,flickr8k_hard_deeper.yaml) $(taught)
 	test -e runs/flickr8k_hard_deeper_averaged || $(python) -m captioner average \
 	  runs/flickr8k_hard_deeper/best runs/flickr8k_hard_deeper/last runs/flickr8k_hard_deeper_averaged
-	$(call train,flickr8k_hard_longer,$(longer)) $(taught)
-	$(call train,flickr8k_hard_second,$(longer) stages/hard_second) $(taught)
+	$(call train,flickr8k_hard_longer,$(longer)) $(taught) --train.seed 31
+	$(call train,flickr8k_hard_second,$(longer)) $(taught) --train.seed 32 --loss.distillation 0.7
 	test -e runs/flickr8k_hard_bundled || $(python) -m captioner average \
 	  runs/flickr8k_hard_longer/last runs/flickr8k_hard_second/last runs/flickr8k_hard_bundled
 	$(call evaluate,flickr8k_soft_larger)

@@ -16,22 +16,24 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from captioner.config import Config, from_yaml
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.readers import read_split
 from captioner.evaluation.metrics import score_captions
 from captioner.models.build import CaptionModel, build_model
 from captioner.runtime.device import choose_device
 from captioner.training import train
-from captioner.training.cross_entropy import CrossEntropy
+from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
-from captioner.training.reinforce import build_hard_loss
+from captioner.training.reinforce import build_reinforce
 from captioner.training.setup import prepare
+from captioner.training.step import training_step
 from captioner.training.validation import validate
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -77,7 +79,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     device = choose_device(arguments.device)
     whole = replace(config, train=replace(config.train, val_photos=None))
     setup = prepare(whole, device, run / "last")
-    model = setup.model
+    model = setup.task.model
     validation = validate(
         model,
         setup.validation,
@@ -91,7 +93,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
         cache=setup.validation_cache,
     )
     split = read_split(format="flickr8k", root=config.data.root, split="dev")
-    references = {photo.image_id: photo.captions for photo in split.photos}
+    references = {photo.image_id: photo.captions for photo in split.images}
     scores = score_captions(validation.captions, references)
     return {
         "family": name,
@@ -145,23 +147,27 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
     tokens = torch.randint(4, VOCABULARY, (CAPTIONS, WORDS + 1), generator=generator).to(device)
     batch = Batch(
         inputs=_frozen(model, device),
-        photos=torch.arange(PHOTOS, device=device),
+        images=torch.arange(PHOTOS, device=device),
         image_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
         tokens=tokens[:, :-1],
         targets=tokens[:, 1:],
         lengths=torch.full((CAPTIONS,), WORDS),
         from_frozen=True,
     )
-    hard = build_hard_loss(config) if config.attention.select == "hard" else None
-    objective = CrossEntropy(config.loss, hard, samples=config.hard.samples).to(device)
-    optimizer = build_optimizer(model, config.optim)
+    reinforce = build_reinforce(config) if config.attention.select == "hard" else None
+    task = CrossEntropyTask(model, config.loss, reinforce=reinforce, samples=config.hard.samples)
+    optimizer = build_optimizer(task.to(device), config.optim)
 
     def step() -> None:
-        model.train()
-        parts, _, _ = objective(model, batch)
-        optimizer.zero_grad()
-        parts["total"].backward()
-        optimizer.step()
+        training_step(
+            task.train(),
+            [batch],
+            optimizer,
+            learning_rate_factor=1.0,
+            clip_norm=config.optim.clip_norm,
+            autocast=nullcontext(),
+            device=device,
+        )
 
     return step
 

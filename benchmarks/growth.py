@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
-from captioner.data.dataset import CaptionBatches, CaptionDataset
+from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.readers import read_split
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
@@ -162,18 +162,13 @@ def _data(folder: Path, photos: int) -> Callable[[], None]:
 
     def read() -> None:
         split = read_split(format="table", root=str(table), split="train")
-        captions = (caption for photo in split.photos for caption in photo.captions)
-        dataset = CaptionDataset(
-            split.photos,
-            Vocabulary.build(captions, min_count=5),
-            _blank,
-            max_words=20,
-            seed=0,
+        vocabulary = Vocabulary.build(
+            (caption for image in split.images for caption in image.captions), min_count=5
         )
-        batches = CaptionBatches(
-            dataset.photo_of, dataset.lengths, batch_size=80, by="photo", seed=0
-        )
-        assert sum(len(captions) for captions in batches.epoch(0)) == 5 * photos
+        captions = encode_captions(split.images, vocabulary, max_words=20)
+        CaptionDataset(split.images, captions, _blank, seed=0)
+        batches = CaptionBatches(captions, batch_size=80, by="photo", seed=0)
+        assert sum(len(batch) for batch in batches.epoch(0)) == 5 * photos
 
     return read
 

@@ -1,12 +1,11 @@
-"""How fast `captioner serve` answers many at once, and that nobody gets another's caption.
+"""Throughput of `captioner serve` with many clients, and that nobody gets another's caption.
 
     python -m benchmarks.serving --photos data/flickr8k/images
 
-starts a server on loopback, asks it `--requests` times from `--clients` clients, each with one
-request at a time, then `--alone` times from a single client, and prints one JSON object: requests
-lost (no answer, or an error), mixed up (the answer is not the caption that Python gives for that
-photo), p50 and p99 in seconds, requests a second, and the ratio of both. Exit code 1 where one was
-lost or mixed up.
+starts a server on loopback, sends `--requests` requests from `--clients` clients (each waits for
+its answer), then `--alone` requests from a single client, and prints one JSON object: requests lost
+(no answer, or an error), mixed up (not the caption that Python gives for that photo), p50 and p99
+in seconds, requests a second, and the ratio of both. Exit code 1 if one was lost or mixed up.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
-class Answered:
+class Response:
     photo: int
     seconds: float
     status: int
     caption: str
 
 
-def ask_all(
+def send_all(
     host: str, port: int, photos: list[bytes], *, requests: int, clients: int
-) -> tuple[list[Answered], float]:
-    """Answers to `requests` requests, photo after photo, and the seconds that all took."""
+) -> tuple[list[Response], float]:
+    """Return the responses to `requests` requests, photo after photo, and the seconds they took."""
     work: SimpleQueue[int] = SimpleQueue()
     for number in range(requests):
         work.put(number % len(photos))
-    answers: SimpleQueue[Answered] = SimpleQueue()
+    answers: SimpleQueue[Response] = SimpleQueue()
 
     def client() -> None:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
@@ -62,10 +61,10 @@ def ask_all(
                 content = json.loads(response.read())
             except (OSError, http.client.HTTPException):
                 connection.close()
-                continue  # lost: it is missed in the count
+                continue  # counted as lost
             caption = content["captions"][0]["caption"] if response.status == 200 else ""
             seconds = time.perf_counter() - began
-            answers.put(Answered(photo, seconds, response.status, caption))
+            answers.put(Response(photo, seconds, response.status, caption))
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
     began = time.perf_counter()
@@ -77,8 +76,8 @@ def ask_all(
     return [answers.get() for _ in range(answers.qsize())], seconds
 
 
-def figures(answers: list[Answered], seconds: float, asked: int, expected: list[str]) -> dict:
-    """Counts and times of one run."""
+def figures(answers: list[Response], seconds: float, sent: int, expected: list[str]) -> dict:
+    """Return the counts and times of one run."""
     good = [answer for answer in answers if answer.status == 200]
     times = sorted(answer.seconds for answer in good)
 
@@ -86,8 +85,8 @@ def figures(answers: list[Answered], seconds: float, asked: int, expected: list[
         return round(times[math.ceil(share * len(times)) - 1], 3)
 
     return {
-        "requests": asked,
-        "lost": asked - len(good),
+        "requests": sent,
+        "lost": sent - len(good),
         "mixed_up": sum(answer.caption != expected[answer.photo] for answer in good),
         "p50_s": percentile(0.50),
         "p99_s": percentile(0.99),
@@ -121,13 +120,13 @@ def main() -> int:
         assert server.stdout is not None
         address = server.stdout.readline().rpartition("//")[2].strip()
         host, _, port = address.rpartition(":")
-        ask_all(host, int(port), photos[:32], requests=32, clients=16)  # warm
+        send_all(host, int(port), photos[:32], requests=32, clients=16)  # warm
         runs = {}
         for name, count, clients in (
             ("together", arguments.requests, arguments.clients),
             ("one_at_a_time", arguments.alone, 1),
         ):
-            answers, seconds = ask_all(host, int(port), photos, requests=count, clients=clients)
+            answers, seconds = send_all(host, int(port), photos, requests=count, clients=clients)
             runs[name] = figures(answers, seconds, count, expected)
     finally:
         server.send_signal(signal.SIGTERM)

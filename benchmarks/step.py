@@ -20,7 +20,7 @@ from captioner.models.attention import (
 )
 from captioner.models.decoders import LSTMDecoder
 from captioner.training.losses import caption_losses
-from captioner.training.reinforce import HardAttentionLoss, MovingAverage
+from captioner.training.reinforce import MovingAverage, Reinforce
 from captioner.types import Grid
 
 L, D, SIZE, VOCABULARY, LONGEST = 196, 2048, 512, 9490, 20  # SIZE: of attention, state, embedding
@@ -78,9 +78,9 @@ def run(
         decoder = build_decoder(hard=name == "hard").to(device)
         hard = None
         if name == "hard":
-            hard = HardAttentionLoss(
-                MovingAverage(), credit="caption", reward_scale=1.0, entropy=0.01
-            ).to(device)
+            hard = Reinforce(MovingAverage(), credit="caption", reward_scale=1.0, entropy=0.01).to(
+                device
+            )
         calls[name] = _ours(decoder, hard, grids, tokens, lengths, dtype)
     if checkout is not None:
         calls["peer"] = Apart(_peers, checkout, batch, str(device), dtype)
@@ -120,7 +120,7 @@ def _inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 def _ours(
     decoder: LSTMDecoder,
-    hard: HardAttentionLoss | None,
+    hard: Reinforce | None,
     grids: Tensor,
     tokens: Tensor,
     lengths: Tensor,
@@ -132,7 +132,9 @@ def _ours(
         decoder.zero_grad()
         with torch.autocast(grids.device.type, dtype, enabled=dtype != torch.float32):
             forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
-        parts = caption_losses(forced, tokens[:, 1:], lengths, doubly_stochastic=1.0, hard=hard)
+        parts = caption_losses(
+            forced, tokens[:, 1:], lengths, doubly_stochastic=1.0, reinforce=hard
+        )
         parts["total"].backward()
 
     return step

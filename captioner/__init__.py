@@ -1,4 +1,4 @@
-"""Image captioning after *Show, Attend and Tell*, with pictures of where the model looked."""
+"""Image captioning after *Show, Attend and Tell*, with pictures of the attention to each word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch and the model only when they are asked for."""
+    """Import torch and the model only when they are used."""
     if name == "Captioner":
         from captioner.captioner import Captioner
 

@@ -6,36 +6,38 @@ import importlib
 import sys
 
 from captioner import __version__
+from captioner.cli import INTERRUPTED, printable
+from captioner.cli.commands import COMMANDS
 
-COMMANDS = {
-    "caption": "write captions for photos and draw where the model looked",
-    "score": "read a caption that you bring and draw where the model looked",
-    "train": "train a model from a recipe",
-    "evaluate": "score a model on a data set",
-    "compare": "tell whether two evaluations differ by more than chance",
-    "plot": "draw a run's curves and how its attention grew",
-    "serve": "a web page and a REST interface",
-    "average": "make one model of several that were trained on from the same one",
-    "export": "copy a trained model into a small folder to share",
-}
+EXAMPLES = (
+    "captioner caption photo.jpg --output out",
+    "captioner caption holiday/ --recursive --json",
+    "captioner train --config configs/flickr8k_soft.yaml --data.root DIR",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
-        module = importlib.import_module(f"captioner.cli.{arguments[0]}")
-        return int(module.main(arguments[1:]))
+        try:
+            module = importlib.import_module(f"captioner.cli.{arguments[0]}")
+            return int(module.main(arguments[1:]))
+        except KeyboardInterrupt:  # before the command could say so itself
+            print("interrupted", file=sys.stderr)
+            return INTERRUPTED
     if arguments and arguments[0] in ("--version", "-V"):
         print(f"captioner {__version__}")
         return 0
-    listing = "\n".join(f"  {name:10}{what}" for name, what in COMMANDS.items())
+    listing = "\n".join(f"  {name:11}{purpose}" for name, purpose in COMMANDS.items())
+    examples = "\n".join(f"  {example}" for example in EXAMPLES)
     usage = (
-        f"usage: captioner COMMAND [options]\n\n{listing}\n\ncaptioner COMMAND --help tells more"
+        f"usage: captioner COMMAND [options]\n\n{listing}\n\nexamples:\n{examples}\n\n"
+        "captioner COMMAND --help shows its options"
     )
     if arguments and arguments[0] in ("--help", "-h"):
         print(usage)
         return 0
-    wrong = f"error: there is no command '{arguments[0]}'\n\n" if arguments else ""
+    wrong = f"error: there is no command '{printable(arguments[0])}'\n\n" if arguments else ""
     print(f"{wrong}{usage}", file=sys.stderr)
     return 2
 

@@ -1,26 +1,36 @@
-"""Photo in, Caption out: the Python interface that commands and servers stand on."""
+"""Image in, Caption out: the Python interface that commands and servers stand on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import IO, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from captioner.checkpoint import load_model, model_folder
-from captioner.config import ModelConfig, check_search
-from captioner.data.transforms import open_image
-from captioner.data.vocabulary import Vocabulary, tokenize
-from captioner.errors import ConfigError, ImageError
-from captioner.generation import Hypothesis, score, search
+from captioner.checkpoint import CARD, MANIFEST, load_model, model_folder, save_model
+from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
+from captioner.data.transforms import open_image, upright_rgb
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import CheckpointError, ConfigError, ImageError
+from captioner.generation import (
+    Constraints,
+    Hypothesis,
+    StopRule,
+    diverse_search,
+    sample,
+    score_captions,
+    search,
+)
+from captioner.generation.confidence import CALIBRATOR, Calibrator
 from captioner.models.attention import hard_attention_mode
-from captioner.models.attention.select import AtTest
 from captioner.models.build import CaptionModel, image_transform
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
@@ -28,19 +38,37 @@ from captioner.types import Caption, Geometry, Grid
 
 Precision = Literal["float32", "bfloat16"]
 
-# A path, the bytes of a file, a PIL image, or what `Captioner.transform` made of one.
-Photo: TypeAlias = "str | Path | bytes | Image.Image | tuple[Tensor, Geometry]"
+# A path, the bytes of a file or an open file, a PIL image of any mode, uint8 pixels [H, W, 3] as an
+# array or a tensor, or the result of `Captioner.transform`.
+ImageInput: TypeAlias = (
+    "str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor | tuple[Tensor, Geometry]"
+)
+ACCEPTED = (
+    "a path, bytes, an open binary file, a PIL image, or uint8 pixels [height, width, 3] as a "
+    "NumPy array or a tensor"
+)
 
 
 class Captioner:
     """A trained model with its vocabulary, preprocessing and search settings.
 
-    It makes the model its own: in evaluation mode, its batch norms folded into its
-    convolutions, and on a CPU in oneDNN's own order.
+    The model given is copied and left as it is. The copy is in evaluation mode, with batch norms
+    folded into convolutions, and can no longer be trained.
 
     >>> captioner = Captioner.from_pretrained()  # doctest: +SKIP
     >>> captioner.caption("photo.jpg").text  # doctest: +SKIP
     'two dogs run through the snow'
+
+    Args:
+        model: Encoder and decoder.
+        config: Its settings.
+        vocabulary: Its words.
+        device: Where it runs.
+        precision: Of the encoder, which is most of the work; the decoder computes in float32.
+        calibrator: Gives captions their confidence.
+
+    Raises:
+        ConfigError: There is no such precision.
     """
 
     def __init__(
@@ -50,15 +78,17 @@ class Captioner:
         vocabulary: Vocabulary,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
+        calibrator: Calibrator | None = None,
     ) -> None:
-        """precision: what the encoder, most of the work, computes in; the decoder in float32."""
         if precision not in get_args(Precision):
             raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self._saved: Path | CaptionModel = model
         self.model = model.inference_copy(self.device, self.dtype)
         self.config = config
         self.vocabulary = vocabulary
+        self.calibrator = calibrator
         self.transform = image_transform(config.preprocess)
 
     @classmethod
@@ -72,163 +102,336 @@ class Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
         A string that names a bundled model is that model, even where a folder has the same name;
-        a Path is always a path. precision: the encoder's; bfloat16 is about twice as fast on
-        CPUs that have it (AVX-512 BF16), and about one caption in five is then another.
+        a Path is always a path.
+
+        Args:
+            model: Name or path.
+            device: auto, cpu, cuda or cuda:N.
+            precision: Of the encoder. In bfloat16 about one caption in five differs; whether it is
+                faster depends on the processor.
 
         Raises:
-            CheckpointError: there is no such model, or it is damaged.
-            ConfigError: the device cannot be used, or there is no such precision.
+            CheckpointError: There is no such model, or it is damaged.
+            ConfigError: The device cannot be used, or there is no such precision.
         """
+        if not isinstance(model, (str, Path)):
+            raise ConfigError(
+                f"model: {_type_name(model)} is not accepted; use a bundled model's name or the "
+                "path of a model folder"
+            )
         chosen = choose_device(device)
-        network, config, vocabulary = load_model(model_folder(model))
-        return cls(network, config, vocabulary, chosen, precision)
+        folder = model_folder(model)
+        network, config, vocabulary = load_model(folder)
+        captioner = cls(network, config, vocabulary, chosen, precision, read_calibrator(folder))
+        captioner._saved = folder
+        return captioner
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a model folder: the folder that was loaded, or the model given to the constructor.
+
+        Args:
+            folder: To be made; it must not exist.
+
+        Raises:
+            CheckpointError: It exists or cannot be written.
+        """
+        folder = Path(folder)
+        if folder.exists():
+            raise CheckpointError(f"{folder}: already exists; name another folder")
+        if not isinstance(self._saved, Path):
+            card = "# A captioner model\n"
+            save_model(folder, self._saved, self.config, self.vocabulary, card=card)
+            return
+        names = json.loads((self._saved / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        temporary = folder.with_name(f".{folder.name}.writing")
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for name in (*names, MANIFEST, CARD):
+                if (self._saved / name).is_file():
+                    shutil.copyfile(self._saved / name, temporary / name)
+            temporary.rename(folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise CheckpointError(
+                f"{folder}: the model cannot be written ({error.strerror or error}); free some "
+                "disk or choose another folder"
+            ) from None
 
     def caption(
         self,
-        photo: Photo,
+        image: ImageInput,
         *,
         beam_size: int | None = None,
         max_words: int | None = None,
         length_penalty: float | None = None,
-        at_test: AtTest | None = None,
+        stop: StopRule | None = None,
+        at_test: HardAttentionMode | None = None,
         paths: int = 0,
+        prefix: str = "",
+        forbid: Sequence[str] = (),
+        require: Sequence[str] = (),
     ) -> Caption:
-        """Caption one photo: a path, the bytes of a file, or a PIL image.
+        """Caption one image.
 
-        Settings that are None are the model's own. at_test: how hard attention looks. paths: with
-        hard attention, also sample so many ways of looking while the caption is read again.
+        Args:
+            image: A path, the bytes of a file, an open binary file, a PIL image of any mode (its
+                EXIF orientation is applied), or uint8 pixels [H, W, 3] as an array or a tensor.
+            beam_size: Hypotheses that the search keeps; None is the model's, as for the others.
+            max_words: Longest caption.
+            length_penalty: Power of the length by which log-probabilities are divided.
+            stop: When the search ends: see `captioner.generation.search`.
+            at_test: How hard attention chooses its cell.
+            paths: Of hard attention, also sample the cells so many times for the same words.
+            prefix: Words that the caption begins with.
+            forbid: Words, or sequences of words, that it does not hold.
+            require: Words that it holds.
 
         Raises:
-            ImageError: the photo cannot be read.
-            ConfigError: a setting that cannot be used.
+            ImageError: The image cannot be read.
+            ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
         """
         return self.caption_batch(
-            [photo],
+            [image],
             beam_size=beam_size,
             max_words=max_words,
             length_penalty=length_penalty,
+            stop=stop,
             at_test=at_test,
             paths=paths,
+            prefix=prefix,
+            forbid=forbid,
+            require=require,
         )[0]
 
-    def caption_batch(
-        self,
-        photos: Sequence[Photo],
-        *,
-        beam_size: int | None = None,
-        max_words: int | None = None,
-        length_penalty: float | None = None,
-        at_test: AtTest | None = None,
-        paths: int = 0,
-    ) -> list[Caption]:
-        """Caption several photos at once; as `caption`, but faster."""
-        found = self.n_best(
-            photos,
-            1,
-            beam_size=beam_size,
-            max_words=max_words,
-            length_penalty=length_penalty,
-            at_test=at_test,
-            paths=paths,
-        )
-        return [captions[0] for captions in found]
+    def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
+        """Caption several images in one batch; settings as for `caption`, but faster.
+
+        Args:
+            images: A list, generator or other iterable of images.
+            settings: As for `caption`.
+        """
+        return [captions[0] for captions in self.n_best(images, 1, **settings)]
 
     def n_best(
         self,
-        photos: Sequence[Photo],
+        images: Iterable[ImageInput],
         count: int,
         *,
         beam_size: int | None = None,
         max_words: int | None = None,
         length_penalty: float | None = None,
-        at_test: AtTest | None = None,
+        stop: StopRule | None = None,
+        at_test: HardAttentionMode | None = None,
         paths: int = 0,
+        prefix: str = "",
+        forbid: Sequence[str] = (),
+        require: Sequence[str] = (),
+        diversity: float | None = None,
     ) -> list[list[Caption]]:
-        """For each photo the `count` captions that the search ranks highest, best first.
+        """Return for each image the `count` captions that the search ranks highest, best first.
 
         The first is that of `caption_batch`. Fewer where the search found fewer: it never finds
         more than `beam_size`.
 
+        Args:
+            images: A list, generator or other iterable of images.
+            count: Captions an image.
+            beam_size, max_words, length_penalty, stop, at_test, paths, prefix, forbid, require: As
+                for `caption`.
+            diversity: Find captions that differ by diverse beam search: `count` searches of
+                `beam_size` beams, each of which ranks a word lower by so many nats for every search
+                before it that wrote it in the same place. None is the plain search.
+
         Raises:
-            ImageError: a photo cannot be read.
-            ConfigError: a setting that cannot be used; count below 1.
+            ImageError: An image cannot be read.
+            ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
         """
-        if count < 1:
-            raise ConfigError(f"count: {count} is too small; use a whole number from 1 up")
-        own = self.config.decoding
-        decoding = replace(
-            own,
-            beam_size=own.beam_size if beam_size is None else beam_size,
-            max_words=own.max_words if max_words is None else max_words,
-            length_penalty=own.length_penalty if length_penalty is None else length_penalty,
-        )
-        check_search(decoding)
-        if not photos:
+        _check_count("count", count)
+        _check_count("paths", paths, least=0)
+        if diversity is not None and not (_is_number(diversity) and 0 <= diversity <= 100):
+            raise ConfigError(f"diversity: {diversity!r} is not accepted; use a number from 0 up")
+        given: dict[str, Any] = {
+            "beam_size": beam_size,
+            "max_words": max_words,
+            "length_penalty": length_penalty,
+            "stop": stop,
+        }
+        decoding = self._decoding(given)
+        constraints = self._constraints(prefix, forbid, require, decoding.max_words)
+        inputs = _several(images)
+        if not inputs:
             return []
-        grid, geometries = self.encode(photos)
-        with self.looking(at_test):
-            found = search(self.model.decoder, grid, **vars(decoding))
+        grid, geometries = self.encode(inputs)
+        options: dict[str, Any] = {**vars(decoding), "constraints": constraints}
+        with self.attention_mode(at_test):
+            if diversity is None:
+                found = search(self.model.decoder, grid, **options)
+            else:
+                found = diverse_search(
+                    self.model.decoder, grid, groups=count, diversity=diversity, **options
+                )
+        if not all(found):
+            raise ConfigError(
+                f"prefix, forbid and require: no caption of up to {decoding.max_words} words "
+                "fulfils them all; ask for less"
+            )
+        # The calibrator knows captions of the plain search only.
+        calibrator = self.calibrator if diversity is None and constraints is None else None
         results = []
         for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
-            captions = [self._caption(h, geometry, grid) for h in hypotheses[:count]]
-            if paths:
-                photo = grid.select(slice(index, index + 1))
-                captions = [
-                    replace(caption, paths=self._paths(photo, h.tokens, paths))
-                    for caption, h in zip(captions, hypotheses, strict=False)
-                ]
+            image = grid.select(slice(index, index + 1))
+            captions = []
+            for place, hypothesis in enumerate(hypotheses[:count]):
+                caption = self._caption(hypothesis, geometry, grid)
+                caption = replace(caption, image=_source(inputs[index]))
+                if calibrator is not None:
+                    caption = replace(
+                        caption,
+                        confidence=calibrator.confidence(hypotheses, place),
+                        confidence_threshold=calibrator.threshold,
+                    )
+                if paths:
+                    caption = replace(caption, paths=self._paths(image, hypothesis.tokens, paths))
+                captions.append(caption)
             results.append(captions)
         return results
 
+    def hypotheses(self, images: Iterable[ImageInput], **settings: Any) -> list[list[Hypothesis]]:
+        """Return what the plain search finds for each image, best first; for calibration.
+
+        Args:
+            images: A list, generator or other iterable of images.
+            settings: `beam_size`, `max_words`, `length_penalty` and `stop`.
+        """
+        inputs = _several(images)
+        if not inputs:
+            return []
+        grid, _ = self.encode(inputs)
+        return search(self.model.decoder, grid, **vars(self._decoding(settings)))
+
+    def sample(
+        self,
+        image: ImageInput,
+        count: int = 1,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        max_words: int | None = None,
+        seed: int | None = None,
+    ) -> list[Caption]:
+        """Draw captions of one image from the model's distribution, word by word.
+
+        Args:
+            image: As for `caption`.
+            count: Captions to draw; some may be the same.
+            temperature: Logits are divided by it; below 1 likely words become likelier.
+            top_k: Draw from so many likeliest words only.
+            top_p: Draw from the fewest likeliest words that have this probability together.
+            max_words: Longest caption; None is the model's.
+            seed: Of the random numbers, for the same captions again; None draws others each time.
+
+        Returns:
+            The captions as they were drawn. Log-probabilities are the model's own, without
+            temperature, top_k and top_p.
+
+        Raises:
+            ImageError: The image cannot be read.
+            ConfigError: A setting that cannot be used.
+        """
+        _check_count("count", count)
+        if top_k is not None:
+            _check_count("top_k", top_k)
+        if not (_is_number(temperature) and 0 < temperature <= 100):
+            raise ConfigError(
+                f"temperature: {temperature!r} is not accepted; use a number above 0, up to 100"
+            )
+        if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+            raise ConfigError(f"top_p: {top_p!r} is not accepted; use a number above 0, up to 1")
+        decoding = self._decoding({"max_words": max_words})
+        generator = None
+        if seed is not None:
+            generator = torch.Generator(self.device).manual_seed(seed)
+        grid, geometries = self.encode([image])
+        drawn, _ = sample(
+            self.model.decoder,
+            grid,
+            samples=count,
+            max_words=decoding.max_words,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=generator,
+        )
+        end, pad = self.vocabulary.end, self.vocabulary.pad
+        texts = [[t for t in row if t not in (end, pad)] for row in drawn[0].tolist()]
+        (found,) = score_captions(self.model.decoder, grid, [texts])
+        captions = []
+        for row, hypothesis in zip(drawn[0].tolist(), found, strict=True):
+            if end not in row:  # cut off
+                hypothesis = replace(hypothesis, end_log_prob=None)
+            captions.append(self._caption(hypothesis, geometries[0], grid))
+        return captions
+
     def score(
-        self, photo: Photo, text: str, *, at_test: AtTest | None = None, paths: int = 0
+        self,
+        image: ImageInput,
+        text: str,
+        *,
+        at_test: HardAttentionMode | None = None,
+        paths: int = 0,
     ) -> Caption:
-        """Where the model looks while it reads a caption that you bring, and how likely it is.
+        """Return a given caption with the attention and the log-probability of each word.
 
         A word that the model does not know is read as `<unk>`, and its log-probability is that of
         any unknown word.
 
+        Args:
+            image: As for `caption`.
+            text: The caption.
+            at_test: How hard attention chooses its cell.
+            paths: Of hard attention, also sample the cells so many times.
+
         Raises:
-            ImageError: the photo cannot be read.
-            ConfigError: the text has no words.
+            ImageError: The image cannot be read.
+            ConfigError: The text has no words.
         """
-        words = tokenize(text)
+        if not isinstance(text, str):
+            raise ConfigError(f"text: {_type_name(text)} is not accepted; use a string")
+        _check_count("paths", paths, least=0)
+        words = self.vocabulary.tokenizer.split(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
-        grid, geometries = self.encode([photo])
-        with self.looking(at_test):
-            hypothesis = score(self.model.decoder, grid, tokens)[0]
+        grid, geometries = self.encode([image])
+        with self.attention_mode(at_test):
+            ((hypothesis,),) = score_captions(self.model.decoder, grid, [[tokens]])
         caption = self._caption(hypothesis, geometries[0], grid, words)
+        caption = replace(caption, image=_source(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
     @property
-    def looks_hard(self) -> bool:
-        """Whether its attention is hard: `at_test` and `paths` are for such models only."""
+    def has_hard_attention(self) -> bool:
+        """Whether attention is hard: `at_test` and `paths` are for such models only."""
         return self.config.attention.select == "hard"
 
-    def looking(self, at_test: AtTest | None) -> AbstractContextManager[None]:
-        """Return a context in which hard attention is in this mode; None is the model's own."""
+    def attention_mode(self, at_test: HardAttentionMode | None) -> AbstractContextManager[None]:
+        """Return a context in which hard attention chooses cells so; None is the model's way."""
         if at_test is None:
             return nullcontext()
         return hard_attention_mode(self.model.decoder, at_test)
 
-    def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
-        """Cells [count, T] (of several heads: [count * heads, T]) of sampled ways of looking."""
-        with self.looking("sample"):
-            readings = score(self.model.decoder, grid, tokens, times=count)
-        cells = [np.atleast_2d(h.cells.T) for h in readings if h.cells is not None]
-        return np.concatenate(cells)
-
-    def encode(self, photos: Sequence[Photo]) -> tuple[Grid, list[Geometry]]:
-        """The grids of B photos, and how each leads back to its photo's pixels.
+    def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
+        """Return the grids of B images, and how each leads back to the pixels of its image.
 
         Raises:
-            ImageError: a photo cannot be read.
+            ImageError: An image cannot be read.
         """
-        ready = all(isinstance(photo, tuple) for photo in photos)  # as a server's are
+        inputs = _several(images)
+        ready = all(isinstance(image, tuple) for image in inputs)  # as a server's are
         read = list(
-            map(self._input, photos) if ready else prefetch(self._input, photos, self.device)
+            map(self._input, inputs) if ready else prefetch(self._input, inputs, self.device)
         )
         batch = torch.stack([pixels for pixels, _ in read])
         batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
@@ -236,15 +439,79 @@ class Captioner:
             grid = self.model.encoder(batch).float()
         return grid, [geometry for _, geometry in read]
 
-    def _input(self, photo: Photo) -> tuple[Tensor, Geometry]:
-        if isinstance(photo, tuple):
-            if not photo[0].isfinite().all():  # oneDNN's ReLU6 would make zeros of it
+    def mix_cells(self, grid: Grid) -> Tensor:
+        """Return cells [B, L, D] after the encoder's self-attention, of cells before it."""
+        mix = self.model.encoder.self_attention
+        if mix is None:
+            return grid.features
+        with torch.inference_mode():
+            mixed: Tensor = mix(grid.features.to(self.dtype), grid.height, grid.width).float()
+        return mixed
+
+    def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
+        """Sample the cells of a caption: [count, T], of several heads [count * heads, T]."""
+        with self.attention_mode("sample"):
+            (found,) = score_captions(self.model.decoder, grid, [[tokens] * count])
+        cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
+        return np.concatenate(cells)
+
+    def _input(self, image: ImageInput) -> tuple[Tensor, Geometry]:
+        if isinstance(image, tuple):
+            if not image[0].isfinite().all():  # oneDNN's ReLU6 would make zeros of it
                 raise ImageError("has pixels that are not finite; make it by Captioner.transform")
-            return photo
-        image = photo if isinstance(photo, Image.Image) else open_image(photo)
-        if image.mode != "RGB":
-            raise ImageError(f"is a PIL image of mode {image.mode}; convert it to RGB")
-        return self.transform(image)
+            return image
+        return self.transform(as_image(image))
+
+    def _decoding(self, given: dict[str, Any]) -> DecodingConfig:
+        """The model's settings with those that are given.
+
+        Raises:
+            ConfigError: One of them cannot be used.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in ("beam_size", "max_words"):
+            if name in given:
+                _check_count(name, given[name])
+        decoding = replace(self.config.decoding, **given)
+        validate_section(decoding)
+        return decoding
+
+    def _constraints(
+        self, prefix: str, forbid: Sequence[str], require: Sequence[str], max_words: int
+    ) -> Constraints | None:
+        if not isinstance(prefix, str):
+            raise ConfigError(f"prefix: {_type_name(prefix)} is not accepted; use a string")
+        begin = self._known_words("prefix", prefix)
+        if len(begin) >= max_words:
+            raise ConfigError(
+                f"prefix: {len(begin)} words leave no room in captions of {max_words}; use fewer"
+            )
+        phrases: dict[str, list[list[int]]] = {"forbid": [], "require": []}
+        for key, texts in (("forbid", forbid), ("require", require)):
+            if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+                raise ConfigError(f"{key}: use a list of strings, such as {key}=['dog']")
+            for text in texts:
+                if key == "forbid" and not self._knows(text):
+                    continue  # it is never written
+                phrases[key].append(self._known_words(key, text))
+                if not phrases[key][-1]:
+                    raise ConfigError(f"{key}: {text!r} has no words; leave it out")
+        if any(len(words) != 1 for words in phrases["require"]):
+            raise ConfigError("require: use single words, one string each")
+        required = [words[0] for words in phrases["require"]]
+        if not (begin or phrases["forbid"] or required):
+            return None
+        return Constraints(begin, phrases["forbid"], required)
+
+    def _knows(self, text: str) -> bool:
+        return all(word in self.vocabulary for word in self.vocabulary.tokenizer.split(text))
+
+    def _known_words(self, key: str, text: str) -> list[int]:
+        words = self.vocabulary.tokenizer.split(text)
+        unknown = [word for word in words if word not in self.vocabulary]
+        if unknown:
+            raise ConfigError(f"{key}: the model does not know {', '.join(unknown)}; leave it out")
+        return self.vocabulary.encode(words)
 
     def _caption(
         self,
@@ -255,3 +522,102 @@ class Captioner:
     ) -> Caption:
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         return hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
+
+
+def as_image(source: Any) -> Image.Image:
+    """Return any image that `Captioner.caption` accepts as upright 8-bit RGB.
+
+    Raises:
+        ImageError: It cannot be read, or is of another type; the message names the type.
+    """
+    if isinstance(source, Image.Image):
+        return upright_rgb(source)
+    if isinstance(source, (str, Path, bytes)):
+        return open_image(source)
+    if isinstance(source, (bytearray, memoryview)):
+        return open_image(bytes(source))
+    if isinstance(source, (np.ndarray, Tensor)):
+        kind = "an array" if isinstance(source, np.ndarray) else "a tensor"
+        pixels = source if isinstance(source, np.ndarray) else source.detach().cpu().numpy()
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
+            raise ImageError(
+                f"is {kind} of {pixels.dtype} {list(pixels.shape)}; use uint8 pixels "
+                "[height, width, 3], red, green and blue from 0 to 255"
+            )
+        if not pixels.size:
+            raise ImageError(f"is {kind} without pixels")
+        return Image.fromarray(np.ascontiguousarray(pixels))
+    if callable(getattr(source, "read", None)):
+        data = source.read()
+        if not isinstance(data, bytes):
+            raise ImageError("is a file that was opened as text; open it in mode 'rb'")
+        return open_image(data)
+    raise ImageError(f"is {_type_name(source)}; use {ACCEPTED}")
+
+
+def _several(images: Any) -> list[Any]:
+    """The images of an iterable, each once.
+
+    Raises:
+        ConfigError: It is one image, or no iterable.
+    """
+    if isinstance(images, (list, set, frozenset)):
+        return list(images)
+    pixels = isinstance(images, (np.ndarray, Tensor)) and images.ndim == 3
+    prepared = (
+        isinstance(images, tuple)
+        and len(images) == 2
+        and isinstance(images[0], Tensor)
+        and isinstance(images[1], Geometry)
+    )
+    one = isinstance(images, (str, Path, bytes, bytearray, memoryview, Image.Image))
+    if one or pixels or prepared or callable(getattr(images, "read", None)):
+        raise ConfigError(
+            f"images: {_type_name(images)} is one image, not several; put it in a list, or use "
+            "caption"
+        )
+    try:
+        return list(images)
+    except TypeError:
+        raise ConfigError(
+            f"images: {_type_name(images)} is not accepted; use a list, or another iterable, of "
+            "images"
+        ) from None
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return f"a value of type {kind.__name__}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: object, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ConfigError(f"{name}: {value!r} is not accepted; use a whole number from {least} up")
+    if value < least:
+        raise ConfigError(f"{name}: {value} is too small; use a whole number from {least} up")
+
+
+def read_calibrator(folder: Path) -> Calibrator | None:
+    """Return the calibrator of a verified model folder; None where it has none.
+
+    Raises:
+        CheckpointError: The file is no calibrator.
+    """
+    names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+    if CALIBRATOR not in names:
+        return None
+    try:
+        return Calibrator.from_json((folder / CALIBRATOR).read_bytes())
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+
+
+def _source(image: Any) -> str | Path | bytes | Image.Image | None:
+    """Return what a caption keeps to draw on; None for what cannot be read again."""
+    if isinstance(image, (str, Path, bytes, Image.Image)):
+        return image
+    return as_image(image) if isinstance(image, (np.ndarray, Tensor)) else None

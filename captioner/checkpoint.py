@@ -1,8 +1,12 @@
-"""Model folders and training state: save whole or not at all, verify before use.
+"""Model folders and training state: saved completely or not at all, verified before use.
 
 A model folder holds `model.safetensors`, `config.yaml`, `vocabulary.json`, `README.md` (the model
 card) and `manifest.json` with the SHA-256 sum of each but the card: all that inference needs, and
-nothing that can run code. A run's `last` folder holds `training_state.pt` too.
+nothing that can run code. Optional files are `tokenizer.json` (absent: words) and those of other
+modules, such as a calibrator. A run's `last` folder holds `training_state.pt` too.
+
+A folder may come from a stranger, with a manifest that agrees with it: only regular files in the
+folder are read, and sizes are checked before anything is built.
 """
 
 from __future__ import annotations
@@ -11,19 +15,33 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import stat
 import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+import yaml
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from captioner.config import ModelConfig, from_yaml, one_line, to_yaml
-from captioner.data.vocabulary import Vocabulary
-from captioner.errors import CheckpointError, ConfigError
+from captioner.data.tokenizer import WordTokenizer, load_tokenizer
+from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from captioner.errors import CaptionerError, CheckpointError, ConfigError
+from captioner.files import remove_temporary_files
 from captioner.models.build import CaptionModel, build_model
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = (
@@ -33,19 +51,43 @@ WEIGHTS, CONFIG, VOCABULARY, CARD = (
     "README.md",
 )
 STATE, MANIFEST = "training_state.pt", "manifest.json"
+TOKENIZER = "tokenizer.json"  # absent: words
+FORMAT = 1  # version of the folder's format; a manifest without one is of version 1
+# Weights with a row for each word; the last layer's weight may be tied to the embedding.
+EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS = (
+    "decoder.embedding.weight",
+    "decoder.vocabulary.weight",
+    "decoder.vocabulary.bias",
+)
 MODELS = Path(__file__).parent / "bundled"  # those that ship in the package
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
+# Bounds on what a folder may ask for.
+_MAX_BYTES = {MANIFEST: 2**20, CONFIG: 2**20, VOCABULARY: 2**26, TOKENIZER: 2**26}
+_MAX_EXTRA_BYTES = 2**29
+_MAX_FILES = 100
+_MAX_INPUT_PX = 4096
+_MAX_BEAM_SIZE = 1000
+_MAX_WORDS = 10_000
+_MAX_YAML_DEPTH = 8
+# A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million.
+_UNUSED_ELEMENTS, _UNUSED_TENSORS = 150_000_000, 1000
+_WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def bundled_models() -> list[str]:
-    """Names of the models that ship in the package."""
+    """Return the names of the models that ship in the package."""
     if not MODELS.is_dir():
         return []
     return sorted(folder.name for folder in MODELS.iterdir() if (folder / MANIFEST).is_file())
 
 
 def model_folder(model: str | Path) -> Path:
-    """Folder of a bundled model by name, of a model by path, or of a run's best model."""
+    """Return the folder of a bundled model by name, of a model by path, or of a run's best model.
+
+    Raises:
+        CheckpointError: There is no such model.
+    """
     if isinstance(model, str) and model in bundled_models():
         return MODELS / model
     folder = Path(model)
@@ -70,39 +112,81 @@ def save_model(
     card: str,
     dtype: torch.dtype = torch.float32,
     training_state: dict[str, Any] | None = None,
+    extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a model folder beside `folder` and rename it into place.
+    """Write a model folder next to `folder` and rename it into place.
 
-    A folder that was there is kept as `previous` next to it when training state is saved (so that
-    a damaged checkpoint does not end a run), else replaced.
+    Args:
+        folder: A folder that was there is kept as `previous` next to it when training state is
+            saved (so that a damaged checkpoint does not end a run), else replaced.
+        model: Its weights are saved, tied ones once.
+        config: Settings of inference are saved, those of training not.
+        vocabulary: Saved with its tokenizer.
+        card: Text of README.md.
+        dtype: Type of the floating-point weights in the file.
+        training_state: Saved as training_state.pt.
+        extra_files: Further files by name, such as a calibrator.
 
     Raises:
-        CheckpointError: the disk cannot hold it.
+        CheckpointError: The disk cannot hold it.
     """
-    temporary = folder.with_name(f".{folder.name}.writing")
     inference = ModelConfig(
         config.preprocess, config.encoder, config.attention, config.decoder, config.decoding
     )
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    with _replacing_folder(folder, keep=training_state is not None) as temporary:
         # save_file would make a file that only its owner can read
         (temporary / WEIGHTS).write_bytes(save(_weights(model, dtype), metadata={"format": "pt"}))
         (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
         vocabulary.save(temporary / VOCABULARY)
+        if vocabulary.tokenizer.name != WordTokenizer.name:
+            vocabulary.tokenizer.save(temporary / TOKENIZER)
         (temporary / CARD).write_text(card, encoding="utf-8")
+        for name, content in (extra_files or {}).items():
+            (temporary / name).write_bytes(content)
         if training_state is not None:
             buffer = io.BytesIO()  # given a file, torch.save hides the disk's error behind its own
             torch.save(training_state, buffer)
             (temporary / STATE).write_bytes(buffer.getbuffer())
-        _seal(temporary)
-        _rename_into_place(temporary, folder, keep=training_state is not None)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)  # or it fills the disk that is full
-        raise CheckpointError(
-            f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
-            "free some disk or choose another output folder"
-        ) from None
+
+
+def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Add files to a model folder, or replace them, with a manifest that agrees.
+
+    The folder is replaced as a whole: it is complete at every moment.
+
+    Raises:
+        CheckpointError: The folder is damaged, or the disk cannot hold it.
+    """
+    verify(folder)
+    with _replacing_folder(folder, keep=False) as temporary:
+        shutil.copytree(folder, temporary, dirs_exist_ok=True)
+        (temporary / MANIFEST).unlink()
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
+
+
+def read_extra_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a verified folder that belong to other modules, such as a calibrator."""
+    standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE}
+    return {
+        name: (folder / name).read_bytes() for name in _read_sums(folder) if name not in standard
+    }
+
+
+def read_card(folder: Path) -> str:
+    """Return the text of the model card, which may be missing.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    path = folder / CARD
+    try:
+        _check_file(path, _MAX_BYTES[CONFIG])
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
 
 
 def load_model(
@@ -111,54 +195,196 @@ def load_model(
     """Read a model folder into a float32 model in evaluation mode.
 
     Raises:
-        CheckpointError: the folder is missing, incomplete, damaged, or of another version.
+        CheckpointError: The folder is missing, incomplete, damaged, of another version, or asks for
+            more than a model folder may.
     """
     verify(folder)
+    vocabulary = load_vocabulary(folder)
     try:
-        config = from_yaml(ModelConfig, (folder / CONFIG).read_text(encoding="utf-8"))
-        vocabulary = Vocabulary.load(folder / VOCABULARY)
-        model = build_model(config, len(vocabulary), pretrained=False)
+        config = _read_config(folder)
+        with _bounded_by_weights(folder):
+            model = build_model(config, len(vocabulary), pretrained=False)
         load_weights(model, folder)
     except (
-        ConfigError,
+        CaptionerError,
         ValueError,
-        KeyError,
+        LookupError,
         TypeError,
-        RuntimeError,  # torch's word for weights of another shape
+        AttributeError,
+        ArithmeticError,
+        MemoryError,
+        OSError,
+        RuntimeError,  # torch's word for weights of another shape, and Python's for deep nesting
         SafetensorError,
     ) as error:
         raise CheckpointError(
-            f"{folder}: the model cannot be built ({one_line(str(error))}); "
+            f"{folder}: the model cannot be built ({one_line(str(error))[:500]}); "
             "it was made by another version of captioner"
         ) from None
     return model.eval().to(device), config, vocabulary
+
+
+def _read_config(folder: Path) -> ModelConfig:
+    """Read config.yaml within bounds.
+
+    Raises:
+        ConfigError, ValueError: It is no settings of a model, or asks for too much.
+    """
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.events.CollectionStartEvent)
+            depth -= isinstance(event, yaml.events.CollectionEndEvent)
+            if depth > _MAX_YAML_DEPTH or isinstance(event, yaml.events.AliasEvent):
+                raise ValueError(f"{CONFIG} is nested too deeply")
+    except yaml.YAMLError as error:
+        raise ValueError(f"{CONFIG}: {error}") from None
+    config = from_yaml(ModelConfig, text)
+    for key, value, limit in (
+        ("preprocess.height_px", config.preprocess.height_px, _MAX_INPUT_PX),
+        ("preprocess.width_px", config.preprocess.width_px, _MAX_INPUT_PX),
+        ("decoding.beam_size", config.decoding.beam_size, _MAX_BEAM_SIZE),
+        ("decoding.max_words", config.decoding.max_words, _MAX_WORDS),
+    ):
+        if value > limit:
+            raise ValueError(f"{key}: {value} is over the limit of {limit} in a model folder")
+    return config
+
+
+@contextmanager
+def _bounded_by_weights(folder: Path) -> Iterator[None]:
+    """Stop building a model that is clearly larger than the weights in the folder.
+
+    Each parameter and buffer is counted when a module registers it, before it is filled, so that
+    settings of a giant network cost neither its time nor its memory.
+
+    Raises:
+        RuntimeError: The model is larger.
+    """
+    elements, tensors = _UNUSED_ELEMENTS, _UNUSED_TENSORS
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  (not a mapping)
+            size = 1
+            for length in file.get_slice(name).get_shape():
+                size *= length
+            elements += 2 * size  # tied weights are stored once
+            tensors += 2
+    thread = threading.get_ident()
+
+    def count(module: nn.Module, name: str, value: Tensor | None) -> None:
+        nonlocal elements, tensors
+        if value is None or threading.get_ident() != thread:
+            return
+        elements -= value.numel()
+        tensors -= 1
+        if elements < 0 or tensors < 0:
+            raise RuntimeError(f"{CONFIG} describes a larger model than {WEIGHTS} holds")
+
+    hooks = (
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def load_weights(model: CaptionModel, folder: Path) -> None:
     """Fill the model, converting to its types.
 
     Raises:
-        ValueError: the file does not hold exactly this model's weights.
+        ValueError: The file does not hold exactly this model's weights.
     """
     stored = load_file(folder / WEIGHTS)
+    own = model.state_dict()
+    for name, value in stored.items():
+        if name in own and own[name].is_floating_point() != (value.dtype in _WEIGHT_TYPES):
+            raise ValueError(f"{name} is of type {value.dtype} instead of {own[name].dtype}")
     problems = model.load_state_dict(stored, strict=False)
-    tied = set(model.state_dict()) - set(_weights(model, torch.float32))
+    tied = set(own) - set(_weights(model, torch.float32))
     missing = [name for name in problems.missing_keys if name not in tied]
     if missing or problems.unexpected_keys:
         odd = [*missing, *problems.unexpected_keys]
         raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
 
 
-def load_matching_weights(model: CaptionModel, folder: Path) -> tuple[int, int]:
-    """Fill what has the same name and shape in a verified folder, for training to begin with.
+@dataclass(frozen=True)
+class PretrainedReport:
+    """Which of a model's weights were taken from a folder, by name, and which were not.
+
+    Args:
+        folder: The folder.
+        taken: Weights of the model that have the folder's values now.
+        absent: Weights of the model that the folder does not have; they stay as initialised.
+        other_shape: Weights that have another shape there; they stay as initialised.
+        unused: Weights of the folder that the model does not have.
+        new_words: Words of the model that the folder's vocabulary does not have.
+    """
+
+    folder: Path
+    taken: list[str]
+    absent: list[str]
+    other_shape: list[str]
+    unused: list[str]
+    new_words: int
+
+    def sentences(self) -> list[str]:
+        """Return what a user must know: nothing if every weight was taken and no word is new."""
+        said = []
+        total = len(self.taken) + len(self.absent) + len(self.other_shape)
+        if len(self.taken) < total or self.unused:
+            reasons = {
+                "not in it and left as initialised": self.absent,
+                "of another shape in it and left as initialised": self.other_shape,
+                "in it alone and not used": self.unused,
+            }
+            parts = [f"{what}: {_by_module(names)}" for what, names in reasons.items() if names]
+            said.append(
+                f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
+            )
+        if self.new_words:
+            said.append(
+                f"{self.folder}: {self.new_words} words are new to its vocabulary and begin near "
+                "its rare words"
+            )
+        return said
+
+
+def load_pretrained(
+    model: CaptionModel, vocabulary: Vocabulary, folder: Path, *, seed: int = 0
+) -> PretrainedReport:
+    """Fill a model that is to be trained with the weights of a verified folder.
+
+    Weights are taken that have the same name and shape. Rows of the embedding and of the output
+    layer are taken word by word, so that the vocabulary may have other words, in another order. A
+    new word's row is drawn around the mean of the folder's rarer half of words, with half their
+    standard deviation; its output bias is their mean.
 
     A half-precision weight that is the rounding of the one already there leaves it as it is: the
     frozen stages of an exported model stay those that features were cached of.
 
-    Returns how many of the model's tensors were found, and how many it has.
+    Args:
+        model: The model, in place.
+        vocabulary: The model's words.
+        folder: A verified model folder.
+        seed: Seed of the rows of new words.
     """
-    own = model.state_dict()
+    known = load_vocabulary(folder)
     stored = load_file(folder / WEIGHTS)
+    own = model.state_dict()
+    if OUTPUT_WEIGHT not in stored and EMBEDDING in stored:  # tied there
+        stored[OUTPUT_WEIGHT] = stored[EMBEDDING]
+    if vocabulary.tokens != known.tokens:
+        rows = {token: row for row, token in enumerate(known.tokens)}
+        index = torch.tensor([rows.get(token, -1) for token in vocabulary.tokens])
+        generator = torch.Generator().manual_seed(seed)
+        for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
+            if name in stored and len(stored[name]) == len(known):
+                # Started anew for each, so that tied tables stay alike.
+                stored[name] = _rows_of_words(stored[name], index, generator.manual_seed(seed))
     matching = {
         name: value
         for name, value in stored.items()
@@ -171,19 +397,78 @@ def load_matching_weights(model: CaptionModel, folder: Path) -> tuple[int, int]:
     }
     model.load_state_dict(other, strict=False)
     pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
-    return sum(value.data_ptr() in pointers for value in own.values()), len(own)
+    taken = [name for name, value in own.items() if value.data_ptr() in pointers]
+    left = [name for name in own if name not in set(taken)]
+    return PretrainedReport(
+        folder=folder,
+        taken=taken,
+        absent=[name for name in left if name not in stored],
+        other_shape=[name for name in left if name in stored],
+        unused=[name for name in stored if name not in own],
+        new_words=len(set(vocabulary.tokens) - set(known.tokens)),
+    )
+
+
+def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
+    """Return rows [V, ...] of a table [V', ...] by index; -1 draws a row like its rarer half's."""
+    rows: Tensor = table[index.clamp(min=0)].clone()
+    rare = table[(len(table) + len(SPECIAL_TOKENS)) // 2 :].float()
+    new = index < 0
+    drawn = rare.mean(0).expand(int(new.sum()), *table.shape[1:]).clone()
+    if table.dim() > 1 and len(rare) > 1:
+        noise = torch.randn(drawn.shape, generator=generator)
+        drawn += 0.5 * rare.std(0) * noise
+    rows[new] = drawn.to(table.dtype)
+    return rows
+
+
+def _by_module(names: list[str]) -> str:
+    """Sum up names of weights: `decoder.attention.score (4)`."""
+    counts = Counter(name.rpartition(".")[0] for name in names)
+    return ", ".join(f"{module} ({count})" for module, count in counts.items())
+
+
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """Read the vocabulary of a verified folder, with its tokenizer.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        raise CheckpointError(
+            f"{folder}: its vocabulary cannot be read ({one_line(str(error))[:200]}); it was made "
+            "by another version of captioner"
+        ) from None
 
 
 def load_training_state(folder: Path) -> dict[str, Any]:
-    """Read the training state of a verified folder."""
-    return torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    """Read the training state of a verified folder.
+
+    Raises:
+        CheckpointError: It is damaged, although the manifest agrees with it.
+    """
+    try:
+        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}")
+    # Damaged pickles raise almost anything: UnpicklingError, EOFError, struct.error, KeyError ...
+    except Exception as error:  # noqa: BLE001
+        # torch's message goes on with advice to programmers after the first sentence
+        reason = one_line(str(error)).partition(". ")[0][:200]
+        raise CheckpointError(
+            f"{folder / STATE}: the training state is damaged ({type(error).__name__}: {reason}); "
+            "resume from another checkpoint, or begin another run with train.start_from"
+        ) from None
+    return state
 
 
 def newest_checkpoint(run: Path) -> Path:
-    """The run's newest whole checkpoint: `last`, else the one before it.
+    """Return the run's newest undamaged checkpoint: `last`, else the one before it.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: There is none.
     """
     reasons = []
     for name in CHECKPOINTS:
@@ -198,43 +483,105 @@ def newest_checkpoint(run: Path) -> Path:
     raise CheckpointError(f"{run}: no checkpoint to resume from ({'; '.join(reasons)})")
 
 
+def clean_run_folder(run: Path) -> None:
+    """Remove what a killed process left in a run folder, which the caller has locked.
+
+    A model that was about to be replaced when the process was killed gets its name back.
+    """
+    remove_temporary_files(run, older_than_s=0)
+    for name in ("best", *CHECKPOINTS):
+        shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
+        aside = run / f".{name}.old"
+        if aside.is_dir() and not (run / name).exists():
+            os.replace(aside, run / name)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def verify(folder: Path, *, needs_state: bool = False) -> None:
     """Compare every file with the manifest's sums.
 
+    Args:
+        folder: A model folder, or a run's checkpoint.
+        needs_state: Whether training state must be there.
+
     Raises:
-        CheckpointError: a file is missing or its content is not what was written.
+        CheckpointError: A file is missing, is not a regular file, or its content is not what was
+            written.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
-    try:
-        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
-        sums = dict(sums.items())
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder}: not a model folder, {MANIFEST} is missing; "
-            f"name a folder such as RUN/best that holds {WEIGHTS}"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        raise CheckpointError(f"{folder / MANIFEST}: damaged; fetch the model again") from None
+    sums = _read_sums(folder)
     for name in (WEIGHTS, CONFIG, VOCABULARY, *((STATE,) if needs_state else ())):
         if name not in sums:
             raise CheckpointError(f"{folder}: not complete, {name} is not in {MANIFEST}")
     for name, expected in sums.items():
+        is_large = name in (WEIGHTS, STATE)
         try:
-            found = _sha256(folder / name)
+            _check_file(folder / name, None if is_large else _MAX_BYTES.get(name, _MAX_EXTRA_BYTES))
+            digest = _sha256(folder / name)
         except OSError as error:
             raise CheckpointError(
-                f"{folder / name}: cannot be read ({error.strerror}); fetch the model again"
+                f"{folder / name}: cannot be read ({error.strerror or error}); fetch the model "
+                "again"
             ) from None
-        if found != expected:
+        if digest != expected:
             raise CheckpointError(
                 f"{folder / name}: damaged, its content does not match {MANIFEST}; "
                 "fetch the model again or use another checkpoint"
             )
 
 
+def _read_sums(folder: Path) -> dict[str, str]:
+    """Read the manifest: file names and their SHA-256 sums.
+
+    Raises:
+        CheckpointError: It is missing, damaged, of a newer version, or names other than files of
+            the folder.
+    """
+    path = folder / MANIFEST
+    try:
+        _check_file(path, _MAX_BYTES[MANIFEST])
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version, sums = manifest.get("format", FORMAT), dict(manifest["sha256"].items())
+        if type(version) is not int or len(sums) > _MAX_FILES:
+            raise ValueError
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: not a model folder, {MANIFEST} is missing; "
+            f"name a folder such as RUN/best that holds {WEIGHTS}"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+        raise CheckpointError(f"{path}: damaged; fetch the model again") from None
+    if version > FORMAT:
+        raise CheckpointError(
+            f"{folder}: of format {version}, which a newer version of captioner writes; update "
+            "captioner"
+        )
+    for name in sums:
+        # no path, no drive, no stream, nothing hidden
+        if not re.fullmatch(r"\w[\w.+-]{0,99}", name):
+            raise CheckpointError(
+                f"{path}: names {name[:100]!r}, which is no file of a model folder; do not use "
+                "this model"
+            )
+    return sums
+
+
+def _check_file(path: Path, max_bytes: int | None) -> None:
+    """Refuse what is no regular file, or too large. Links to regular files are accepted.
+
+    Raises:
+        OSError: Says why.
+    """
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError("it is no regular file")
+    if max_bytes is not None and facts.st_size > max_bytes:
+        raise OSError(f"it has more than {max_bytes} bytes")
+
+
 def _weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """State with each shared tensor once, floats in `dtype`."""
+    """Return the state with each shared tensor once, floats in `dtype`."""
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in model.state_dict().items():
@@ -254,11 +601,38 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _seal(folder: Path) -> None:
-    """Write the manifest and force everything to disk."""
-    names = sorted(path.name for path in folder.iterdir())
+@contextmanager
+def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
+    """Make a folder that, once filled, gets a manifest and takes the place of `folder`.
+
+    Args:
+        folder: The folder to replace.
+        keep: Keep it as `previous`.
+
+    Raises:
+        CheckpointError: The disk cannot hold it.
+    """
+    temporary = folder.with_name(f".{folder.name}.writing")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        write_manifest(temporary)
+        _rename_into_place(temporary, folder, keep=keep)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # or it fills the disk that is full
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
+            "free some disk or choose another output folder"
+        ) from None
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a folder's files, and wait until everything is on the disk."""
+    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
     sums = {name: _sha256(folder / name) for name in names if name != CARD}  # people edit the card
-    (folder / MANIFEST).write_text(json.dumps({"sha256": sums}, indent=1), encoding="utf-8")
+    content = {"format": FORMAT, "sha256": sums}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
     for name in (*names, MANIFEST, "."):
         _fsync(folder / name)
 
@@ -280,6 +654,8 @@ def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
 
 
 def _fsync(path: Path) -> None:
+    if sys.platform == "win32":  # which opens no folders, and files for reading cannot be synced
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""Errors whose message is one sentence for the user: what, where, and what to do.
+"""Errors whose message is one sentence for the user: the problem, its place and the remedy.
 
-Commands print the message on stderr and turn it into an exit code; nothing else is caught.
+Commands print the message on stderr and turn it into an exit code; they catch no other errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DataError(CaptionerError):
 
 
 class WeightsError(CaptionerError):
-    """Encoder weights that cannot be had; the message names the file and where to put it."""
+    """Encoder weights that cannot be loaded; the message names the file and where to put it."""
 
 
 class CheckpointError(CaptionerError):

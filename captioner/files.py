@@ -1,11 +1,13 @@
-"""Writing a file so that nobody ever sees half of it, and keeping others away meanwhile."""
+"""Writing files so that nobody ever sees half of one, and locking folders against other runs."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,33 +15,46 @@ from typing import BinaryIO
 
 from captioner.errors import CaptionerError
 
+_TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_ABANDONED_AFTER_S = 3600.0  # without a change; nothing takes so long between two writes
+
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` once it is written; otherwise it vanishes.
+def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `path` once it is written completely, and else vanishes.
+
+    Args:
+        path: The file to replace.
+        durable: Wait until the content is on the disk before it gets the name, so that a power cut
+            leaves the old file or the new one.
 
     Raises:
-        OSError: it cannot be written, or not be put there.
+        OSError: It cannot be written, or not be put there.
     """
-    unfinished = _sibling(path)
+    temporary = _temporary_sibling(path)
     try:
-        with unfinished.open("xb") as file:
+        with temporary.open("xb") as file:
             yield file
-        os.replace(unfinished, path)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
     finally:
-        unfinished.unlink(missing_ok=True)  # there only when something went wrong
+        temporary.unlink(missing_ok=True)  # there only when something went wrong
 
 
 def save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file: all of it, or nothing, even when the disk fills up or we are stopped.
+    """Write a file: all of it, or nothing, even when the disk fills up or the process is stopped.
 
-    The folder is made when it is missing; a file of that name is replaced.
+    Args:
+        path: Its folder is made when it is missing; a file of that name is replaced.
+        write: Writes the content to an open file.
 
     Raises:
-        CaptionerError: the file cannot be written; the message names it.
+        CaptionerError: The file cannot be written; the message names it.
     """
     path = Path(path)
-    _make_place(path)
+    _make_folder_of(path)
     try:
         with replacing(path) as file:
             write(file)
@@ -53,61 +68,91 @@ def save_bytes(content: bytes, path: str | Path) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Find out, before the work, whether `save` can write there; makes the folder, and no file.
+    """Check, before the work, that `save` can write there; makes the folder, and no file.
+
+    Temporary files that an earlier process left in the folder are removed.
 
     Raises:
-        CaptionerError: it cannot.
+        CaptionerError: It cannot be written.
     """
     path = Path(path)
-    _make_place(path)
-    unfinished = _sibling(path)
+    _make_folder_of(path)
+    temporary = _temporary_sibling(path)
     try:
-        unfinished.open("xb").close()
-        unfinished.unlink()
+        temporary.open("xb").close()
+        temporary.unlink()
     except OSError as error:
         raise _unwritable(path, error) from None
+    remove_temporary_files(path.parent)
+
+
+def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFTER_S) -> None:
+    """Remove the temporary files of `save` that a killed process left in a folder.
+
+    Args:
+        folder: May be missing.
+        older_than_s: Only files without a change for so many seconds; 0 where a lock keeps other
+            processes away.
+    """
+    try:
+        names = [name for name in os.listdir(folder) if _TEMPORARY_NAME.fullmatch(name)]
+    except OSError:
+        return
+    for name in names:
+        path = folder / name
+        try:
+            if time.time() - path.stat().st_mtime >= older_than_s:
+                path.unlink()
+        except OSError:  # another process removed it, or may alone
+            continue
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
     """Hold a lock on `path`, a file that is made where it is missing, against other processes.
 
-    wait: for a process that holds it, which is told on stderr; else that is an error.
-    It ends with this process, however that ends; processes that it forks do not share it.
+    The lock ends with this process, however that ends; processes forked from it do not share it.
+
+    Args:
+        path: The lock file; it stays there.
+        wait: Wait for a process that holds the lock, and say so on stderr; else that is an error.
 
     Raises:
-        BlockingIOError: another process holds it, and we are not to wait.
-        OSError: the file cannot be made.
+        BlockingIOError: Another process holds it, and `wait` is false.
+        OSError: The file cannot be made.
     """
-    with path.open("w") as file:
-        if sys.platform == "win32":  # which has no such locks
-            yield
-            return
-        import fcntl
+    from filelock import FileLock, Timeout
 
+    path.open("ab").close()  # raises where no file can be made, whatever the lock does
+    lock = FileLock(path, thread_local=False)
+    try:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
+            lock.acquire(timeout=0)
+        except Timeout:
             if not wait:
                 raise BlockingIOError(f"{path} is locked") from None
             print(f"{path.parent}: waiting for another run that writes there", file=sys.stderr)
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        except OSError as error:  # some network file systems
-            print(
-                f"{path.parent} cannot be locked ({error.strerror}); let no other process write "
-                "there",
-                file=sys.stderr,
-            )
+            lock.acquire()
+    except BlockingIOError:
+        raise
+    except OSError as error:  # some network file systems
+        print(
+            f"{path.parent} cannot be locked ({error.strerror}); let no other process write there",
+            file=sys.stderr,
+        )
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def _sibling(path: Path) -> Path:
-    # Beside it, because a rename is atomic only within one file system; its name is short,
+def _temporary_sibling(path: Path) -> Path:
+    # In the same folder, because a rename is atomic only within a file system; its name is short,
     # because the name of `path` may already be as long as the file system allows.
     return path.with_name(f".{secrets.token_hex(8)}.tmp")
 
 
-def _make_place(path: Path) -> None:
+def _make_folder_of(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         taken = stat.S_ISDIR(path.stat().st_mode)

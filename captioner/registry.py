@@ -91,3 +91,36 @@ DECODERS = Registry(
         "mean": "captioner.models.decoders.mean:MeanDecoder",
     },
 )
+DATA_FORMATS = Registry(
+    "data.format",
+    {
+        "flickr8k": "captioner.data.formats.flickr8k:read",
+        "karpathy": "captioner.data.formats.karpathy:read",
+        "coco": "captioner.data.formats.coco:read",
+        "table": "captioner.data.formats.table:read",
+    },
+)
+TOKENIZERS = Registry(
+    "data.tokenizer",
+    {
+        "words": "captioner.data.tokenizer:WordTokenizer",
+        "characters": "captioner.data.tokenizer:CharacterTokenizer",
+    },
+)
+TASKS = Registry(
+    "task",
+    {
+        "cross_entropy": "captioner.training.cross_entropy:CrossEntropyTask",
+        "self_critical": "captioner.training.self_critical:SelfCriticalTask",
+    },
+)
+METRICS = Registry(
+    "metric",
+    {
+        "Bleu": "captioner.evaluation.scorers:BLEU",
+        "METEOR": "captioner.evaluation.java_metrics:METEOR",
+        "ROUGE_L": "captioner.evaluation.scorers:ROUGE_L",
+        "CIDEr": "captioner.evaluation.scorers:CIDER",
+        "SPICE": "captioner.evaluation.java_metrics:SPICE",
+    },
+)

@@ -8,12 +8,21 @@ size, E embedding size, V vocabulary, T words.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from captioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    from captioner.visualization.style import OverlayStyle
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class AttentionOutput:
     heads: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Caption:
     """A caption of one photo with where the model looked for each word.
 
@@ -142,6 +151,11 @@ class Caption:
     heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are several.
     paths: int [M, T], cells of M sampled ways of looking while the same words are read, or None.
     geometry: carries cells back to pixels of the original photo.
+    confidence: probability in [0, 1] that the caption is right, where the model has a calibrator.
+    confidence_threshold: the caption is unsure where its confidence is below this; None without.
+    image: what was captioned (a path, the bytes of a file, or a PIL image), to draw pictures on;
+        opened when a picture is drawn. Not part of a caption's value (repr, comparison, `to_dict`),
+        and None where it is not known.
     """
 
     words: list[str]
@@ -153,7 +167,10 @@ class Caption:
     cells: np.ndarray | None = None
     heads: np.ndarray | None = None
     paths: np.ndarray | None = None
+    confidence: float | None = None
+    confidence_threshold: float | None = None
     text: str = field(default="")
+    image: str | Path | bytes | Image.Image | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -188,10 +205,47 @@ class Caption:
             cells = cells[:, head - 1]
         return replace(self, maps=maps[:, head - 1], cells=cells)
 
+    def save(self, path: str | Path, style: OverlayStyle | None = None) -> None:
+        """Draw the caption with its attention maps and write it to a file.
+
+        Args:
+            path: Its suffix says what is drawn: .png, .pdf or .svg the attention sheet, .gif an
+                animation, .html a page to explore, .npz the raw maps.
+            style: How attention is shown; None is the default style.
+
+        Raises:
+            CaptionerError: The caption has no image, the suffix is another, or the file cannot be
+                written.
+        """
+        _drawing().save_caption(self, path, style)
+
+    def show(self, style: OverlayStyle | None = None) -> None:
+        """Show the attention sheet: in the notebook, or in the system's image viewer."""
+        _drawing().show_caption(self, style)
+
+    def figure(self, style: OverlayStyle | None = None) -> Figure:
+        """Return the attention sheet as a matplotlib figure."""
+        figure: Figure = _drawing().caption_figure(self, style)
+        return figure
+
+    def _repr_html_(self) -> str | None:
+        """Return the page to explore, for notebooks; None without an image."""
+        html: str | None = None if self.image is None else _drawing().caption_html(self)
+        return html
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the attention sheet, for notebooks without HTML; None without an image."""
+        png: bytes | None = None if self.image is None else _drawing().caption_png(self)
+        return png
+
+    def __repr__(self) -> str:
+        return f"Caption({self.text!r}, {len(self.words)} words)"
+
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
         """Plain values for JSON, rounded to six places; the one form of all programs and pages.
 
-        caption, words, log_probs, end_log_prob, beta; cells and paths where attention is hard.
+        caption, words, log_probs, end_log_prob, beta, confidence; cells and paths of
+        hard attention.
         maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
             are several, and "geometry", by which a page lays them on the photo.
         """
@@ -201,6 +255,7 @@ class Caption:
             "log_probs": _rounded(self.log_probs),
             "end_log_prob": None if self.end_log_prob is None else round(self.end_log_prob, 6),
             "beta": None if self.beta is None else _rounded(self.beta),
+            "confidence": None if self.confidence is None else round(self.confidence, 6),
         }
         for name in ("cells", "paths"):
             if getattr(self, name) is not None:
@@ -211,6 +266,14 @@ class Caption:
                 content["heads"] = _rounded(self.heads)
             content["geometry"] = asdict(self.geometry)
         return content
+
+
+def _drawing() -> ModuleType:
+    """Import the drawing functions when a caption is first drawn.
+
+    By name: this module stands below all others, and reading a caption must not import matplotlib.
+    """
+    return import_module("captioner.visualization.notebook")
 
 
 def _rounded(values: np.ndarray) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of pages, and what must never happen in one."""
+"""A headless Chromium for tests of pages, which records what must never happen in one."""
 
 from __future__ import annotations
 

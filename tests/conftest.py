@@ -1,4 +1,4 @@
-"""What all tests share: the data folder, the machine's limits, and what a missing tool means."""
+"""Fixtures of all tests: the data folder, small models, and programs; skips for missing tools."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from programs import Programs
 from programs import programs as running_programs
 
 # Set before the first import of torch and matplotlib, and seen by programs that tests start: small
-# tensors are slower on many threads than on two, where tests run side by side one is enough, and no
-# test may ask for a display.
+# tensors are slower on many threads than on two, where tests run in parallel one is enough, and no
+# test may open a display.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from captioner.training import cross_entropy
-from captioner.training import trainer as loop
+from captioner.training import checkpointing, cross_entropy, reporting, trainer
+
+MODULES = (trainer, cross_entropy, checkpointing, reporting)
 
 
 class Interrupted(Exception):
@@ -18,9 +19,9 @@ class Interrupted(Exception):
 def interrupt(
     monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: type[BaseException]
 ) -> None:
-    """Let a function that the loop, or its objective, calls raise at its n-th call."""
+    """Let a function that the training loop or its parts call raise at its n-th call."""
     calls = 0
-    module = loop if hasattr(loop, name) else cross_entropy
+    module = next(module for module in MODULES if hasattr(module, name))
     original: Callable[..., Any] = getattr(module, name)
 
     def called(*arguments: Any, **options: Any) -> Any:

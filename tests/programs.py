@@ -1,4 +1,4 @@
-"""Our command line programs as processes of their own, without the seconds that torch's import takes.
+"""Command line programs as processes of their own, without the seconds that torch's import takes.
 
 One process imports everything and then forks for each command. So a command has its own pid, file
 descriptors, signals and exit code, and runs the real script as `__main__`; only the import is
@@ -28,7 +28,7 @@ TIME_LIMIT_S = 120.0  # generous, for a machine that is busy with other work
 
 
 @dataclass(frozen=True)
-class LossOutput:
+class ProgramResult:
     """How a program ended: its exit code (negative: the signal that ended it) and what it wrote."""
 
     code: int
@@ -45,6 +45,9 @@ class LossOutput:
         return lines[0].removeprefix("error: ")
 
 
+LossOutput = ProgramResult  # its name in tests that have not been renamed yet
+
+
 class Running:
     """A program that has been started."""
 
@@ -57,17 +60,17 @@ class Running:
             self.code = self.programs.ask({"poll": self.pid})
         return self.code
 
-    def wait(self) -> LossOutput:
+    def wait(self) -> ProgramResult:
         self.wait_until(lambda: self.poll() is not None)
         assert self.code is not None
-        return LossOutput(
+        return ProgramResult(
             self.code,
             (self.folder / "stdout").read_text(encoding="utf-8"),
             (self.folder / "stderr").read_text(encoding="utf-8"),
         )
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Look every few milliseconds; fail when the time is up, and end the program then."""
+        """Check every few milliseconds; when the time is up, end the program and fail."""
         end = time.monotonic() + TIME_LIMIT_S
         while not condition():
             if time.monotonic() > end:
@@ -123,7 +126,7 @@ class Programs:
 
     def run(
         self, script: str, *arguments: object, cwd: Path = REPOSITORY, **environment: str
-    ) -> LossOutput:
+    ) -> ProgramResult:
         return self.start(script, *arguments, cwd=cwd, **environment).wait()
 
     def close(self) -> None:

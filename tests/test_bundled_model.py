@@ -43,7 +43,7 @@ def photo() -> Path:
 
 
 def test_soft_is_the_default() -> None:
-    assert not Captioner.from_pretrained(device="cpu").looks_hard
+    assert not Captioner.from_pretrained(device="cpu").has_hard_attention
 
 
 def test_it_is_whole_and_listed(folder: Path, name: str) -> None:

@@ -227,12 +227,117 @@ def test_a_photo_that_cannot_be_read_raises_a_photo_error(
             captioner.score(photo, "a disc")
 
 
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
-def test_an_image_of_another_mode_is_refused_and_told_what_to_do(
-    captioner: Captioner, mode: str
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "I;16", "1", "LA"])
+def test_an_image_of_any_mode_is_captioned_as_its_file(
+    captioner: Captioner, mode: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ImageError, match=f"mode {mode}; convert it to RGB"):
-        captioner.caption(Image.new(mode, (8, 8)))
+    grey = tiny.photo(3)[0].convert("L")
+    image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257) if mode == "I;16" else None
+    image = image or tiny.photo(3)[0].convert(mode)
+    assert image.mode == mode
+    path = tmp_path / ("photo.tif" if mode == "CMYK" else "photo.png")
+    image.save(path)
+    before = image.tobytes()
+    assert close(captioner.caption(image), captioner.caption(path))
+    assert image.tobytes() == before
+
+
+def test_a_pil_image_keeps_its_exif_orientation(captioner: Captioner, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    tiny.photo(0)[0].save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    with Image.open(tmp_path / "turned.jpg") as image:
+        caption = captioner.caption(image)
+    assert close(caption, captioner.caption(tmp_path / "turned.jpg"))
+    assert (caption.geometry.photo_width_px, caption.geometry.photo_height_px) == (48, 60)
+
+
+def test_files_arrays_and_tensors_are_captioned_as_images(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    expected = captioner.caption(paths[1])
+    with paths[1].open("rb") as file:
+        assert close(captioner.caption(file), expected)
+    with Image.open(paths[1]) as image:
+        pixels = np.array(image.convert("RGB"))
+    for given in (pixels, torch.from_numpy(pixels), bytearray(paths[1].read_bytes())):
+        assert close(captioner.caption(given), expected)  # type: ignore[arg-type]
+    assert close(captioner.caption_batch(np.stack([pixels, pixels]))[1], expected)
+
+
+def test_every_image_of_any_iterable_is_captioned_once(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    expected = captioner.caption_batch(paths)
+    for images in (
+        (path for path in paths),
+        map(str, paths),
+        iter(paths),
+        tuple(paths),
+        dict.fromkeys(paths),
+        sorted(paths[0].parent.glob("0[0-5].jpg")),
+    ):
+        found = captioner.caption_batch(images)
+        assert len(found) == len(expected)
+        assert all(map(close, found, expected))
+    assert len(captioner.n_best((path for path in paths), 2)) == len(paths)
+
+
+@pytest.mark.parametrize("images", ["photo.jpg", Path("photo.jpg"), b"bytes", 3, None, 2.5])
+def test_what_is_not_several_images_is_refused_by_its_type(
+    captioner: Captioner, images: object
+) -> None:
+    with pytest.raises(ConfigError, match=type(images).__name__.removeprefix("Posix")):
+        captioner.caption_batch(images)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        (3, "int"),
+        (None, "NoneType"),
+        ([1, 2], "list"),
+        (np.zeros((4, 4, 3)), "float64"),
+        (np.zeros((3, 4, 4), np.uint8), r"\[3, 4, 4\]"),
+        (torch.zeros(4, 4, dtype=torch.uint8), r"\[4, 4\]"),
+        (np.zeros((0, 4, 3), np.uint8), "without pixels"),
+    ],
+    ids=str,
+)
+def test_what_is_no_image_is_refused_by_its_type(
+    captioner: Captioner, image: object, named: str
+) -> None:
+    with pytest.raises(ImageError, match=named):
+        captioner.caption(image)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beam_size": "3"},
+        {"beam_size": 2.5},
+        {"beam_size": True},
+        {"max_words": 1.5},
+        {"length_penalty": "much"},
+        {"stop": "later"},
+        {"paths": -1},
+        {"prefix": ["a"]},
+        {"prefix": "a violet"},
+        {"forbid": "red"},
+        {"require": ["red disc"]},
+        {"require": ["violet"]},
+        {"prefix": "a " * 12},
+        {"at_test": "argmax"},
+    ],
+    ids=str,
+)
+def test_settings_of_a_wrong_type_or_range_are_refused_by_name(
+    captioner: Captioner, paths: list[Path], settings: dict[str, object]
+) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigError, match=name) as caught:
+        captioner.caption(paths[0], **settings)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
 
 
 def test_a_photo_of_one_pixel_is_captioned(captioner: Captioner) -> None:
@@ -339,3 +444,111 @@ def test_a_ready_photo_that_is_not_finite_is_refused(
     pixels[1, 2, 3] = value
     with pytest.raises(ImageError, match="not finite"):
         captioner.caption_batch([paths[1], (pixels, geometry)])
+
+
+# ------------------------------------------------------------------------- conditions and samples
+
+
+def test_captions_begin_with_avoid_and_hold_the_words_given(
+    captioner: Captioner, paths: list[Path]
+) -> None:
+    for path in paths:
+        begun = captioner.caption(path, prefix="The red")
+        assert begun.words[:2] == ["the", "red"]
+        scored = captioner.score(path, begun.text)
+        np.testing.assert_allclose(begun.log_probs, scored.log_probs, atol=1e-4)
+        free = captioner.caption(path).words
+        assert free[0] not in captioner.caption(path, forbid=[free[0], "zeppelin"]).words
+        held = captioner.caption(path, require=["café"], max_words=8)
+        assert "café" in held.words or held.end_log_prob is None
+    with pytest.raises(ConfigError, match="no caption"):
+        captioner.caption(paths[0], forbid=tiny.WORDS)
+
+
+def test_diverse_captions_differ_more(captioner: Captioner, paths: list[Path]) -> None:
+    (diverse,) = captioner.n_best(paths[:1], 3, diversity=5.0, beam_size=1)
+    assert len({caption.words[0] for caption in diverse}) == 3
+    with pytest.raises(ConfigError, match="diversity"):
+        captioner.n_best(paths[:1], 3, diversity=-1.0)
+
+
+def test_samples_vary_and_a_seed_repeats_them(captioner: Captioner, paths: list[Path]) -> None:
+    drawn = captioner.sample(paths[0], 8, temperature=2.0, seed=1)
+    again = captioner.sample(paths[0], 8, temperature=2.0, seed=1)
+    assert [caption.text for caption in drawn] == [caption.text for caption in again]
+    assert len({caption.text for caption in drawn}) > 3
+    for caption in drawn:
+        if caption.end_log_prob is None:
+            assert len(caption.words) == 12
+        scored = captioner.score(paths[0], caption.text)
+        np.testing.assert_allclose(caption.log_probs, scored.log_probs, atol=1e-4)
+        np.testing.assert_allclose(caption.maps, scored.maps, atol=1e-5)
+    greedy = captioner.caption(paths[0], beam_size=1)
+    assert captioner.sample(paths[0], top_k=1)[0].text == greedy.text
+    for name, value in (("temperature", 0), ("top_p", 1.5), ("top_k", 0), ("count", 0)):
+        with pytest.raises(ConfigError, match=name):
+            captioner.sample(paths[0], **{name: value})
+
+
+# ----------------------------------------------------------------------- the model, in and out
+
+
+def test_the_model_given_is_not_changed(paths: list[Path]) -> None:
+    model, config, vocabulary = tiny.model()
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modules = [(name, type(module)) for name, module in model.named_modules()]
+    Captioner(model, config, vocabulary).caption(paths[0])
+    assert [(name, type(module)) for name, module in model.named_modules()] == modules
+    assert model.training
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    loss = model.encoder(torch.randn(2, 3, 64, 96)).features.sum()
+    loss.backward()
+
+
+def test_a_saved_model_captions_alike(
+    captioner: Captioner, tiny_model: Path, paths: list[Path], tmp_path: Path
+) -> None:
+    captioner.save_pretrained(tmp_path / "deep" / "copy")
+    made = Captioner(*tiny.model())
+    made.save_pretrained(tmp_path / "made")
+    for folder in (tmp_path / "deep" / "copy", tmp_path / "made"):
+        other = Captioner.from_pretrained(folder, device="cpu")
+        assert close(other.caption(paths[0]), captioner.caption(paths[0]))
+    with pytest.raises(CheckpointError, match="already exists"):
+        captioner.save_pretrained(tmp_path / "made")
+
+
+def test_with_a_calibrator_captions_have_a_confidence(
+    tiny_model: Path, paths: list[Path], tmp_path: Path
+) -> None:
+    from captioner.evaluation.calibration import write_calibrator
+    from captioner.generation.confidence import FEATURES, Calibrator
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    assert Captioner.from_pretrained(folder, device="cpu").caption(paths[0]).confidence is None
+    count = len(FEATURES)
+    calibrator = Calibrator(
+        (0.0,) * count, (1.0,) * count, (1.0,) + (0.0,) * (count - 1), 1.0, 0.4, 0.5
+    )
+    write_calibrator(folder, calibrator)
+    write_calibrator(folder, calibrator)  # the one that is there is replaced
+    captioner = Captioner.from_pretrained(folder, device="cpu")
+    assert captioner.calibrator == calibrator
+    for best in captioner.n_best(paths, 3):
+        for caption in best:
+            log_probs = [*caption.log_probs]
+            if caption.end_log_prob is not None:
+                log_probs.append(caption.end_log_prob)
+            expected = 1 / (1 + np.exp(-(np.mean(log_probs) + 1)))
+            assert caption.confidence == pytest.approx(expected, abs=1e-5)
+            assert caption.confidence_threshold == 0.4
+            assert caption.to_dict()["confidence"] == pytest.approx(expected, abs=1e-5)
+    captioner.save_pretrained(tmp_path / "copy")
+    assert Captioner.from_pretrained(tmp_path / "copy", device="cpu").calibrator == calibrator
+    (folder / "calibrator.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="calibrator.json"):
+        Captioner.from_pretrained(folder, device="cpu")

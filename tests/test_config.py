@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -10,11 +13,24 @@ import pytest
 import torch
 import yaml
 
-from captioner.config import Config, ModelConfig, PreprocessConfig, from_yaml, to_yaml
+from captioner.config import (
+    Config,
+    ModelConfig,
+    PreprocessConfig,
+    SourceConfig,
+    data_sources,
+    from_yaml,
+    read_recipe,
+    shipped_recipes,
+    to_yaml,
+    unused_settings,
+    validate,
+    with_source_roots,
+)
 from captioner.errors import ConfigError
 from captioner.models.build import build_model
 from captioner.models.model import Encoder
-from captioner.training import setup
+from captioner.registry import DECODERS, SCORES, SELECTS, TOKENIZERS, WINDOWS
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
@@ -38,10 +54,10 @@ def refusal(text: str, config_class: type = Config) -> str:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_parses_and_can_be_trained(recipe: Path) -> None:
-    config = from_yaml(Config, recipe.read_text(encoding="utf-8"))
-    setup.check(config)
+    config = read_recipe(recipe)
+    validate(with_roots(config))
     with torch.device("meta"):  # shapes without arithmetic
-        model = build_model(config, vocabulary_size=100, pretrained=False)
+        model = build_model(with_roots(config), vocabulary_size=100, pretrained=False)
         photo = torch.empty(1, 3, config.preprocess.height_px, config.preprocess.width_px)
         grid = model.encoder(photo)
     assert isinstance(model.encoder, Encoder)
@@ -51,66 +67,257 @@ def test_every_recipe_parses_and_can_be_trained(recipe: Path) -> None:
     assert from_yaml(ModelConfig, to_yaml(model_part(config))) == model_part(config)
 
 
+def with_roots(config: Config) -> Config:
+    """A recipe may leave it to the command line where a source is."""
+    if config.data.sources is None:
+        return config
+    roots = ",".join(f"{source.name}=data/{source.name}" for source in data_sources(config.data))
+    return replace(config, data=with_source_roots(config.data, roots))
+
+
 def model_part(config: Config) -> ModelConfig:
     return ModelConfig(**{field.name: getattr(config, field.name) for field in fields(ModelConfig)})
-
-
-@pytest.mark.parametrize(
-    "stages",
-    [
-        ["refine"],
-        ["refine", "self_critical"],
-        ["refine", "text"],
-        ["refine", "consensus"],
-        ["refine", "text", "both"],
-        ["refine", "text", "hard_text"],
-        ["refine", "consensus", "hard_consensus"],
-        ["refine", "text", "views"],
-        ["refine", "text", "views", "larger"],
-        ["hard_taught"],
-        ["hard_deeper"],
-        ["hard_deeper", "hard_longer"],
-        ["hard_deeper", "hard_longer", "hard_second"],
-    ],
-)
-def test_every_stage_can_be_trained(stages: list[str]) -> None:
-    hard = any(name.startswith("hard") for name in stages)
-    base = "flickr8k_hard" if stages[0].startswith("hard") else "flickr8k_soft"
-    files = [CONFIGS / f"{base}.yaml", *(CONFIGS / f"stages/{name}.yaml" for name in stages)]
-    config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
-    setup.check(config)
-    assert config.encoder.self_attention_layers == (2 if "hard_deeper" in stages else 1)
-    assert config.train.start_from is not None
-    assert (config.self_critical.samples > 0) == ("self_critical" in stages)
-    there = {file.stem for file in (CONFIGS / "stages").iterdir()}
-    assert there == {
-        *("refine", "self_critical", "text", "consensus", "both", "views", "larger"),
-        *("hard_text", "hard_consensus", "hard_taught", "hard_deeper", "hard_longer"),
-        "hard_second",
-    }
-    assert config.attention.select == ("hard" if hard else "soft")
 
 
 def test_there_are_recipes() -> None:
     assert {path.stem for path in RECIPES} >= {"flickr8k_soft", "flickr8k_paper", "coco_paper"}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", [*RECIPES, *FAMILIES], ids=lambda path: path.stem)
 def test_a_recipe_names_each_setting_once(recipe: Path) -> None:
     """YAML takes the last of two without a word."""
 
     def keys(node: yaml.Node, place: str = "") -> list[str]:
         if not isinstance(node, yaml.MappingNode):
             return []
-        found = []
+        names = []
         for key, value in node.value:
-            found += [f"{place}{key.value}", *keys(value, f"{place}{key.value}.")]
-        return found
+            names += [f"{place}{key.value}", *keys(value, f"{place}{key.value}.")]
+        return names
 
     node = yaml.compose(recipe.read_text(encoding="utf-8"))
     assert node is not None
-    found = keys(node)
-    assert len(set(found)) == len(found)
+    assert len(set(keys(node))) == len(keys(node))
+
+
+def test_a_chain_of_recipes_inherits_from_the_first_to_the_last() -> None:
+    config = read_recipe("flickr8k_soft_larger")
+    assert config.preprocess.height_px == 320  # its own
+    assert config.loss.consensus == 0.5  # views
+    assert config.loss.visual_concepts == 0.3  # text
+    assert config.encoder.self_attention_layers == 1  # refined
+    assert config.decoder.embed_dim == 384  # soft
+
+
+def test_the_recipes_of_the_paper_have_its_constants() -> None:
+    flickr8k, coco = read_recipe("flickr8k_paper"), read_recipe("coco_paper")
+    optim = flickr8k.optim
+    assert (optim.name, optim.lr, optim.alpha) == ("rmsprop_graves", 1e-4, 0.95)
+    assert (optim.momentum, optim.eps) == (0.9, 1e-4)
+    assert (coco.optim.name, coco.optim.lr, coco.optim.eps) == ("adam", 2e-4, 1e-8)
+    for config in (flickr8k, coco):
+        assert (config.data.vocabulary_size, config.data.min_count) == (10000, 1)
+        assert config.data.max_words is None
+        assert config.data.batch_by == "length"
+        assert config.optim.clip_norm == 0
+        assert config.preprocess.resize == "crop"
+        assert config.loss.doubly_stochastic == 1
+        assert config.encoder.trainable_from is None
+        assert config.train.metric == "Bleu_4"
+        assert unused_settings(config, captions=30000) == []
+    hard = read_recipe("flickr8k_paper", "families/hard_paper").hard
+    n, t = flickr8k.data.batch_size, 11.7
+    assert hard.reward_scale == pytest.approx(n / (10 * t), rel=0.02)
+    assert hard.entropy == pytest.approx(0.002 * n, rel=0.02)
+
+
+# --- recipes and their bases ----------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_recipe_by_name_is_the_one_that_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # away from the checkout
+    assert read_recipe("flickr8k_soft") == read_recipe(CONFIGS / "flickr8k_soft.yaml")
+    assert read_recipe("families/hard").attention.select == "hard"
+    assert {"coco_soft", "families/dot"} <= shipped_recipes().keys()
+    mine = write(tmp_path / "flickr8k_soft.yaml", "optim: {lr: 0.25}")
+    assert read_recipe("flickr8k_soft") == read_recipe(mine), "a file of one's own comes first"
+
+
+def test_bases_are_relative_to_the_recipe_and_may_have_bases(tmp_path: Path) -> None:
+    write(tmp_path / "one.yaml", "optim: {lr: 0.1, eps: 0.1}\ndata: {batch_size: 1}")
+    write(tmp_path / "in" / "two.yaml", "base: ../one.yaml\noptim: {lr: 0.2}\ntrain: {seed: 2}")
+    three = write(tmp_path / "in" / "three.yaml", "base: two\ntrain: {seed: 3}\noptim:\n")
+    config = read_recipe(three)
+    assert (config.optim.lr, config.optim.eps, config.data.batch_size) == (0.2, 0.1, 1)
+    assert config.train.seed == 3
+    shipped = write(tmp_path / "four.yaml", "base: flickr8k_soft\ndata: {batch_size: 7}")
+    base = read_recipe("flickr8k_soft")
+    assert read_recipe(shipped) == replace(base, data=replace(base.data, batch_size=7))
+
+
+def test_of_several_bases_or_recipes_the_later_wins(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.yaml", "optim: {lr: 0.1, eps: 0.1}")
+    b = write(tmp_path / "b.yaml", "optim: {lr: 0.2}")
+    both = write(tmp_path / "both.yaml", "base: [a, b]")
+    for config in (read_recipe(a, b), read_recipe(both)):
+        assert (config.optim.lr, config.optim.eps) == (0.2, 0.1)
+    assert read_recipe(b, a).optim.lr == 0.1
+    assert read_recipe() == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("base: none_such", ["mine.yaml", "none_such", "flickr8k_soft"]),
+        ("base: mine", ["mine.yaml", "itself"]),
+        ("base: 3", ["mine.yaml", "base"]),
+        ("base: {a: 1}", ["mine.yaml", "base"]),
+        ("base: [a, 3]", ["mine.yaml", "base"]),
+        ("optim: {lr: fast}", ["mine.yaml", "optim.lr"]),
+        ("optim: {rate: 1}", ["mine.yaml", "optim.rate", "lr"]),
+        ("optim: [", ["mine.yaml"]),
+        ("- 1", ["mine.yaml"]),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_named(tmp_path: Path, text: str, facts: list[str]) -> None:
+    mine = write(tmp_path / "mine.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        read_recipe(mine)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [fact for fact in facts if fact not in message] == []
+
+
+def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "base: b")
+    b = write(tmp_path / "b.yaml", "base: a")
+    with pytest.raises(ConfigError, match="itself"):
+        read_recipe(b)
+
+
+@pytest.mark.parametrize("name", ["none_such", "configs", ".", "", "\0"])
+def test_a_recipe_that_is_not_there_is_refused_with_those_that_ship(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_recipe(name)
+    assert "flickr8k_soft" in str(caught.value)
+
+
+# --- several data sets ----------------------------------------------------------------------------
+
+
+def test_plain_keys_are_a_list_of_one_source() -> None:
+    text = "data: {format: coco, root: r, coco_splits: s, train_split: a+b, val_split: v}"
+    (source,) = data_sources(from_yaml(Config, text).data)
+    assert source == SourceConfig(
+        name="coco", format="coco", root="r", coco_splits="s", train_split="a+b", val_split="v"
+    )
+
+
+SOURCES = """
+data:
+  sources:
+  - {name: people, root: data/flickr8k, weight: 0.5}
+  - {format: table, root: a.csv, style: alt, train_split: null}
+  - {format: table, root: b.csv, loss_weight: 0.1, val_split: null}
+  - {format: coco, root: c}
+"""
+
+
+def test_sources_are_read_named_and_survive_being_written() -> None:
+    config = from_yaml(Config, SOURCES)
+    sources = data_sources(config.data)
+    assert [source.name for source in sources] == ["people", "table-2", "table-3", "coco"]
+    assert sources[0].weight == 0.5
+    assert (sources[1].style, sources[1].train_split, sources[1].val_split) == ("alt", None, "val")
+    assert (sources[2].loss_weight, sources[2].weight) == (0.1, 1.0)
+    again = from_yaml(Config, to_yaml(config))
+    assert again == config
+    assert isinstance(again.data.sources, tuple)
+    assert type(sources[0].weight) is float
+    validate(config)
+
+
+@pytest.mark.parametrize(
+    ("roots", "expected"),
+    [
+        ("table-2=x", ["data/flickr8k", "x", "b.csv", "c"]),
+        ("people=/a,b/c,coco=d=e", ["/a,b/c", "a.csv", "b.csv", "d=e"]),
+    ],
+)
+def test_the_command_line_names_the_source_of_a_root(roots: str, expected: list[str]) -> None:
+    data = with_source_roots(from_yaml(Config, SOURCES).data, roots)
+    assert [source.root for source in data_sources(data)] == expected
+    assert data_sources(data)[0].weight == 0.5
+
+
+@pytest.mark.parametrize("roots", ["x", "x=/data", "people=/a,x=/b", "people="])
+def test_a_root_for_no_source_is_refused_with_the_names(roots: str) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.root: .*people") as caught:
+        with_source_roots(from_yaml(Config, SOURCES).data, roots)
+    assert "coco" in str(caught.value) or roots == "people="
+
+
+def test_a_plain_root_is_for_the_only_source() -> None:
+    one = from_yaml(Config, "data: {sources: [{name: a, root: r}]}").data
+    assert data_sources(with_source_roots(one, "/x/a=b"))[0].root == "/x/a=b"
+    assert data_sources(with_source_roots(one, "a=/y"))[0].root == "/y"
+    assert data_sources(with_source_roots(Config().data, "a=b"))[0].root == "a=b"
+
+
+@pytest.mark.parametrize(
+    ("sources", "facts"),
+    [
+        ("3", ["data.sources"]),
+        ("[3]", ["data.sources", "train_split"]),
+        ("[{root: a, nmae: b}]", ["data.sources", "nmae", "loss_weight"]),
+        ("[{root: a, weight: 0}]", ["data.sources", "weight", "above 0"]),
+        ("[{root: a, loss_weight: -1}]", ["data.sources", "loss_weight", "from 0 up"]),
+        ("[{root: a, format: csv}]", ["data.sources", "format", "table"]),
+        ("[{root: 3}]", ["data.sources", "root", "text"]),
+    ],
+)
+def test_a_wrong_source_is_refused(sources: str, facts: list[str]) -> None:
+    message = refusal(f"data: {{sources: {sources}}}")
+    assert [fact for fact in facts if fact not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "facts"),
+    [
+        ("[{name: a}]", ["data.sources", "root", "--data.root a="]),
+        ("[{name: a, root: x}, {name: a, root: y}]", ["data.sources", "name a"]),
+        ("[{name: a=b, root: x}]", ["data.sources", "a=b"]),
+        ("[{name: 'a,b', root: x}]", ["data.sources", "a,b"]),
+        ("[{root: x, train_split: null}]", ["data.sources", "train_split"]),
+        ("[{root: x, val_split: null}]", ["data.sources", "val_split"]),
+        ("[{root: x, loss_weight: 0}]", ["data.sources", "loss_weight"]),
+        ("[]", ["data.sources"]),
+    ],
+)
+def test_sources_that_cannot_be_trained_on_are_refused(sources: str, facts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(from_yaml(Config, f"data: {{sources: {sources}}}"))
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "accepted"), [("people", True), ("table-3", False), ("x", False)]
+)
+def test_the_source_that_decides_must_be_validated_on(chosen: str, accepted: bool) -> None:
+    config = from_yaml(Config, f"{SOURCES}\ntrain: {{val_source: {chosen}}}")
+    if accepted:
+        validate(config)
+        return
+    with pytest.raises(ConfigError, match=r"^train\.val_source: .*people.*coco"):
+        validate(config)
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -157,13 +364,25 @@ def test_all_settings_survive_being_written_and_read() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    for section in fields(Config):
-        kind = type(getattr(Config(), section.name))
+    kinds = [type(getattr(Config(), section.name)) for section in fields(Config)]
+    for kind in [*kinds, SourceConfig]:
         documentation = kind.__doc__ or ""
         for field in fields(kind):
             assert (
                 f"        {field.name}: " in documentation or f"    {field.name}: " in documentation
             )
+
+
+def test_settings_import_no_torch() -> None:
+    """Reading settings and printing help must be quick."""
+    code = (
+        "import sys; from captioner.config import read_recipe; read_recipe('flickr8k_soft'); "
+        "print([name for name in ('torch', 'numpy', 'PIL') if name in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=CONFIGS.parent, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -236,9 +455,14 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str, key: str) ->
         ("decoder.gate", ["none", "scalar", "vector"]),
         ("decoder.output", ["deep", "plain"]),
         ("encoder.batch_norm", ["frozen", "train"]),
-        ("preprocess.resize", ["squash", "letterbox"]),
+        ("preprocess.resize", ["squash", "letterbox", "crop"]),
         ("optim.schedule", ["constant", "cosine", "plateau"]),
         ("data.format", ["flickr8k", "karpathy", "coco", "table"]),
+        ("attention.score", list(SCORES)),
+        ("attention.window", list(WINDOWS)),
+        ("attention.select", list(SELECTS)),
+        ("decoder.kind", list(DECODERS)),
+        ("data.tokenizer", list(TOKENIZERS)),
     ],
 )
 def test_a_choice_that_is_not_offered_is_refused_with_those_that_are(
@@ -248,6 +472,176 @@ def test_a_choice_that_is_not_offered_is_refused_with_those_that_are(
     message = refusal(f"{section}: {{{name}: other}}")
     assert key in message
     assert all(choice in message for choice in accepted)
+
+
+OUT_OF_RANGE = {
+    "preprocess.height_px": [0, -1],
+    "preprocess.width_px": [0],
+    "preprocess.std": [[0.0, 1.0, 1.0], [1.0, -1.0, 1.0], [1.0, 1.0, math.inf]],
+    "encoder.project_dim": [0],
+    "encoder.dropout": [-0.1, 1.0],
+    "encoder.drop_path": [1.0, math.nan],
+    "encoder.self_attention_layers": [-1],
+    "encoder.self_attention_heads": [0],
+    "attention.dim": [0],
+    "attention.heads": [0],
+    "attention.words": [0],
+    "attention.radius": [0.4, math.inf, math.nan],
+    "attention.temperature": [0.0, -1.0, math.inf],
+    "attention.semi_sampling": [-0.1, 1.1],
+    "decoder.hidden_dim": [0],
+    "decoder.embed_dim": [0],
+    "decoder.layers": [0],
+    "decoder.heads": [0],
+    "decoder.feedforward_dim": [0],
+    "decoder.max_positions": [0],
+    "decoder.dropout": [1.0],
+    "decoder.embed_dropout": [-0.1],
+    "decoding.beam_size": [0],
+    "decoding.max_words": [0],
+    "decoding.length_penalty": [-10.1, 10.1, math.nan],
+    "decoding.no_repeat_ngram": [-1],
+    "data.min_count": [0],
+    "data.vocabulary_size": [0],
+    "data.max_words": [0],
+    "data.batch_size": [0],
+    "data.workers": [-1],
+    "data.flip": [-0.1, 1.1],
+    "data.min_area": [0.0, 1.1],
+    "data.colour": [-0.1, 1.1],
+    "data.cache_views": [0],
+    "data.cache_min_area": [0.0, 1.1],
+    "loss.doubly_stochastic": [-1.0, math.inf, math.nan],
+    "loss.label_smoothing": [-0.1, 1.0],
+    "loss.consensus": [-0.1, 1.1],
+    "loss.visual_concepts": [-0.1],
+    "loss.distillation": [-0.1, 1.1],
+    "text.batch_size": [0],
+    "text.cells": [0],
+    "text.weight": [-0.1],
+    "hard.samples": [0],
+    "hard.reward_scale": [-0.1],
+    "hard.entropy": [-0.1],
+    "self_critical.samples": [-1],
+    "optim.lr": [0.0, -1.0, math.inf, math.nan],
+    "optim.encoder_lr": [0.0],
+    "optim.weight_decay": [-0.1],
+    "optim.momentum": [-0.1, 1.0],
+    "optim.alpha": [-0.1, 1.0],
+    "optim.eps": [0.0],
+    "optim.plateau_epochs": [0],
+    "optim.warmup_steps": [-1],
+    "optim.clip_norm": [-0.1, math.inf],
+    "optim.accumulate": [0],
+    "optim.ema_decay": [-0.1, 1.0],
+    "train.epochs": [0],
+    "train.seed": [-1, 2**63],
+    "train.patience": [-1],
+    "train.val_beam_size": [0],
+    "train.val_photos": [0],
+    "train.checkpoint_every": [-1],
+    "train.log_every": [0],
+    "train.samples": [-1],
+}
+
+
+@pytest.mark.parametrize("key", OUT_OF_RANGE)
+def test_a_number_out_of_range_is_refused_wherever_it_comes_from(key: str) -> None:
+    section, name = key.split(".")
+    for value in OUT_OF_RANGE[key]:
+        assert key in refusal(yaml.safe_dump({section: {name: value}}))
+        value = tuple(value) if isinstance(value, list) else value
+        config = Config()
+        settings = replace(getattr(config, section), **{name: value})
+        with pytest.raises(ConfigError) as caught:
+            validate(replace(config, **{section: settings}))
+        assert str(caught.value).startswith(f"{key}: "), "a number given in Python"
+
+
+def test_every_number_has_a_range() -> None:
+    numbers = {
+        f"{section.name}.{field.name}"
+        for section in fields(Config)
+        for field in fields(getattr(Config(), section.name))
+        if {type(getattr(getattr(Config(), section.name), field.name))} & {int, float}
+    }
+    assert numbers - OUT_OF_RANGE.keys() == set()
+    assert len(numbers) > 50
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decoder": {"hidden_dim": "8"}},
+        {"decoder": {"hidden_dim": 8.0}},
+        {"decoder": {"tie_embeddings": 1}},
+        {"data": {"batch_size": True}},
+        {"attention": {"score": "bilinear"}},
+        {"preprocess": {"mean": [0.5, 0.5, 0.5]}},
+        {"train": {"output": None}},
+    ],
+    ids=str,
+)
+def test_what_python_gives_is_checked_like_what_yaml_gives(
+    changes: dict[str, dict[str, object]],
+) -> None:
+    ((section, settings),) = changes.items()
+    (key,) = settings
+    config = Config()
+    wrong = replace(config, **{section: replace(getattr(config, section), **settings)})
+    with pytest.raises(ConfigError, match=rf"^{section}\.{key}: .* use "):
+        validate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("hard: {samples: 1}", "hard.samples"),
+        ("self_critical: {samples: 1}", "self_critical.samples"),
+        ("self_critical: {samples: 2}\ntext: {file: a}", "text.file"),
+        ("self_critical: {samples: 2}\nloss: {consensus: 0.5}", "loss.consensus"),
+        ("self_critical: {samples: 2}\nloss: {visual_concepts: 0.5}", "loss.visual_concepts"),
+        ("self_critical: {samples: 2}\nloss: {teachers: [soft]}", "loss.teachers"),
+        ("self_critical: {samples: 2}\nattention: {select: hard}", "self_critical.samples"),
+        ("attention: {select: hard}\ndecoder: {kind: mean}", "attention.select"),
+        ("data: {cache_min_area: 0.5}", "data.cache_min_area"),
+        ("loss: {teachers: [runs/a/best]}\ntrain: {output: runs/a}", "loss.teachers"),
+        ("text: {file: a}\nattention: {score: location}", "text.file"),
+        (
+            "decoder: {kind: transformer, positions: learned, max_positions: 20}",
+            "decoder.max_positions",
+        ),
+        (
+            "decoder: {kind: transformer, positions: learned, max_positions: 30}\n"
+            "data: {max_words: 30}",
+            "decoder.max_positions",
+        ),
+        (
+            "decoder: {kind: transformer, positions: learned}\ndata: {max_words: null}",
+            "data.max_words",
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(text: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}: ".replace(".", r"\.")):
+        validate(from_yaml(Config, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("data: {cache: c}", "data.cache"),
+        ("data: {cache_views: 2}", "data.cache_views"),
+        ("text: {weight: 0.5}", "text"),
+        ("data: {format: coco, sources: [{root: a}]}", "data.format"),
+        ("optim: {momentum: 0.9}", "optim.momentum"),
+        ("optim: {warmup_steps: 10000}\ntrain: {epochs: 1}", "optim.warmup_steps"),
+    ],
+)
+def test_settings_that_do_nothing_are_reported(text: str, key: str) -> None:
+    (sentence,) = unused_settings(from_yaml(Config, text), captions=10**6)
+    assert sentence.startswith(f"{key}: ")
+    assert unused_settings(Config(), captions=10**6) == []
 
 
 def test_null_is_taken_where_a_setting_may_be_none() -> None:
@@ -302,15 +696,14 @@ def test_yaml_cannot_run_code(tmp_path: Path) -> None:
 def test_every_family_differs_from_the_base_in_a_few_settings_and_can_be_built(
     overlay: Path,
 ) -> None:
-    text = (CONFIGS / "flickr8k_soft.yaml").read_text(encoding="utf-8")
-    base, config = from_yaml(Config, text), from_yaml(Config, text, overlay.read_text("utf-8"))
+    base, config = read_recipe("flickr8k_soft"), read_recipe("flickr8k_soft", overlay)
     differing = [
         f"{section}.{key}"
         for section in Config.__dataclass_fields__
         for key, value in vars(getattr(config, section)).items()
         if value != getattr(getattr(base, section), key)
     ]
-    assert 1 <= len(differing) <= 5, differing
+    assert 1 <= len(differing) <= 6, differing
     named = yaml.safe_load(overlay.read_text(encoding="utf-8"))
     assert {f"{s}.{k}" for s, keys in named.items() for k in keys} == set(differing)
     small = replace(
@@ -320,7 +713,7 @@ def test_every_family_differs_from_the_base_in_a_few_settings_and_can_be_built(
             config.encoder, backbone="timm/test_resnet", weights="none", trainable_from=None
         ),
     )
-    setup.check(small)
+    validate(small)
     network = build_model(small, 30)
     lengths = torch.tensor([4, 2])
     tokens = torch.randint(4, 30, (2, 4))

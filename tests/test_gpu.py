@@ -47,11 +47,11 @@ def test_a_step_has_the_cpu_s_loss_and_gradients(
         torch.manual_seed(0)
         setup = prepare(config, device)
         batch = setup.dataset[(0, range(4))].to(device)
-        parts = setup.objective(setup.model, batch)[0]
+        parts = setup.task(batch)[0]
         parts["total"].backward()
         gradients = {
             name: parameter.grad.cpu()
-            for name, parameter in setup.model.named_parameters()
+            for name, parameter in setup.task.model.named_parameters()
             if parameter.grad is not None
         }
         found.append((float(parts["total"].detach()), gradients))

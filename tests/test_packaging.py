@@ -1,7 +1,8 @@
-"""What `pip install .` brings: the whole package with its models, and nothing beside it."""
+"""What `pip install .` brings: the package with its models and recipes, and nothing else."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Path) -> None:
     tree = tmp_path / "tree"  # a copy, because setuptools builds inside the tree it is given
     made = shutil.ignore_patterns("__pycache__", "*.py[cod]", ".mypy_cache", ".ruff_cache")
-    for name in ("captioner", "tests"):
+    for name in ("captioner", "configs", "tests"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=made)
-    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, tree)
     model = tree / "captioner" / "bundled" / "made_up"
     model.mkdir(parents=True)
@@ -39,11 +40,27 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Pa
         for path in (tree / "captioner").rglob("*")
         if path.is_file() and path != cached
     }
+    recipes = {
+        f"captioner/{path.relative_to(tree).as_posix()}"
+        for path in (tree / "configs").rglob("*.yaml")
+    }
     assert "captioner/bundled/made_up/model.safetensors" in package
-    assert shipped == package
+    assert "captioner/configs/families/hard.yaml" in recipes
+    assert shipped == package | recipes
     (info,) = {name.partition("/")[0] for name in files.namelist() if ".dist-info/" in name}
     entry_points = files.read(f"{info}/entry_points.txt").decode()
     assert "captioner = captioner.__main__:main" in entry_points
+    files.extractall(tmp_path / "installed")
+    code = "from captioner.config import read_recipe; print(read_recipe('coco_paper').optim.name)"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "installed",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.strip() == "adam"
     metadata = files.read(f"{info}/METADATA").decode()
     assert "\nRequires-Dist: torch>=" in metadata
     assert "\nRequires-Python: >=3.10" in metadata

@@ -1,15 +1,21 @@
+"""Files are written completely or not at all, and a lock keeps other processes away."""
+
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from captioner.errors import CaptionerError
-from captioner.files import check_writable, save, save_bytes
+from captioner.files import check_writable, locked, remove_temporary_files, save, save_bytes
 
 
 def test_a_file_reads_back_and_its_folder_is_made(tmp_path: Path) -> None:
@@ -97,3 +103,102 @@ def test_asking_for_a_place_writes_nothing(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new", "results.json"]
     assert not list((tmp_path / "new").iterdir())
     assert path.read_text() == "old"
+
+
+def test_temporary_files_of_a_killed_process_are_removed_and_no_others(tmp_path: Path) -> None:
+    old, new = tmp_path / ".0123456789abcdef.tmp", tmp_path / ".fedcba9876543210.tmp"
+    mine = [tmp_path / name for name in ("my.tmp", ".hidden.tmp", ".0123456789abcdef")]
+    for path in (old, new, *mine):
+        path.write_text("")
+    long_ago = time.time() - 2 * 3600
+    os.utime(old, (long_ago, long_ago))
+    for path in mine:
+        os.utime(path, (long_ago, long_ago))
+    check_writable(tmp_path / "results.json")
+    assert sorted(tmp_path.iterdir()) == sorted([new, *mine]), "another process may be at the new"
+    remove_temporary_files(tmp_path, older_than_s=0)
+    assert sorted(tmp_path.iterdir()) == sorted(mine)
+    remove_temporary_files(tmp_path / "missing")
+
+
+def test_a_killed_writer_leaves_a_file_that_is_swept(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from captioner.files import save\n"
+        "save(Path(sys.argv[1]), lambda file: (file.write(b'half'), file.flush(), os._exit(9)))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "a")], check=False)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    remove_temporary_files(tmp_path, older_than_s=0)
+    assert not list(tmp_path.iterdir())
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from captioner.files import locked
+with locked(Path(sys.argv[1]), wait=False):
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_lock_keeps_another_process_out_until_it_ends_in_any_way(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    for kill in (False, True):
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "locked\n"
+            with pytest.raises(BlockingIOError), locked(path, wait=False):
+                pass
+            other.kill() if kill else other.communicate("go\n")
+        with locked(path, wait=False):
+            pass
+
+
+FORKING_HOLDER = """
+import os, sys
+from pathlib import Path
+from captioner.files import locked
+with locked(Path(sys.argv[1]), wait=False):
+    if os.fork():
+        sys.stdin.readline()
+        os._exit(9)  # as if killed
+    print("forked", flush=True)
+    sys.stdin.readline()
+    import time
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A data worker may outlive a killed run by seconds, and the run is started again at once."""
+    path = tmp_path / ".lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING_HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as other:
+        try:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            assert other.stdout.readline() == "forked\n"
+            with pytest.raises(BlockingIOError), locked(path, wait=False):
+                pass
+            other.stdin.write("end\n" * 2)
+            other.stdin.flush()
+            assert other.wait(timeout=30) == 9
+            with locked(path, wait=False):
+                pass
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)  # the forked process, which still sleeps
+
+
+def test_a_place_that_cannot_hold_a_lock_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"), locked(tmp_path / "missing" / ".lock", wait=True):
+        pass

@@ -1,14 +1,16 @@
-"""Command line: parse, build, call. Exit codes: 0 done, 1 some inputs failed, 2 unusable."""
+"""Command line: parse, build, call. Exit codes: 0 done, 1 some inputs failed, 2 nothing done."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import os
+import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
@@ -19,44 +21,86 @@ if TYPE_CHECKING:
     from captioner.captioner import Captioner
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
+MAX_BEAM_SIZE = 100  # memory grows with it; beyond 10 captions hardly change
+MAX_WORDS = 1000
+_LONGEST_MESSAGE = 600
+
+# Control characters but line feed and tab, line separators, and marks that change the direction of
+# text: a file name or a word could use them to rewrite what stands on the terminal.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: object) -> str:
+    """Return one line of text with its control characters as visible `\\u001b` escapes.
+
+    The escapes are JSON's, so a line of JSON stays the same JSON.
+
+    >>> printable("dog\\x1b[2J.jpg")
+    'dog\\\\u001b[2J.jpg'
+    """
+    return _visible(str(text)).replace("\n", r"\u000a").replace("\t", r"\u0009")
+
+
+def _visible(text: str) -> str:
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose messages show control characters instead of obeying them."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def run_command(command: Callable[[], int]) -> int:
     """Call a command; a user's mistake becomes one sentence on stderr and exit code 2."""
     keep_freed_memory()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # The name of a photo need not be text. In JSON this is the escape that leads back to it.
+        # A terminal's encoding may lack letters of a caption.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command()
     except CaptionerError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_sentence(error)}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; to import it here takes seconds
             raise
-        reason = str(error).partition("\n")[0]
         print(
-            f"error: {reason} Make batches smaller (in training data.batch_size, with "
-            "optim.accumulate for the same effect), or use --device cpu",
+            f"error: {_sentence(str(error).partition(chr(10))[0])} Make batches smaller (in "
+            "training data.batch_size, with optim.accumulate for the same effect), or use "
+            "--device cpu",
             file=sys.stderr,
         )
         return 2
     except KeyboardInterrupt:
+        # A second Ctrl-C while threads and files are closed ends the process without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
 
 
+def _sentence(error: object) -> str:
+    """Return a message on one line, without the C++ frames that torch appends to its own."""
+    text = re.sub(r"\s*\n\s*", " ", str(error))
+    text = re.sub(r"\s*Exception raised from .*? at \S+ ?\(most recent call first\):.*", "", text)
+    if len(text) > _LONGEST_MESSAGE:
+        text = text[:_LONGEST_MESSAGE].rstrip() + "…"
+    return printable(text)
+
+
 def show(line: str) -> None:
-    """Print a line of results at once, above the progress bar if there is one.
+    """Print results at once, above the progress bar if there is one.
 
     Raises:
-        CaptionerError: it cannot be written, as on a full disk.
+        CaptionerError: They cannot be written, as on a full disk.
     """
     try:
-        tqdm.write(line, file=sys.stdout)
+        tqdm.write(_visible(line), file=sys.stdout)
         sys.stdout.flush()
     except OSError as error:
         # What is left in the buffer would fail again when the interpreter ends.
@@ -69,8 +113,13 @@ def show(line: str) -> None:
         ) from None
 
 
+def report(message: str) -> None:
+    """Print a line for people on stderr, above the progress bar if there is one."""
+    tqdm.write(printable(message), file=sys.stderr)
+
+
 def whole_number(text: str) -> int:
-    """A command line value of 1 or more."""
+    """Parse a command line value of 1 or more."""
     try:
         value = int(text)
     except ValueError:
@@ -80,39 +129,65 @@ def whole_number(text: str) -> int:
     return value
 
 
+def whole_number_up_to(largest: int) -> Callable[[str], int]:
+    """Return a parser of command line values from 1 to `largest`."""
+
+    def parse(text: str) -> int:
+        value = whole_number(text)
+        if value > largest:
+            raise argparse.ArgumentTypeError(f"{value} is too large; use 1 to {largest}")
+        return value
+
+    return parse
+
+
 def add_model_options(
     parser: argparse.ArgumentParser, *, search: bool = True
 ) -> argparse._MutuallyExclusiveGroup:
-    """Which model, where it runs, and how wide it searches; returns the choice of the model."""
+    """Add the options that choose a model, its device and its search.
+
+    Args:
+        parser: Receives the options.
+        search: Also add `--beam-size`.
+
+    Returns:
+        The group of options that choose the model, of which one may be given.
+    """
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")
     chosen.add_argument("--checkpoint", metavar="DIR", help="a model folder, or a run")
     if search:
         parser.add_argument(
-            "--beam-size", type=whole_number, help="1 is greedy (default: the model's)"
+            "--beam-size",
+            type=whole_number_up_to(MAX_BEAM_SIZE),
+            metavar="K",
+            help=f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)",
         )
     add_device_options(parser)
     return chosen
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Where the model runs, and how exactly."""
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    """Add the options for the device that the model runs on, and its number format."""
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+    )
     parser.add_argument(
         "--precision",
         choices=["float32", "bfloat16"],
         default="float32",
-        help="the encoder's; bfloat16 is about twice as fast on CPUs that have it",
+        help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower: "
+        "`captioner doctor --measure` tries it (default: float32)",
     )
 
 
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
-    """The model on the device of `add_device_options`."""
+    """Load a model onto the device that `add_device_options` parsed."""
     from captioner.captioner import Captioner
 
     return Captioner.from_pretrained(model, device=arguments.device, precision=arguments.precision)
 
 
 def chosen_model(arguments: argparse.Namespace) -> str | Path:
-    """What `add_model_options` gave, for Captioner.from_pretrained: a name, or a folder's path."""
+    """Return the model that `add_model_options` parsed: a bundled name, or a folder's path."""
     return arguments.model if arguments.checkpoint is None else Path(arguments.checkpoint)

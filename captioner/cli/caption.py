@@ -1,56 +1,91 @@
-"""`caption.py`, `captioner caption`: captions for photos, pictures of where the model looked."""
+"""`caption.py`, `captioner caption`: write captions for photos and draw their attention."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 from tqdm import tqdm
 
 from captioner.cli import (
+    MAX_WORDS,
+    CommandParser,
     add_model_options,
     chosen_model,
     load_captioner,
+    printable,
+    report,
     run_command,
-    whole_number,
+    show,
+    whole_number_up_to,
 )
+from captioner.cli.alt_text import (
+    HTML_SUFFIXES,
+    MAX_LENGTH,
+    TABLE,
+    Page,
+    alt_text,
+    save_sidecar,
+    table,
+)
+from captioner.cli.journal import JOURNAL, Journal, settings_digest
+from captioner.cli.lines import confidence_of, has_calibrator, is_withheld
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
-    check_looking,
+    attention_options,
+    check_attention_options,
     check_output_options,
-    looking_options,
-    looks_at_random,
+    samples_cells,
 )
-from captioner.cli.photos import opened
+from captioner.cli.photos import STANDARD_INPUT, Skipped, opened, photos_in
 from captioner.errors import CaptionerError
+from captioner.files import check_writable, save_bytes
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
     from captioner.types import Caption
 
 _Batch: TypeAlias = "list[tuple[Path, Image.Image]]"
+_Models: TypeAlias = "list[tuple[str, Captioner]]"
+
+WRITTEN = ("xmp", "csv", "html")
+# Options that change neither a caption nor a picture, so that --resume may be given others.
+_NOT_SETTINGS = frozenset(
+    "photos output model checkpoint compare device json quiet verbose resume recursive write "
+    "in_place max_length min_confidence".split()
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
+    # With --write, sheets are drawn only where the options name them.
+    pictures = not arguments.write or bool(arguments.save or arguments.words)
     check_output_options(parser, arguments)
-    return run_command(lambda: _run(arguments))
+    if not pictures:
+        arguments.save = ()
+    _check(parser, arguments)
+    return run_command(lambda: _CaptionRun(arguments).run())
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner caption",
-        description="Write captions for photos and draw where the model looked for each word. "
+        description="Write captions for photos and draw the attention to each word. "
         "Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.",
     )
-    parser.add_argument("photos", nargs="+", metavar="PHOTO", help="a photo, or a folder of them")
+    parser.add_argument(
+        "photos",
+        nargs="+",
+        metavar="PHOTO",
+        help="a photo, a folder of them, - for one on standard input, or with --write html a page",
+    )
     chosen = add_model_options(parser)
     chosen.add_argument(
         "--compare",
@@ -60,64 +95,367 @@ def _parser() -> argparse.ArgumentParser:
         "row a model",
     )
     add_output_options(parser)
-    parser.add_argument("--max-words", type=whole_number, help="longest caption")
     parser.add_argument(
-        "--length-penalty", type=float, help="rank captions by log-probability / length ** this"
+        "--max-words",
+        type=whole_number_up_to(MAX_WORDS),
+        metavar="N",
+        help="longest caption (default: the model's)",
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="P",
+        help="rank captions by log-probability / length ** P (default: the model's)",
+    )
+    parser.add_argument(
+        "--min-confidence",
+        type=_probability,
+        metavar="X",
+        help="give no caption where the model's confidence is below X, from 0 to 1; needs a model "
+        "with a calibrator",
+    )
+    files = parser.add_argument_group("folders and files")
+    files.add_argument(
+        "-r", "--recursive", action="store_true", help="also go into the folders inside folders"
+    )
+    files.add_argument(
+        "--resume",
+        action="store_true",
+        help=f"skip photos that {JOURNAL} in --output lists as done with the same settings",
+    )
+    files.add_argument(
+        "--write",
+        type=_written,
+        default=(),
+        metavar="KINDS",
+        help="write alternative texts, separated by commas: xmp (a sidecar PHOTO.xmp next to each "
+        f"photo), csv ({TABLE} in --output), html (a copy of each page given, with the missing alt "
+        "of its images filled in)",
+    )
+    files.add_argument(
+        "--in-place", action="store_true", help="with --write html: change the page itself"
+    )
+    files.add_argument(
+        "--max-length",
+        type=whole_number_up_to(10_000),
+        default=MAX_LENGTH,
+        metavar="N",
+        help=f"with --write: cut texts to N characters, at a word (default: {MAX_LENGTH})",
+    )
+    talk = parser.add_mutually_exclusive_group()
+    talk.add_argument(
+        "-q", "--quiet", action="store_true", help="say nothing but results and failures"
+    )
+    talk.add_argument(
+        "-v", "--verbose", action="store_true", help="also say which model runs where, and how fast"
     )
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from captioner.runtime.parallel import parallel_map
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
+    return value
 
-    failures = 0
 
-    def failed(path: Path, reason: object) -> None:
-        nonlocal failures
-        failures += 1
-        tqdm.write(f"{path}: {reason}", file=sys.stderr)
+def _written(text: str) -> tuple[str, ...]:
+    kinds = tuple(kind.strip().lower() for kind in text.split(","))
+    for kind in kinds:
+        if kind not in WRITTEN:
+            raise argparse.ArgumentTypeError(
+                f"'{kind}' is none of {', '.join(WRITTEN)}; separate several by commas"
+            )
+    return tuple(dict.fromkeys(kinds))
 
-    paths = []
-    for name in arguments.photos:
-        found = list(_photos_of(Path(name)))
-        if not found:
-            failed(Path(name), "the folder holds no photos")
-        paths += found
-    models = [
-        (str(name), load_captioner(name, arguments))
-        for name in arguments.compare or [chosen_model(arguments)]
-    ]
-    check_looking(arguments, [captioner for _, captioner in models])
-    writer = CaptionWriter(arguments, paths, failed)
-    with tqdm(total=len(paths), unit="photo", disable=None if len(paths) > 1 else True) as bar:
 
-        def unreadable(path: Path, reason: object) -> None:
-            failed(path, reason)
-            bar.update()
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse options that make no sense together."""
+    if arguments.resume and arguments.output is None:
+        parser.error("argument --resume: needs --output, the folder that an earlier run wrote to")
+    if "csv" in arguments.write and arguments.output is None:
+        parser.error("argument --write: csv needs --output, the folder for the table")
+    if arguments.write and arguments.compare:
+        parser.error("argument --write: takes the captions of one model, so not with --compare")
+    if arguments.in_place and "html" not in arguments.write:
+        parser.error("argument --in-place: needs --write html")
+    pages = [name for name in arguments.photos if _is_page(name)]
+    if pages and "html" not in arguments.write:
+        parser.error(f"{pages[0]} is a page; to fill in its images' alt give --write html")
+    if "html" in arguments.write and not pages:
+        parser.error("argument --write: html needs a page among the photos, such as index.html")
+    if arguments.photos.count("-") > 1:
+        parser.error("- can be given once: standard input has one photo")
 
-        def captioned(batch: _Batch) -> tuple[_Batch, list[list[Caption]]]:
-            images = [image for _, image in batch]
-            return batch, [_captions(captioner, images, arguments) for _, captioner in models]
 
-        results: Iterator[tuple[_Batch, list[list[Caption]]]]
-        device = models[0][1].device
-        batches = opened(((path, path) for path in paths), unreadable, device)
-        at_random = (arguments.at_test, arguments.paths or 0)
-        if any(looks_at_random(captioner, *at_random) for _, captioner in models):
-            results = map(captioned, batches)
-        else:
-            results = parallel_map(captioned, batches, device)
-        for batch, by_model in results:
-            for place, (path, image) in enumerate(batch):
-                captions = [captions[place] for captions in by_model]
-                if arguments.compare:
-                    names = [name for name, _ in models]
-                    writer.compare(path, image, list(zip(names, captions, strict=True)))
-                else:
-                    writer.write(path, image, captions[0], model=models[0][0])
+def _is_page(name: str) -> bool:
+    return Path(name).suffix.lower() in HTML_SUFFIXES and not os.path.isdir(name)
+
+
+class _CaptionRun:
+    """One run of the command: collects photos, captions them in batches, writes the output."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.failures = 0
+        self.done = 0
+        self.pages: list[Page] = []
+        self.texts: dict[Path, str] = {}  # alternative texts, of the captions that are given
+        self.rows: dict[Path, tuple[str, str, float | None]] = {}
+        self.journal: Journal | None = None
+
+    def run(self) -> int:
+        """Do all of it and return the exit code."""
+        arguments = self.arguments
+        if arguments.output is not None:
+            check_writable(arguments.output / JOURNAL)
+        paths = self._collect()
+        if not paths and not self.pages:
+            return 2
+        started = time.monotonic()
+        names, records = self._names_and_records(paths)
+        todo = [path for path in paths if path not in records]
+        models = self._load_models() if todo else []
+        writer = CaptionWriter(arguments, paths, self._failed, names=names)
+        for path, record in records.items():
+            self._restore(path, record, writer)
+        if todo:
+            self._caption(todo, models, writer)
+        writer.finish()
+        if "csv" in arguments.write:
+            file = arguments.output / TABLE
+            save_bytes(table(self.rows[path] for path in paths if path in self.rows), file)
+            self._show_file(file)
+        for page in self.pages:
+            self._save_page(page)
+        if arguments.verbose:
+            seconds = time.monotonic() - started
+            report(f"{len(todo)} photos in {seconds:.1f} s, loading the model included")
+        if self.failures:
+            return 1 if self.done else 2
+        return 0
+
+    # ------------------------------------------------------------------------------- before
+
+    def _collect(self) -> list[Path]:
+        """Return the photos to caption, in the order given; say what is skipped."""
+        arguments = self.arguments
+        skipped = Skipped()
+        outside = () if arguments.output is None else (os.path.abspath(arguments.output),)
+        paths: list[Path] = []
+        for name in arguments.photos:
+            if name == "-":
+                paths.append(STANDARD_INPUT)
+            elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
+                found = list(
+                    photos_in(Path(name), skipped, recursive=arguments.recursive, leave_out=outside)
+                )
+                if not found:
+                    self._failed(Path(name), "the folder holds no photos")
+                paths += found
+            elif _is_page(name):
+                try:
+                    page = Page(Path(name))
+                except CaptionerError as error:
+                    self._failed(None, error)
+                    continue
+                self.pages.append(page)
+                paths += page.images
+                if not page.images:
+                    self._note(f"{name}: no image lacks an alternative text")
+                if page.elsewhere:
+                    self._note(f"{name}: {page.elsewhere} images that are no local files are left")
+            else:
+                paths.append(Path(name))
+        if skipped.sentence():
+            self._note(skipped.sentence())
+        return paths
+
+    def _load_models(self) -> _Models:
+        """Load the models, and refuse options that they cannot follow."""
+        arguments = self.arguments
+        models = [(str(name), load_captioner(name, arguments)) for name in self._model_names()]
+        check_attention_options(arguments, [captioner for _, captioner in models])
+        for name, captioner in models:
+            if arguments.min_confidence is not None and not has_calibrator(captioner):
+                raise CaptionerError(
+                    f"--min-confidence: the model {name} has no calibrator, so its captions have "
+                    "no confidence; make one with captioner calibrate"
+                )
+            if arguments.precision == "bfloat16" and captioner.device.type == "cpu":
+                self._note(
+                    "bfloat16 is slower than float32 on many CPUs: captioner doctor --measure "
+                    "tries both"
+                )
+            if arguments.verbose:
+                dtype = str(captioner.dtype).removeprefix("torch.")
+                report(f"model {name} on {captioner.device}, encoder in {dtype}")
+        return models
+
+    def _model_names(self) -> list[str | Path]:
+        return self.arguments.compare or [chosen_model(self.arguments)]
+
+    def _names_and_records(
+        self, paths: list[Path]
+    ) -> tuple[dict[Path, str], dict[Path, dict[str, Any]]]:
+        """Return the names of the photos' pictures, and the records of those that are done."""
+        arguments = self.arguments
+        if arguments.output is None:
+            return {}, {}
+        from captioner.checkpoint import model_folder
+        from captioner.visualization import output_names
+
+        folders = [model_folder(name) for name in self._model_names()]
+        options = {key: vars(arguments)[key] for key in vars(arguments) if key not in _NOT_SETTINGS}
+        self.journal = Journal(arguments.output, settings_digest(folders, options))
+        shown = [Path("stdin") if path == STANDARD_INPUT else path for path in paths]
+        proposed = dict(zip(paths, output_names(shown), strict=True))
+        names, moved = self.journal.names(proposed)
+        for path in moved if arguments.save else ():
+            self._note(
+                f"{path}: its pictures are named {names[path]}, because {arguments.output} has "
+                f"{proposed[path]} of another photo"
+            )
+        records = {}
+        if arguments.resume:
+            found = {path: self.journal.done(path) for path in paths if path != STANDARD_INPUT}
+            records = {path: record for path, record in found.items() if record is not None}
+            if records:
+                self._note(f"{len(records)} of {len(paths)} photos were done before")
+        unknown = self.journal.unknown_pictures(names.values()) if arguments.save else []
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            self._note(f"{arguments.output}: {unknown[0]}{more} of an earlier run may be replaced")
+        return names, records
+
+    # ------------------------------------------------------------------------------- during
+
+    def _caption(self, paths: list[Path], models: _Models, writer: CaptionWriter) -> None:
+        from captioner.runtime.parallel import parallel_map
+
+        arguments = self.arguments
+        disable = None if len(paths) > 1 and not arguments.quiet else True
+        with tqdm(total=len(paths), unit="photo", disable=disable) as bar:
+
+            def unreadable(path: Path, reason: object) -> None:
+                self._failed(path, reason)
                 bar.update()
-    writer.finish()
-    return 1 if failures else 0
+
+            def captioned(batch: _Batch) -> tuple[_Batch, list[list[Caption]]]:
+                images = [image for _, image in batch]
+                return batch, [_captions(captioner, images, arguments) for _, captioner in models]
+
+            results: Iterator[tuple[_Batch, list[list[Caption]]]]
+            device = models[0][1].device
+            batches = opened(((path, path) for path in paths), unreadable, device)
+            at_random = (arguments.at_test, arguments.paths or 0)
+            if any(samples_cells(captioner, *at_random) for _, captioner in models):
+                results = map(captioned, batches)
+            else:
+                results = parallel_map(captioned, batches, device)
+            for batch, by_model in results:
+                for place, (path, image) in enumerate(batch):
+                    captions = [
+                        (name, captions[place])
+                        for (name, _), captions in zip(models, by_model, strict=True)
+                    ]
+                    self._write(path, image, captions, writer)
+                    bar.update()
+
+    def _write(
+        self,
+        path: Path,
+        image: Image.Image,
+        captions: list[tuple[str, Caption]],
+        writer: CaptionWriter,
+    ) -> None:
+        """Print and draw one photo's caption, or those of several models, and keep the rest."""
+        arguments = self.arguments
+        failures = self.failures
+        if arguments.compare:
+            pictures = writer.compare(path, image, captions)
+        else:
+            pictures = writer.write(path, image, captions[0][1], model=captions[0][0])
+        self.done += 1
+        caption = captions[0][1]
+        confidence = confidence_of(caption)
+        withheld = is_withheld(caption, arguments.min_confidence)
+        if withheld:
+            report(
+                f"{path}: no caption, because the confidence {confidence:.2f} is below "
+                f"{arguments.min_confidence:g}"
+            )
+        self._keep(path, caption.text, confidence, withheld=withheld)
+        if self.journal is not None and self.failures == failures and path != STANDARD_INPUT:
+            content: dict[str, Any] = {"caption": caption.text, "confidence": confidence}
+            if arguments.compare:
+                content = {"captions": {name: each.text for name, each in captions}}
+            self.journal.add(path, writer.names[path], content, pictures)
+
+    def _keep(self, path: Path, text: str, confidence: float | None, *, withheld: bool) -> None:
+        """Write or keep a caption as an alternative text."""
+        arguments = self.arguments
+        if not arguments.write:
+            return
+        alternative = "" if withheld else alt_text(text, arguments.max_length)
+        self.texts[path] = alternative
+        self.rows[path] = (str(path), alternative, confidence)
+        if "xmp" in arguments.write and alternative and path != STANDARD_INPUT:
+            try:
+                self._show_file(save_sidecar(path, alternative))
+            except CaptionerError as error:
+                self._failed(None, error)
+
+    def _restore(self, path: Path, record: dict[str, Any], writer: CaptionWriter) -> None:
+        """Take from the journal what a photo that was done before gives to files of all photos."""
+        self.done += 1
+        text, confidence = record.get("caption"), record.get("confidence")
+        if not isinstance(text, str):
+            return
+        least = self.arguments.min_confidence
+        withheld = least is not None and confidence is not None and confidence < least
+        self._keep(path, text, confidence, withheld=withheld)
+        if "html" in self.arguments.save:
+            try:
+                writer.add_to_gallery(path, text)
+            except CaptionerError as error:
+                self._failed(path, error)
+
+    # -------------------------------------------------------------------------------- after
+
+    def _save_page(self, page: Page) -> None:
+        arguments = self.arguments
+        if arguments.in_place:
+            file = page.file
+        elif arguments.output is not None:
+            file = arguments.output / page.file.name
+            if os.path.abspath(file) == os.path.abspath(page.file):
+                self._failed(page.file, "would be replaced; add --in-place if that is meant")
+                return
+        else:
+            file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
+        try:
+            save_bytes(page.filled(self.texts), file)
+        except CaptionerError as error:
+            self._failed(None, error)
+            return
+        self._show_file(file)
+        self.done += 1
+
+    def _show_file(self, file: Path) -> None:
+        if not self.arguments.json:
+            show(printable(file))
+
+    def _failed(self, path: Path | None, reason: object) -> None:
+        self.failures += 1
+        report(str(reason) if path is None else f"{path}: {reason}")
+
+    def _note(self, text: str) -> None:
+        if not self.arguments.quiet:
+            report(text)
 
 
 def _captions(
@@ -128,28 +466,5 @@ def _captions(
         beam_size=arguments.beam_size,
         max_words=arguments.max_words,
         length_penalty=arguments.length_penalty,
-        **looking_options(arguments, captioner),
+        **attention_options(arguments, captioner),
     )
-
-
-def _photos_of(path: Path) -> Iterator[Path]:
-    """The path itself, or the photos that lie in it, without pictures drawn by an earlier run."""
-    if not os.path.isdir(path):  # Path.is_dir raises for a name that no file can have
-        yield path
-        return
-    from captioner.data.transforms import IMAGE_SUFFIXES
-    from captioner.visualization import is_picture_of
-
-    try:
-        members = sorted(path.iterdir())
-    except OSError as error:
-        raise CaptionerError(f"{path}: cannot be listed ({error.strerror})") from None
-    photos = [
-        member
-        for member in members
-        if member.suffix.lower() in IMAGE_SUFFIXES
-        and not member.name.startswith(".")
-        and member.is_file()
-    ]
-    names = {name for photo in photos for name in (photo.name, photo.stem)}
-    yield from (photo for photo in photos if not is_picture_of(photo.name, names))

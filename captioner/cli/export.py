@@ -1,4 +1,4 @@
-"""`captioner export`: a trained model as a small folder to share, or to bundle."""
+"""`captioner export`: copy a trained model into a small folder to share, or to bundle."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import run_command, show
+from captioner.cli import CommandParser, printable, run_command, show
 from captioner.errors import CheckpointError
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner export",
         description="Copy a trained model into a folder of its own with half-precision weights, "
-        "half the size; captioner computes with them in single precision.",
+        "half the size; captioner computes with them in single precision. Exit code: 0 done, 2 "
+        "nothing was written.",
     )
-    parser.add_argument("checkpoint", type=Path, help="a run, or a model folder")
+    parser.add_argument("checkpoint", help="a run, a model folder, or a bundled model's name")
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
-    parser.add_argument("--card", type=Path, help="model card; by default the checkpoint's own")
-    search = parser.add_argument_group("search settings to store; by default the checkpoint's own")
-    search.add_argument("--beam-size", type=int)
-    search.add_argument("--max-words", type=int)
-    search.add_argument("--length-penalty", type=float)
-    search.add_argument("--no-repeat-ngram", type=int)
+    parser.add_argument(
+        "--card", type=Path, metavar="FILE", help="model card (default: the checkpoint's)"
+    )
+    search = parser.add_argument_group("search settings to store (default: the checkpoint's)")
+    search.add_argument("--beam-size", type=int, metavar="K", help="hypotheses kept; 1 is greedy")
+    search.add_argument("--max-words", type=int, metavar="N", help="longest caption")
+    search.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="P",
+        help="rank captions by log-probability / length ** P",
+    )
+    search.add_argument(
+        "--no-repeat-ngram",
+        type=int,
+        metavar="N",
+        help="no sequence of N words comes twice in a caption; 0 allows all",
+    )
     arguments = parser.parse_args(argv)
     return run_command(lambda: _run(arguments))
 
@@ -32,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from captioner.checkpoint import CARD, load_model, model_folder, save_model
-    from captioner.config import check
+    from captioner.config import validate
 
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
@@ -42,12 +55,12 @@ def _run(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     config = replace(config, decoding=replace(config.decoding, **given))
-    check(config)
+    validate(config)
     card = arguments.card or folder / CARD
     try:
         text = card.read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{card}: cannot be read ({error.strerror})") from None
     save_model(arguments.output, model, config, vocabulary, card=text, dtype=torch.float16)
-    show(str(arguments.output))
+    show(printable(arguments.output))
     return 0

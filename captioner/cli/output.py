@@ -1,28 +1,28 @@
-"""What caption and score share: how to look, what to print, what to draw."""
+"""Options and output that `captioner caption` and `captioner score` share."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.cli import show, whole_number
+from captioner.cli import printable, show, whole_number
+from captioner.cli.lines import json_line, text_lines
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
-    from captioner.models.attention.select import AtTest
+    from captioner.config import HardAttentionMode
     from captioner.types import Caption
-    from captioner.visualization import Entry, Look
+    from captioner.visualization import Entry, OverlayStyle
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """What to print and to draw, and how hard attention looks."""
+    """Add the options for printing, for drawing, and for hard attention."""
     parser.add_argument("--output", type=Path, metavar="DIR", help="draw attention sheets here")
     parser.add_argument(
         "--save",
@@ -40,16 +40,23 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--style",
-        choices=("colour", "contour", "mask"),
-        default="colour",
-        help="colours on the grey photo, lines of equal attention, or the photo dimmed where the "
-        "model does not look",
+        choices=("light", "colour", "contour", "mask"),
+        default="light",
+        help="light: the photo in its colours, dimmed where attention is low and lit where it is "
+        "high; colour: colours on the grey photo; contour: lines of equal attention; mask: the "
+        "photo only dimmed (default: light)",
     )
     parser.add_argument(
-        "--colour-map", choices=("cividis", "viridis"), default="cividis", help="colours of maps"
+        "--colour-map",
+        choices=("viridis", "cividis"),
+        default="viridis",
+        help="of the styles colour and contour, and of matrices (default: viridis)",
     )
     parser.add_argument(
-        "--opacity", type=_share, default=0.65, help="of the colours, or the mask: 0 to 1"
+        "--opacity",
+        type=_share,
+        default=None,
+        help="strength of the style, 0 to 1 (default: 0.75 for light, 0.65 for colour and mask)",
     )
     parser.add_argument(
         "--threshold",
@@ -68,7 +75,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number,
         default=0,
         metavar="M",
-        help="with hard attention and --output: draw M sampled ways of looking",
+        help="with hard attention and --output: draw M sampled paths of attention",
     )
 
 
@@ -90,20 +97,20 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _share(text: str) -> float:
-    return _number(text, most=1.0, what="a number from 0 to 1")
+    return _number(text, most=1.0, expected="a number from 0 to 1")
 
 
 def _heat(text: str) -> float:
-    return _number(text, most=float("inf"), what="a number from 0 up")
+    return _number(text, most=float("inf"), expected="a number from 0 up")
 
 
-def _number(text: str, *, most: float, what: str) -> float:
+def _number(text: str, *, most: float, expected: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value <= most or value == float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
+        raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
     return value
 
 
@@ -111,12 +118,12 @@ def add_at_test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-test",
         choices=("argmax", "expectation", "sample"),
-        help="how hard attention looks (default: the model's own)",
+        help="how hard attention chooses its cells (default: the model's setting)",
     )
 
 
 def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse what makes no sense together; then `save` holds the kinds to save."""
+    """Refuse options that contradict each other; then `save` holds the kinds to save."""
     for option in ("save", "words", "paths"):
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
@@ -133,27 +140,32 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     arguments.save = tuple(dict.fromkeys(kinds))
 
 
-def check_looking(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
-    """Refuse to look in a way that no model can; compared models without it do without."""
-    asked = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
-    if asked and not any(captioner.looks_hard for captioner in models):
-        raise CaptionerError(f"{asked}: needs a model with hard attention, such as --model hard")
+def check_attention_options(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
+    """Refuse options of hard attention if no model has it; models without it ignore them.
+
+    Raises:
+        CaptionerError: No model has hard attention.
+    """
+    option = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
+    if option and not any(captioner.has_hard_attention for captioner in models):
+        raise CaptionerError(f"{option}: needs a model with hard attention, such as --model hard")
 
 
-def looking_options(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, Any]:
-    """For Captioner.caption and score."""
-    if not captioner.looks_hard:
+def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, Any]:
+    """Return the arguments of hard attention for Captioner.caption and score."""
+    if not captioner.has_hard_attention:
         return {}
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
 
-def looks_at_random(captioner: Captioner, at_test: AtTest | None, paths: int = 0) -> bool:
-    """Whether it draws cells: then photos go one batch after another, to draw the same again."""
-    how = at_test or captioner.config.attention.at_test
-    return captioner.looks_hard and (how == "sample" or paths > 0)
+def samples_cells(captioner: Captioner, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
+    """Return whether cells are sampled: then batches keep their order, to sample the same again."""
+    mode = at_test or captioner.config.attention.at_test
+    return captioner.has_hard_attention and (mode == "sample" or paths > 0)
 
 
-def of_asked_head(arguments: argparse.Namespace, caption: Caption) -> Caption:
+def _of_chosen_head(arguments: argparse.Namespace, caption: Caption) -> Caption:
+    """Return the caption with the maps of --layer and --head."""
     if arguments.layer is None and arguments.head is None:
         return caption
     return caption.of_head(arguments.layer, arguments.head)
@@ -167,11 +179,19 @@ class CaptionWriter:
         arguments: argparse.Namespace,
         paths: list[Path],
         failed: Callable[[Path, object], None],
+        *,
+        names: Mapping[Path, str] | None = None,
     ) -> None:
+        """Remember the options.
+
+        Args:
+            names: NAME under which the pictures of each photo are saved; None takes the names of
+                their files, with as much in front as tells them apart.
+        """
         self.arguments, self.failed = arguments, failed
-        self.names: dict[Path, str] = {}
+        self.names = dict(names or {})
         self.entries: list[Entry] = []
-        if arguments.output:
+        if arguments.output and not names:
             from captioner.visualization import output_names
 
             self.names = dict(zip(paths, output_names(paths), strict=True))
@@ -184,62 +204,78 @@ class CaptionWriter:
         *,
         model: str,
         scored: bool = False,
-    ) -> None:
-        """Print the caption even when its pictures cannot be saved, and then say why not.
+    ) -> list[Path]:
+        """Print a caption and save its pictures; if those cannot be saved, report why not.
 
-        model: its name, for pages. scored: with the log-probability of the whole.
+        Args:
+            model: Name of the model, for pages.
+            scored: Print the log-probability of the caption.
+
+        Returns:
+            The files that were saved.
         """
-        chosen = of_asked_head(self.arguments, caption)
+        chosen = _of_chosen_head(self.arguments, caption)
         pictures, problem = self._saved(lambda: self._save(path, image, chosen, [(model, caption)]))
+        least = getattr(self.arguments, "min_confidence", None)
         if self.arguments.json:
-            line: dict[str, Any] = {"image": str(path), **chosen.to_dict()}
-            if pictures:
-                line["pictures"] = [str(picture) for picture in pictures]
-            text = json.dumps(line, ensure_ascii=False)
+            text = json_line(path, chosen, pictures, min_confidence=least)
         else:
-            total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0)
-            told = f" (log-probability {total:.2f})" if scored else ""
-            text = "\n  ".join([f"{path}: {caption.text}{told}", *map(str, pictures)])
+            text = text_lines(
+                path, [(model, caption)], pictures, min_confidence=least, with_total=scored
+            )
         show(text)
         if problem:
             self.failed(path, problem)
+        return pictures
 
-    def compare(self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]]) -> None:
-        """Print a caption a model, and draw them on one sheet."""
-        chosen = [(name, of_asked_head(self.arguments, caption)) for name, caption in captions]
+    def compare(
+        self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]]
+    ) -> list[Path]:
+        """Print the caption of each model, draw them on one sheet, and return the files saved."""
+        chosen = [(name, _of_chosen_head(self.arguments, caption)) for name, caption in captions]
         pictures, problem = self._saved(
             lambda: self._save_comparison(path, image, chosen, captions)
         )
+        least = getattr(self.arguments, "min_confidence", None)
         if self.arguments.json:
             for name, caption in chosen:
-                line = {"model": name, "image": str(path), **caption.to_dict()}
-                if pictures:
-                    line["pictures"] = [str(picture) for picture in pictures]
-                show(json.dumps(line, ensure_ascii=False))
+                show(json_line(path, caption, pictures, min_confidence=least, model=name))
         else:
-            lines = [f"{name}: {caption.text}" for name, caption in captions]
-            show("\n  ".join([f"{path}", *lines, *map(str, pictures)]))
+            show(text_lines(path, captions, pictures, min_confidence=least))
         if problem:
             self.failed(path, problem)
+        return pictures
+
+    def add_to_gallery(self, path: Path, text: str) -> None:
+        """List the page of a photo that an earlier run captioned.
+
+        Raises:
+            ImageError: The photo cannot be read any more.
+        """
+        from captioner.data.transforms import open_image
+        from captioner.visualization import Entry, sheet_name
+
+        page = sheet_name(self.names[path], "html")
+        self.entries.append(Entry.of(open_image(path), name=path.name, page=page, caption=text))
 
     def finish(self) -> None:
         """Save the gallery of several photos' pages.
 
         Raises:
-            CaptionerError: it cannot be saved.
+            CaptionerError: It cannot be saved.
         """
         if len(set(self.names.values())) > 1 and self.entries:
             from captioner.visualization import gallery_page
 
             file = self.arguments.output / GALLERY
-            save_bytes(gallery_page(self.entries).encode(), file)
+            save_bytes(gallery_page(self.entries).encode(errors="replace"), file)
             if not self.arguments.json:
-                show(str(file))
+                show(printable(file))
 
     def _saved(
         self, saving: Callable[[], Iterator[Path]]
     ) -> tuple[list[Path], CaptionerError | None]:
-        """The files that could be saved, and why the next could not."""
+        """Return the files that could be saved, and why the next could not."""
         pictures: list[Path] = []
         if self.arguments.output is None:
             return pictures, None
@@ -250,12 +286,17 @@ class CaptionWriter:
             return pictures, error
         return pictures, None
 
-    def _look(self) -> Look:
-        from captioner.visualization import Look
+    def _style(self) -> OverlayStyle:
+        from captioner.visualization import OverlayStyle
 
-        given = self.arguments
-        smooth = not given.cells
-        return Look(smooth, given.style, given.colour_map, given.opacity, given.threshold)
+        options = self.arguments
+        return OverlayStyle(
+            kind=options.style,
+            smooth=not options.cells,
+            colour_map=options.colour_map,
+            opacity=options.opacity,
+            threshold=options.threshold,
+        )
 
     def _save(
         self,
@@ -264,33 +305,33 @@ class CaptionWriter:
         caption: Caption,
         with_heads: list[tuple[str, Caption]],
     ) -> Iterator[Path]:
-        """Save the kinds that were asked for, naming each file when it is there."""
-        from captioner import visualization as r
+        """Save the chosen kinds, yielding the name of each file once it is there."""
+        from captioner import visualization as v
 
-        look, name, folder = self._look(), self.names[path], self.arguments.output
+        style, name, folder = self._style(), self.names[path], self.arguments.output
         for kind in self.arguments.save:
-            file = folder / r.sheet_name(name, kind)
+            file = folder / v.sheet_name(name, kind)
             if kind == "png":
-                r.save_png(r.attention_sheet(image, caption, **vars(look)), file)
+                v.save_png(v.attention_sheet(image, caption, style), file)
             elif kind in ("pdf", "svg"):
-                r.vector_sheet(image, caption, look).save(file)
+                v.vector_sheet(image, caption, style).save(file)
             elif kind == "gif":
-                r.save_caption_gif(image, caption, file, look)
+                save_bytes(v.caption_gif(image, caption, style), file)
             elif kind == "npz":
-                r.save_npz(r.caption_arrays(caption), file)
+                v.save_npz(v.caption_arrays(caption), file)
             elif kind == "html":
                 self._save_page(path, image, with_heads, file)
             elif kind == "words":
-                pictures = r.word_images(image, caption, **vars(look))
-                for picture, word in zip(pictures, r.word_names(name, caption.words), strict=True):
-                    r.save_png(picture, folder / word)
+                pictures = v.word_images(image, caption, style)
+                for picture, word in zip(pictures, v.word_names(name, caption.words), strict=True):
+                    v.save_png(picture, folder / word)
                     yield folder / word
             elif kind == "matrix":
-                file = folder / r.matrix_name(name)
-                r.save_png(r.alignment_matrix(caption, colour_map=look.colour_map), file)
+                file = folder / v.matrix_name(name)
+                v.save_png(v.alignment_matrix(caption, style), file)
                 for vector in {"pdf", "svg"} & set(self.arguments.save):
-                    further = folder / r.matrix_name(name, vector)
-                    r.vector_matrix(caption, colour_map=look.colour_map).save(further)
+                    further = folder / v.matrix_name(name, vector)
+                    v.vector_matrix(caption, style).save(further)
                     yield further
             if kind != "words":
                 yield file
@@ -302,23 +343,23 @@ class CaptionWriter:
         captions: list[tuple[str, Caption]],
         with_heads: list[tuple[str, Caption]],
     ) -> Iterator[Path]:
-        from captioner import visualization as r
+        from captioner import visualization as v
 
-        look = self._look()
+        style = self._style()
         for kind in self.arguments.save:
-            file = self.arguments.output / r.comparison_name(self.names[path], kind)
+            file = self.arguments.output / v.comparison_name(self.names[path], kind)
             if kind == "png":
-                r.save_png(r.comparison_sheet(image, captions, **vars(look)), file)
+                v.save_png(v.comparison_sheet(image, captions, style), file)
             elif kind == "html":
                 self._save_page(path, image, with_heads, file)
             else:
-                r.vector_comparison(image, captions, look).save(file)
+                v.vector_comparison(image, captions, style).save(file)
             yield file
 
     def _save_page(
         self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]], file: Path
     ) -> None:
-        """Captions come with all their heads, which the page lets its reader choose from."""
+        """Save a page of captions with all their heads, among which its reader can choose."""
         from captioner.visualization import Entry, caption_page
 
         several = len(set(self.names.values())) > 1
@@ -326,7 +367,7 @@ class CaptionWriter:
             image,
             captions,
             name=path.name,
-            look=self._look(),
+            style=self._style(),
             layer=self.arguments.layer,
             head=self.arguments.head,
             gallery=GALLERY if several else None,

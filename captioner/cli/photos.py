@@ -1,22 +1,109 @@
-"""Photos from disk, a batch at a time."""
+"""Photos that a command was given: found, opened, and handed on a batch at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+import stat
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
-from captioner.errors import ImageError
+from captioner.cli import printable
+from captioner.cli.journal import pictures_in
+from captioner.errors import CaptionerError, ImageError
 
 if TYPE_CHECKING:
     import torch
 
 BATCH_PHOTOS = 16
 BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
+STANDARD_INPUT = Path("-")
+MAX_INPUT_BYTES = 2**28  # of a photo on standard input
+_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # often next to photos, not reported
 
 Key = TypeVar("Key")
+
+
+@dataclass
+class Skipped:
+    """What lies in folders that were given, and is not captioned."""
+
+    files: Counter[str] = field(default_factory=Counter)  # by suffix
+    folders: int = 0
+
+    def sentence(self) -> str:
+        """Return what was skipped and what to do about it, or ""."""
+        from captioner.data.heif import HEIF_SUFFIXES
+
+        parts = []
+        if self.files:
+            count = sum(self.files.values())
+            kinds = ", ".join(sorted(self.files))
+            remedy = "; install pillow-heif or convert" if HEIF_SUFFIXES & set(self.files) else ""
+            parts.append(f"{count} {_plural('file', count)} skipped: {kinds}{remedy}")
+        if self.folders:
+            word = _plural("folder", self.folders)
+            parts.append(f"{self.folders} {word} skipped: add --recursive to go into them")
+        return "; ".join(parts)
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def photos_in(
+    folder: Path, skipped: Skipped, *, recursive: bool = False, leave_out: Collection[str] = ()
+) -> Iterator[Path]:
+    """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
+
+    Args:
+        folder: Folder to list.
+        skipped: Counts what is passed over.
+        recursive: Also go into the folders inside it; links to folders are not followed.
+        leave_out: Absolute paths of folders not to go into, such as the one drawn into.
+
+    Raises:
+        CaptionerError: The folder cannot be listed.
+    """
+    from captioner.data.heif import HEIF_SUFFIXES, register_heif
+    from captioner.data.transforms import IMAGE_SUFFIXES
+    from captioner.visualization import is_picture_of
+
+    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    try:
+        members = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise CaptionerError(f"{folder}: cannot be listed ({error.strerror})") from None
+    files = [member for member in members if member.is_file()]
+    photos = [path for path in files if path.suffix.lower() in suffixes]
+    names = {name for photo in photos for name in (photo.name, photo.stem)}
+    drawn = pictures_in(folder)
+    yield from (
+        path for path in photos if path.name not in drawn and not is_picture_of(path.name, names)
+    )
+    for path in set(files).difference(photos):
+        suffix = path.suffix.lower()
+        if suffix not in _OURS and path.name not in drawn:
+            skipped.files[printable(suffix) or "no suffix"] += 1
+    for path in members:
+        if not path.is_dir() or os.path.abspath(path) in leave_out:
+            continue
+        if recursive and not path.is_symlink():
+            yield from photos_in(path, skipped, recursive=True, leave_out=leave_out)
+        elif not recursive and any(member.suffix.lower() in suffixes for member in _members(path)):
+            skipped.folders += 1
+
+
+def _members(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def opened(
@@ -24,17 +111,22 @@ def opened(
     failed: Callable[[Path, ImageError], None],
     device: torch.device,
 ) -> Iterator[list[tuple[Key, Image.Image]]]:
-    """Batches of photos with their keys; `failed` is told of each that cannot be read.
+    """Open photos and yield them in batches.
 
-    device: the one that waits for them.
+    Args:
+        photos: Each photo's key and path; the path `-` is standard input.
+        failed: Called with the path of each photo that cannot be read, and the reason.
+        device: The device that will compute on the batches: a GPU has photos read ahead for it.
+
+    Yields:
+        Batches of keys and upright RGB images, at most BATCH_PHOTOS of them, fewer of large ones.
     """
-    from captioner.data.transforms import open_image
     from captioner.runtime.parallel import prefetch
 
     def read(photo: tuple[Key, Path]) -> tuple[Key, Path, Image.Image | ImageError]:
         key, path = photo
         try:
-            return key, path, open_image(path)
+            return key, path, open_photo(path)
         except ImageError as error:
             return key, path, error
 
@@ -51,3 +143,41 @@ def opened(
             batch, pixels = [], 0
     if batch:
         yield batch
+
+
+def open_photo(path: Path) -> Image.Image:
+    """Read the photo at a path, or on standard input where the path is `-`.
+
+    Raises:
+        ImageError: There is no photo that can be read; a device or pipe is named as what it is.
+    """
+    from captioner.data.transforms import open_image
+
+    if path == STANDARD_INPUT:
+        content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+        if not content:
+            raise ImageError("standard input is empty; send a photo: captioner caption - < PHOTO")
+        if len(content) > MAX_INPUT_BYTES:
+            raise ImageError(f"standard input is larger than {MAX_INPUT_BYTES >> 20} MiB")
+        return open_image(content)
+    kind = _special_kind(path)
+    if kind:
+        raise ImageError(f"is {kind}, not a file; a photo can be sent to: captioner caption -")
+    return open_image(path)
+
+
+def _special_kind(path: Path) -> str:
+    """Return what a path is that would block or never end when read, or ""."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return ""
+    for test, kind in (
+        (stat.S_ISFIFO, "a FIFO (named pipe)"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    ):
+        if test(mode):
+            return kind
+    return ""

@@ -1,4 +1,4 @@
-"""`captioner plot`: a run's curves, and how its attention grew."""
+"""`captioner plot`: the curves of a run, and its attention epoch by epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="captioner plot",
         description="Draw a run's curves (losses, rates, metrics, entropy of attention), and for "
-        "each of its sample photos a GIF of what it wrote and where it looked, epoch by epoch.",
+        "each of its sample photos a GIF of the caption and its attention, epoch by epoch.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         "--save",
         default="png,gif",
         metavar="KINDS",
-        help="what to save, separated by commas: png, pdf, svg (curves), gif (growth), or all "
+        help="kinds to save, separated by commas: png, pdf, svg (curves), gif (growth), or all "
         "(default: png,gif)",
     )
     arguments = parser.parse_args(argv)
@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.visualization import save_growth_gif
+    from captioner.files import save_bytes
+    from captioner.visualization import growth_gif
     from captioner.visualization.curves import save_curves
 
     entries = read_metrics(arguments.run)
@@ -56,9 +57,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if "gif" in arguments.kinds:
         folders = sorted(path for path in (arguments.run / "samples").glob("*") if path.is_dir())
         for folder in folders:
-            photo, captions = read_samples(folder)
+            image, captions = read_samples(folder)
             file = output / f"growth-{folder.name}.gif"
-            save_growth_gif(photo, captions, file)
+            save_bytes(growth_gif(image, captions), file)
             show(str(file))
         if not folders:
             print(
@@ -70,10 +71,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The entries of a run's metrics.jsonl; a last line that is being written is left out.
+    """Read the entries of a run's metrics.jsonl, without a last line that is being written.
 
     Raises:
-        CheckpointError: there are none, or they are damaged.
+        CheckpointError: There are none, or they are damaged.
     """
     path = run / "metrics.jsonl"
     try:
@@ -100,10 +101,10 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_samples(folder: Path) -> tuple[Any, list[tuple[str, Any]]]:
-    """A sample photo of a run, and its captions by epoch.
+    """Read a sample image of a run, and the names and captions of its epochs.
 
     Raises:
-        CheckpointError: what the run kept is damaged.
+        CheckpointError: The files of the run are damaged.
     """
     from captioner.data.transforms import open_image
     from captioner.visualization import caption_from_arrays
@@ -111,14 +112,14 @@ def read_samples(folder: Path) -> tuple[Any, list[tuple[str, Any]]]:
     captions = []
     file = folder / "photo.jpg"
     try:
-        photo = open_image(file)
+        image = open_image(file)
         for file in sorted(folder.glob("epoch-*.npz")):
             with np.load(file) as arrays:
                 epoch = int(file.stem.removeprefix("epoch-"))
                 captions.append((f"epoch {epoch}", caption_from_arrays(dict(arrays))))
-    # What np.load raises on a file that is cut short is not one kind.
+    # np.load raises errors of several kinds on a file that is cut short.
     except (ImageError, OSError, ValueError, KeyError, EOFError) as error:
         raise CheckpointError(f"{file}: is damaged ({error}); take its folder away") from None
     if not captions:
         raise CheckpointError(f"{folder}: has no maps of any epoch; take it away")
-    return photo, captions
+    return image, captions

@@ -1,4 +1,4 @@
-"""`captioner score`: a caption that you bring, read by the model."""
+"""`captioner score`: the attention and the probability of each word of a given caption."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from captioner.cli import add_model_options, chosen_model, load_captioner, run_c
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
-    check_looking,
+    attention_options,
+    check_attention_options,
     check_output_options,
-    looking_options,
 )
 from captioner.errors import CaptionerError, ImageError
 
@@ -20,8 +20,8 @@ from captioner.errors import CaptionerError, ImageError
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="captioner score",
-        description="Let the model read a caption of yours: where it looks for each word, and how "
-        "likely it finds each. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
+        description="Score a given caption: the model's attention for each word, and how likely "
+        "each is. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
     )
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
@@ -34,7 +34,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.transforms import open_image
-    from captioner.data.vocabulary import tokenize
 
     failures = 0
 
@@ -49,9 +48,13 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
     model = chosen_model(arguments)
     captioner = load_captioner(model, arguments)
-    check_looking(arguments, [captioner])
-    caption = captioner.score(image, arguments.text, **looking_options(arguments, captioner))
-    unknown = [word for word in tokenize(arguments.text) if word not in captioner.vocabulary]
+    check_attention_options(arguments, [captioner])
+    caption = captioner.score(image, arguments.text, **attention_options(arguments, captioner))
+    unknown = [
+        word
+        for word in captioner.vocabulary.tokenizer.split(arguments.text)
+        if word not in captioner.vocabulary
+    ]
     if unknown:
         print(f"read as unknown words: {', '.join(unknown)}", file=sys.stderr)
     writer = CaptionWriter(arguments, [arguments.photo], failed)

@@ -6,8 +6,11 @@ import argparse
 import os
 import signal
 import socket
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from captioner.cli import (
     add_device_options,
@@ -33,37 +36,47 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="captioner serve",
         description="A web page and a REST interface on this machine. Ctrl-C or SIGTERM: answer "
-        "what has been asked, then end. Exit code: 0 ended so, 2 could not start.",
+        "the requests that have arrived, then end. Exit code: 0 ended so, 2 could not start.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
     parser.add_argument(
         "--token",
         default=os.environ.get(TOKEN_VARIABLE) or None,
-        help="what requests have to bring; a must where other machines reach the host. Better "
+        help="what requests must bring; required where other machines reach the host. Better "
         f"given in the environment, as {TOKEN_VARIABLE}, where no list of processes shows it",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        type=_origin,
+        metavar="ORIGIN",
+        help="a web site whose pages may use the interface, as in https://example.org; may be "
+        "given several times (default: only the server's own page)",
     )
     parser.add_argument(
         "--model",
         action="append",
         default=[],
         metavar="NAME",
-        help="a bundled model; may come several times, the first is the default (default: all of "
-        "them, soft first)",
+        help="a bundled model; may be given several times, the first is the default (default: all "
+        "of them, soft first)",
     )
     parser.add_argument(
         "--checkpoint",
         action="append",
         default=[],
         metavar="DIR",
-        help="a model folder, or a run; may come several times",
+        help="a model folder, or a run; may be given several times",
     )
     add_device_options(parser)
     parser.add_argument(
         "--max-requests",
         type=whole_number,
         default=128,
-        help="requests held at once; more are sent away with 503 (default: 128)",
+        help="requests processed at once, three quarters of them for one client; more are "
+        "refused with 503 (default: 128)",
     )
     parser.add_argument(
         "--max-megabytes", type=whole_number, default=20, help="of a request (default: 20)"
@@ -87,13 +100,27 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _origin(text: str) -> str:
+    parts = urlsplit(text)
+    if not parts.scheme or not parts.netloc or text != f"{parts.scheme}://{parts.netloc}":
+        raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
+    return text.lower()
+
+
 def _run(arguments: argparse.Namespace) -> int:
     try:
         import uvicorn
 
         from captioner.runtime.parallel import shared_cores
         from captioner.serving.app import create_app
-        from captioner.serving.security import is_loopback
+        from captioner.serving.connections import (
+            BACKLOG,
+            Connections,
+            LimitedProtocol,
+            connection_limit,
+            limit_logs,
+        )
+        from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
         from captioner.serving.service import Limits
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("captioner", "torch"):
@@ -114,6 +141,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
     listening = _socket(arguments.host, arguments.port)
     models = _models(arguments)
+    limit_logs()
     with shared_cores(next(iter(models.values())).device) as passes:
         app = create_app(
             models,
@@ -125,35 +153,51 @@ def _run(arguments: argparse.Namespace) -> int:
                 deadline_s=arguments.deadline,
                 passes=passes,
             ),
-            any_host=not loopback,
+            allowed_hosts=[*LOOPBACK_HOSTS, _url_host(arguments.host)] if loopback else ["*"],
+            allowed_origins=arguments.allow_origin,
         )
         host, port = listening.getsockname()[:2]
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
-                name = f"[{host}]" if ":" in host else host
-                show(f"captioner listens at http://{name}:{port}")
+                show(f"captioner listens at http://{_url_host(host)}:{port}")
 
+        protocol: Any = partial(LimitedProtocol, limits=Connections(connection_limit()))
         server = Server(
             uvicorn.Config(
                 app,
+                http=protocol,
+                ws="none",
+                backlog=BACKLOG,
+                log_config=None,
                 log_level="warning",
+                access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                # A photo has one deadline to arrive, its answer another.
-                timeout_graceful_shutdown=2 * arguments.deadline + 5,
+                # Requests that have arrived are answered by then; unfinished uploads may be cut.
+                timeout_graceful_shutdown=arguments.deadline + 5,
             )
         )
         # uvicorn drains on these signals and then sends them to itself again: no accident.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         server.run(sockets=[listening])
+    if app.state.service.abandoned:
+        # A model still runs in a thread, which Python would wait for at its end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 
+def _url_host(host: str) -> str:
+    """Return the address as URLs have it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _socket(host: str, port: int) -> socket.socket:
-    """Taken before the models are loaded: a port in use is told at once."""
+    """Open the socket, before the models are loaded: a port in use is reported at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -161,7 +205,7 @@ def _socket(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen()  # who comes before the models are there waits
+        listening.listen()  # clients that connect before the models are loaded wait
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CaptionerError(

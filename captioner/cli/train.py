@@ -2,69 +2,92 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from captioner.cli import INTERRUPTED, run_command, show
-from captioner.config import Config, one_line, parser_for, refuse_null
-from captioner.errors import ConfigError
+from captioner.config import (
+    Config,
+    instantiate,
+    parser_for,
+    read_recipe,
+    set_defaults,
+    with_source_roots,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
+    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: list[str]) -> int:
+    config, resume = parse_settings(argv)
+    from captioner.training.run import holds_a_run, train
+
+    try:
+        best = train(config, resume=resume)
+    except KeyboardInterrupt:
+        run = Path(config.train.output)
+        print(
+            f"interrupted; go on with the same command and --resume ({run})"
+            if holds_a_run(run)
+            else f"interrupted before {run} had a checkpoint; start the same command again",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    show(str(best))
+    return 0
+
+
+def parse_settings(argv: list[str]) -> tuple[Config, bool]:
+    """Return the recipe's settings, changed by the options, and whether to resume a run."""
+    recipes, roots, options = _split(argv)
     parser = parser_for(
         Config,
         prog="captioner train",
-        description="Train a captioning model. Every setting of a recipe is also an option.",
+        usage="%(prog)s [--config RECIPE] [--resume] [--SECTION.KEY VALUE ...]",
+        description="Train a captioning model. Every setting of a recipe is also an option, and "
+        "options win over recipes.",
+        epilog="example: captioner train --config flickr8k_soft --data.root data/flickr8k",
     )
-    parser.add_argument("--config", action="config", help="Recipe, a YAML file.")
+    parser.add_argument(
+        "--config",
+        metavar="RECIPE",
+        help="YAML file, or the name of a recipe that comes with captioner, such as "
+        "flickr8k_soft; of several, later ones win",
+    )
     parser.add_argument("--resume", action="store_true", help="Go on with the run in train.output.")
-    arguments = parser.parse_args(_recipes_first(sys.argv[1:] if argv is None else argv))
-
-    def command() -> int:
-        try:
-            sections = parser.instantiate(arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"a section of the recipe holds no settings ({one_line(str(error))}); write its "
-                "settings below it, or leave it out"
-            ) from None
-        config = Config(
-            **{name: value for name, value in vars(sections).items() if name in _sections()}
-        )
-        refuse_null(config)
-        from captioner.training.run import holds_a_run, train
-
-        try:
-            best = train(config, resume=arguments.resume)
-        except KeyboardInterrupt:
-            run = Path(config.train.output)
-            print(
-                f"interrupted; go on with the same command and --resume ({run})"
-                if holds_a_run(run)
-                else f"interrupted before {run} had a checkpoint; start the same command again",
-                file=sys.stderr,
-            )
-            return INTERRUPTED
-        show(str(best))
-        return 0
-
-    return run_command(command)
+    recipe = read_recipe(*recipes)
+    set_defaults(parser, recipe)
+    arguments = parser.parse_args(options)
+    config = instantiate(Config, parser, arguments)
+    if roots:
+        # Of several roots for the one data set the last counts, as for other options.
+        named = roots if config.data.sources is not None else roots[-1:]
+        config = replace(config, data=with_source_roots(config.data, ",".join(named)))
+    return config, arguments.resume
 
 
-def _recipes_first(argv: list[str]) -> list[str]:
-    """Options win over recipes, wherever they stand; jsonargparse would let the later one win."""
-    recipes, options = [], []
+def _split(argv: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the values of `--config`, those of `--data.root`, and all other words.
+
+    A recipe is read before other options, so that they win wherever it stands. There may be
+    several data sets, each with a root.
+    """
+    values: dict[str, list[str]] = {"--config": [], "--data.root": []}
+    others = []
     words = iter(argv)
     for word in words:
-        if word == "--config":
-            recipes += [word, *itertools.islice(words, 1)]
-        elif word.startswith("--config="):
-            recipes.append(word)
+        option, equals, value = word.partition("=")
+        if option not in values:
+            others.append(word)
+        elif equals:
+            values[option].append(value)
         else:
-            options.append(word)
-    return recipes + options
-
-
-def _sections() -> set[str]:
-    return set(Config.__dataclass_fields__)
+            following = next(words, None)
+            if following is None:
+                others.append(word)  # refused by the parser, which says what is missing
+            else:
+                values[option].append(following)
+    return values["--config"], values["--data.root"], others

@@ -1,7 +1,17 @@
-"""Every setting, typed, with the reason for its default; YAML files and dotted options fill it."""
+"""Every setting, typed, with its range, default and meaning; YAML files and options fill it.
 
-from captioner.config.check import check, check_search
-from captioner.config.files import from_yaml, one_line, parser_for, refuse_null, to_yaml
+Importing this package imports no torch.
+"""
+
+from captioner.config.files import (
+    from_yaml,
+    instantiate,
+    one_line,
+    parser_for,
+    set_defaults,
+    to_yaml,
+)
+from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import (
     AttentionConfig,
     Config,
@@ -9,17 +19,21 @@ from captioner.config.settings import (
     DecoderConfig,
     DecodingConfig,
     EncoderConfig,
-    ModelConfig,
-    PreprocessConfig,
-)
-from captioner.config.training import (
+    HardAttentionMode,
     HardConfig,
+    Interpolation,
     LossConfig,
+    ModelConfig,
     OptimConfig,
+    PreprocessConfig,
+    ResizeMode,
     SelfCriticalConfig,
+    SourceConfig,
     TextConfig,
     TrainConfig,
 )
+from captioner.config.sources import data_sources, with_source_roots
+from captioner.config.validation import unused_settings, validate, validate_section
 
 __all__ = [
     "AttentionConfig",
@@ -28,19 +42,29 @@ __all__ = [
     "DecoderConfig",
     "DecodingConfig",
     "EncoderConfig",
+    "HardAttentionMode",
     "HardConfig",
+    "Interpolation",
     "LossConfig",
     "ModelConfig",
     "OptimConfig",
     "PreprocessConfig",
+    "ResizeMode",
     "SelfCriticalConfig",
+    "SourceConfig",
     "TextConfig",
     "TrainConfig",
-    "check",
-    "check_search",
+    "data_sources",
     "from_yaml",
+    "instantiate",
     "one_line",
     "parser_for",
-    "refuse_null",
+    "read_recipe",
+    "set_defaults",
+    "shipped_recipes",
     "to_yaml",
+    "unused_settings",
+    "validate",
+    "validate_section",
+    "with_source_roots",
 ]

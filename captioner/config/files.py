@@ -1,150 +1,215 @@
-"""Settings from YAML files and options, and back."""
+"""Settings from YAML texts and command line options, and back to YAML."""
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from captioner.config.fields import in_words
+from captioner.config.settings import ModelConfig, SourceConfig
 from captioner.errors import ConfigError
 
-ConfigT = TypeVar("ConfigT")
+ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
 
 
-def parser_for(config_class: type, **options: Any) -> ArgumentParser:
-    """Command line parser with an option `--section.key` for every setting of the class."""
+def parser_for(config_class: type[ModelConfig], **options: Any) -> ArgumentParser:
+    """Return a command line parser with an option `--section.key` for every setting.
+
+    Args:
+        config_class: `Config` or `ModelConfig`.
+        options: For `ArgumentParser`.
+    """
     parser = _Parser(**options)
     parser.config_class = config_class
     parser.add_class_arguments(config_class, None)
     return parser
 
 
-class _Parser(ArgumentParser):
-    """Refuses in one sentence, in a user's words, and without a page of all options before it."""
+def set_defaults(parser: ArgumentParser, config: ModelConfig) -> None:
+    """Make settings the defaults of a parser's options, as its help then shows."""
+    parser.set_defaults(
+        {
+            f"{section}.{key}": value
+            for section, settings in vars(config).items()
+            for key, value in vars(settings).items()
+        }
+    )
 
-    config_class: type
+
+class _Parser(ArgumentParser):
+    """Refuses in one sentence, and without a page of all options before it."""
+
+    config_class: type[ModelConfig]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if self.exit_on_error:
-            print(f"error: {_plain_refusal(self.config_class, message)}", file=sys.stderr)
+            print(f"error: {_refusal(self.config_class, message)}", file=sys.stderr)
             sys.exit(2)
         super().error(message, ex)
 
 
-def _plain_refusal(config_class: type, message: str) -> str:
-    """jsonargparse's sentences about a value of the wrong type, as one that names what is accepted.
+def _refusal(config_class: type[ModelConfig], message: str) -> str:
+    """Turn jsonargparse's message about a value into one sentence that names what is accepted.
 
     Other messages stay as they are, on one line.
     """
     message = one_line(message)
-    found = re.search(r'key "(\w+)\.(\w+)".*G(?:ot|iven) value: (.*)', message)
+    place = re.search(r'key "(\w+)\.(\w+)"', message)
     sections = vars(config_class())
-    if found is None or found[1] not in sections:
+    if place is None or place[1] not in sections:
         return message
-    section, key, value = found.groups()
+    section, key = place.groups()
     hint = get_type_hints(type(sections[section])).get(key)
-    return f"{section}.{key}: {value} is not accepted; use {_in_words(hint)}"
-
-
-def _in_words(hint: Any) -> str:
-    """What a type accepts.
-
-    >>> _in_words(Literal["soft", "hard"] | None)
-    'soft, hard or null'
-    """
-    kinds: dict[Any, str] = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        type(None): "null",
-    }
-    if hint in kinds:
-        return kinds[hint]
-    if get_origin(hint) is tuple and Ellipsis in get_args(hint):
-        return "a list of texts, as [one, other]"
-    if get_origin(hint) is tuple:
-        return f"a list of {len(get_args(hint))} numbers"
-    if get_origin(hint) is Literal:
-        choices = [str(choice) for choice in get_args(hint)]
-    else:
-        choices = [_in_words(choice) for choice in get_args(hint)]
-    if len(choices) < 2:
-        return choices[0]
-    return f"{', '.join(choices[:-1])} or {choices[-1]}"
+    if hint is None:
+        return message
+    if key == "sources":
+        of_source = get_type_hints(SourceConfig)
+        unknown = re.search(r"Option '([^']*)' is not accepted", message)
+        if unknown:
+            accepted = ", ".join(of_source)
+            return f"data.sources: {unknown[1]}: no such setting; use one of {accepted}"
+        inner = re.search(r'key "(\w+)":', message)
+        if inner and inner[1] in of_source:
+            hint, key = of_source[inner[1]], f"{key}: {inner[1]}"
+            message = message[inner.end() :].split(" - ")[0]
+    value = re.search(r"(?:Got|Given) value: (.*)", message) or re.search(
+        r"Not of type \w+: (.*?) (?:does not conform|not an? )", message
+    )
+    value = value or re.search(r"(?:with base 10|to float): (.*)", message)
+    given = value[1] if value else "null" if "'NoneType'" in message else "this"
+    return f"{section}.{key}: {given} is not accepted; use {in_words(hint)}"
 
 
 def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:
-    """Settings from YAML texts, each laid over those before; what none names keeps its default.
+    """Return settings from YAML texts, each laid over those before; others keep their defaults.
 
     Raises:
-        ConfigError: an unknown key or a value of the wrong type, by name.
+        ConfigError: An unknown key or a value that is not accepted, by its name.
     """
     try:
-        whole: dict[str, dict[str, Any]] = {}
-        for given in map(yaml.safe_load, texts):
-            for section, settings in _checked(config_class, {} if given is None else given).items():
-                whole[section] = {**whole.get(section, {}), **settings}
-        text = yaml.safe_dump(whole)
-        parser = parser_for(config_class, exit_on_error=False)
-        config = config_class(**vars(parser.instantiate(parser.parse_string(text))))
-    except (ArgumentError, TypeError, yaml.YAMLError) as error:
-        raise ConfigError(_plain_refusal(config_class, str(error))) from None
-    refuse_null(config)
-    return config
+        merged: dict[str, dict[str, Any]] = {}
+        for text in texts:
+            merged = overlay(merged, sections_of(config_class, yaml.safe_load(text)))
+        return from_sections(config_class, merged)
+    except yaml.YAMLError as error:
+        raise ConfigError(one_line(str(error))) from None
 
 
-def refuse_null(config: Any) -> None:
-    """Refuse a null where a setting must have a value: jsonargparse takes one for any type.
+def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any]]) -> ConfigT:
+    """Return settings from values by section and key; others keep their defaults.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: A value that is not accepted, by its name.
     """
+    parser = parser_for(config_class, exit_on_error=False)
+    try:
+        parsed = parser.parse_string(yaml.safe_dump(sections))
+        return instantiate(config_class, parser, parsed)
+    except (ArgumentError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(_refusal(config_class, str(error))) from None
+
+
+def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Namespace) -> ConfigT:
+    """Return what a parser has read as settings, with numbers of Python's own types.
+
+    Raises:
+        ConfigError: A section is no section, or a setting that needs a value has none.
+    """
+    try:
+        sections = vars(parser.instantiate(parsed))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a section of the recipe holds no settings ({one_line(str(error))}); write its "
+            "settings below it, or leave it out"
+        ) from None
+    config = config_class(
+        **{field.name: _with_plain_numbers(sections[field.name]) for field in fields(config_class)}
+    )
     for section, settings in vars(config).items():
         hints = get_type_hints(type(settings))
         for key, value in vars(settings).items():
-            if value is None and type(None) not in get_args(hints[key]):
-                raise ConfigError(f"{section}.{key}: must have a value")
+            if value is None and type(None) not in getattr(hints[key], "__args__", ()):
+                raise ConfigError(f"{section}.{key}: must have a value; use {in_words(hints[key])}")
+    return config
 
 
-def _checked(config_class: type, given: Any) -> dict[str, Any]:
-    """What jsonargparse takes without a word, or refuses without saying what is accepted."""
-    sections = {name: type(value) for name, value in vars(config_class()).items()}
-    if not isinstance(given, dict):
-        raise ConfigError(f"the settings are no sections; use {', '.join(sections)}")
-    checked = {}
-    for section, settings in given.items():
-        if section not in sections:
-            raise ConfigError(f"{section}: no such section; use one of {', '.join(sections)}")
+def _with_plain_numbers(value: Any) -> Any:
+    """Return a value without jsonargparse's number classes, which YAML and JSON cannot write."""
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **{key: _with_plain_numbers(item) for key, item in changed.items()})
+    if isinstance(value, tuple):
+        return tuple(map(_with_plain_numbers, value))
+    for kind in (int, float):
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return kind(value)
+    return value
+
+
+def overlay(
+    below: dict[str, dict[str, Any]], above: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of two recipes, of which the second wins."""
+    return {
+        section: {**below.get(section, {}), **above.get(section, {})}
+        for section in {**below, **above}
+    }
+
+
+def sections_of(config_class: type[ModelConfig], document: Any) -> dict[str, dict[str, Any]]:
+    """Return a YAML document's settings by section and key.
+
+    Raises:
+        ConfigError: What stands there is no section or no setting; names the accepted ones.
+    """
+    accepted = {name: type(settings) for name, settings in vars(config_class()).items()}
+    document = {} if document is None else document
+    if not isinstance(document, dict):
+        raise ConfigError(f"the settings are no sections; use {', '.join(accepted)}")
+    sections: dict[str, dict[str, Any]] = {}
+    for section, settings in document.items():
+        if section not in accepted:
+            raise ConfigError(f"{section}: no such section; use one of {', '.join(accepted)}")
         settings = {} if settings is None else settings
         if not isinstance(settings, dict):
             raise ConfigError(f"{section}: holds no settings; write one 'key: value' a line")
-        hints = get_type_hints(sections[section])
-        for key in settings:
-            if key not in hints:
-                raise ConfigError(
-                    f"{section}.{key}: no such setting; use one of {', '.join(hints)}"
-                )
-        checked[section] = settings
-    return checked
+        _check_keys(accepted[section], settings, f"{section}.")
+        if section == "data" and isinstance(settings.get("sources"), list):
+            for position, source in enumerate(settings["sources"], start=1):
+                if not isinstance(source, dict):
+                    raise ConfigError(
+                        f"data.sources: the {position}. entry holds no settings; use "
+                        f"{', '.join(get_type_hints(SourceConfig))}"
+                    )
+                _check_keys(SourceConfig, source, "data.sources: ")
+        sections[section] = settings
+    return sections
 
 
-def to_yaml(config: Any) -> str:
-    """The settings in full."""
+def _check_keys(section: type, settings: dict[str, Any], prefix: str) -> None:
+    accepted = get_type_hints(section)
+    for key in settings:
+        if key not in accepted:
+            raise ConfigError(f"{prefix}{key}: no such setting; use one of {', '.join(accepted)}")
+
+
+def to_yaml(config: ModelConfig) -> str:
+    """Return all settings as YAML, defaults included."""
     return yaml.dump(_plain(asdict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def one_line(message: str) -> str:
-    """A message of several lines as one sentence."""
+    """Return a message of several lines on one."""
     return " ".join(message.split())
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,6 +1,11 @@
-"""Every setting, typed, with the reason for its default. YAML files and dotted options fill it.
+"""Every setting: its type, its accepted range, its default and its meaning.
 
-A recipe in `configs/` names what differs from these defaults. Unknown keys are errors.
+A recipe (a YAML file in `configs/`) names what differs from these defaults, and every setting is an
+option of `captioner train` (`--section.key VALUE`), whose help text is its description here. The
+types of numbers state the accepted range; names of implementations come from `captioner.registry`.
+Rules between several settings are in `captioner.config.validation`.
+
+Section and key names are a public format: model folders and run folders hold them.
 """
 
 from __future__ import annotations
@@ -8,102 +13,159 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from captioner.config.training import (
-    HardConfig,
-    LossConfig,
-    OptimConfig,
-    SelfCriticalConfig,
-    TextConfig,
-    TrainConfig,
+from captioner.config.fields import (
+    AreaShare,
+    BelowOne,
+    DataFormat,
+    DecoderName,
+    LengthPenalty,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Radius,
+    ScoreName,
+    Seed,
+    SelectName,
+    TokenizerName,
+    UnitInterval,
+    WindowName,
 )
+
+HardAttentionMode = Literal["argmax", "expectation", "sample"]
+ResizeMode = Literal["squash", "letterbox", "crop"]
+Interpolation = Literal["bilinear", "bicubic", "lanczos"]
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """One data set among several that are trained on together (an entry of `data.sources`).
+
+    Args:
+        name: Short name, for `--data.root NAME=PATH`, `train.val_source` and the names of its
+            validation metrics; if empty, the format (and the position, as in `table-2`).
+        format: Layout of the data set.
+        root: Its folder (for `table` also the file itself).
+        file: Karpathy's dataset_*.json or the table, when the folder holds several.
+        coco_splits: As `data.coco_splits`.
+        train_split: Split to train on; null does not train on this source.
+        val_split: Split to validate on; null does not validate on this source.
+        weight: How many times an epoch shows each image: 0.5 shows another random half in each
+            epoch, 2 shows each twice.
+        loss_weight: Factor on the loss of its captions.
+        style: Name of a learned style of its captions; null is the style that captions are
+            written in at inference.
+    """
+
+    name: str = ""
+    format: DataFormat = "flickr8k"
+    root: str = ""
+    file: str | None = None
+    coco_splits: str | None = None
+    train_split: str | None = "train"
+    val_split: str | None = "val"
+    weight: PositiveFloat = 1.0
+    loss_weight: NonNegativeFloat = 1.0
+    style: str | None = None
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Photos and captions.
+    """Images and captions.
 
     Args:
         format: Layout of the data set.
-        root: Its folder (for `table` also the file itself).
+        root: Its folder (for `table` also the file itself). On the command line, where the recipe
+            has several sources: NAME=PATH for one of them, or several, separated by commas.
         file: Karpathy's dataset_*.json or the table, when the folder holds several.
         coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by
             image names with the `coco` format.
         train_split: Split to train on; `train+restval` joins two.
         val_split: Split to validate on.
+        sources: Several data sets to train on together, each with settings of its own in place of
+            `format`, `root`, `file`, `coco_splits`, `train_split` and `val_split` above.
+        tokenizer: How captions are split: into `words`, or into `characters` for languages
+            written without spaces. Saved with the model.
         min_count: Words rarer than this in the training captions become `<unk>`.
-        max_words: Longer training captions are cut to this many words.
+        vocabulary_size: Only so many of the most frequent words are kept (the paper: 10000); null
+            keeps all that `min_count` keeps.
+        max_words: Longer training captions are cut to this many words; null cuts none.
         batch_by: `length` batches captions of equal length (the paper, section 4.3); `photo`
-            batches photos with all their captions, so that the encoder runs once a photo.
+            batches images with all their captions, so that the encoder runs once an image.
         batch_size: Captions a batch.
-        workers: Processes that read photos.
-        flip: Probability of mirroring a training photo.
-        min_area: Smallest share of a training photo that a random crop keeps.
+        workers: Processes that read images; 0 reads them in the training process.
+        flip: Probability of mirroring a training image.
+        min_area: Smallest share of a training image that a random crop keeps.
         colour: Largest relative change of brightness, contrast and saturation in training.
-        cache: Folder for the output of the frozen encoder stages; none computes them each time.
-        cache_views: Augmented views a training photo that the cache holds (the first is plain).
+        cache: Folder for the output of the frozen encoder stages; null computes it each time.
+        cache_views: Augmented views a training image that the cache holds (the first is plain).
         cache_min_area: Cached features are mirrored and cropped anew whenever they are read, and
             this is the smallest share that is kept; 1 takes them as they are.
     """
 
-    format: Literal["flickr8k", "karpathy", "coco", "table"] = "flickr8k"
+    format: DataFormat = "flickr8k"
     root: str = "data/flickr8k"
     file: str | None = None
     coco_splits: str | None = None
     train_split: str = "train"
     val_split: str = "val"
-    min_count: int = 5
-    max_words: int = 25
+    sources: tuple[SourceConfig, ...] | None = None
+    tokenizer: TokenizerName = "words"
+    min_count: PositiveInt = 5
+    vocabulary_size: PositiveInt | None = None
+    max_words: PositiveInt | None = 25
     batch_by: Literal["length", "photo"] = "photo"
-    batch_size: int = 160
-    workers: int = 2
-    flip: float = 0.5
-    min_area: float = 0.8
-    colour: float = 0.2
+    batch_size: PositiveInt = 160
+    workers: NonNegativeInt = 2
+    flip: UnitInterval = 0.5
+    min_area: AreaShare = 0.8
+    colour: UnitInterval = 0.2
     cache: str | None = None
-    cache_views: int = 1
-    cache_min_area: float = 1.0
+    cache_views: PositiveInt = 1
+    cache_min_area: AreaShare = 1.0
 
 
 @dataclass(frozen=True)
 class PreprocessConfig:
-    """From a photo to the network's input; stored with the model.
+    """From an image to the network's input; stored with the model.
 
     Args:
         height_px: Height of the network's input.
         width_px: Width of the network's input.
-        resize: `squash` the whole photo to the input, or `letterbox` it with its aspect ratio.
-        interpolation: Filter for resizing; none takes the backbone's own.
-        mean: Channel means for values in [0, 1]; none takes the backbone's own.
-        std: Channel standard deviations; none takes the backbone's own.
+        resize: `squash` the image to the input, `letterbox` it with its aspect ratio, or `crop`:
+            resize the shorter side and keep the centre (the paper).
+        interpolation: Filter for resizing; null takes the backbone's own.
+        mean: Channel means for values in [0, 1]; null takes the backbone's own.
+        std: Channel standard deviations; null takes the backbone's own.
     """
 
-    height_px: int = 256
-    width_px: int = 256
-    resize: Literal["squash", "letterbox"] = "squash"
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] | None = None
+    height_px: PositiveInt = 256
+    width_px: PositiveInt = 256
+    resize: ResizeMode = "squash"
+    interpolation: Interpolation | None = None
     mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] | None = None
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Pretrained CNN.
+    """Pretrained CNN that turns an image into a grid of annotation vectors.
 
     Args:
         backbone: `efficientnet_lite2`, `vgg19`, `resnet50`, `resnet101`, `resnet152`, or any
             convolutional network of torchvision or timm (`torchvision/NAME`, `timm/NAME`).
         weights: `default`, `none`, the name of a torchvision weights entry, or a file.
-        tap: Layer whose output is the grid; none takes the last convolutional one.
-        trainable_from: First stage to fine-tune; none freezes the encoder (as the paper does).
+        tap: Layer whose output is the grid; null takes the last convolutional one.
+        trainable_from: First stage to fine-tune; null freezes the encoder (as the paper does).
         batch_norm: In fine-tuned stages, keep the running statistics (`frozen`, right for small
-            batches and for photos that come several times) or update them (`train`).
-        project_dim: Size D of the annotation vectors after a learned projection; none uses the
+            batches and for images that come several times) or update them (`train`).
+        project_dim: Size D of the annotation vectors after a learned projection; null uses the
             backbone's own channels, as the paper does.
         dropout: Dropout on the projected annotation vectors, and in self-attention.
-        drop_path: Probability of leaving a residual block of the fine-tuned stages out, photo by
-            photo (efficientnet_lite2).
-        self_attention_layers: Layers in which the cells look at each other before the decoder does.
-        self_attention_heads: Their heads.
+        drop_path: Probability of skipping a residual block of the fine-tuned stages, drawn for
+            each image (efficientnet_lite2).
+        self_attention_layers: Layers of self-attention between the cells of the grid.
+        self_attention_heads: Heads of each of these layers.
     """
 
     backbone: str = "efficientnet_lite2"
@@ -111,60 +173,59 @@ class EncoderConfig:
     tap: str | None = None
     trainable_from: str | None = None
     batch_norm: Literal["frozen", "train"] = "frozen"
-    project_dim: int | None = None
-    dropout: float = 0.0
-    drop_path: float = 0.0
-    self_attention_layers: int = 0
-    self_attention_heads: int = 8
+    project_dim: PositiveInt | None = None
+    dropout: BelowOne = 0.0
+    drop_path: BelowOne = 0.0
+    self_attention_layers: NonNegativeInt = 0
+    self_attention_heads: PositiveInt = 8
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Where to look: score, then window, then select.
+    """Attention over the grid: score, then window, then select.
 
     Args:
-        score: How well a cell fits the decoder's state: `additive` is the paper's f_att, `location`
-            needs a grid of one size.
-        window: Which cells may be looked at: all, Luong's `local_p` (the state predicts a centre)
-            or `local_m` (the window goes through the grid in reading order).
-        select: `soft` attention takes the expectation (section 4.2), `hard` samples one cell a word
-            (section 4.1) and is trained by the settings in `hard`.
+        score: How well a cell matches the decoder's state: `additive` is the paper's f_att
+            (equation 4), `location` needs a grid of one size.
+        window: Cells that may be attended to: all (`global`), Luong's `local_p` (the state
+            predicts a centre) or `local_m` (the window moves over the grid in reading order).
+        select: `soft` attention takes the expectation (section 4.2), `hard` samples one cell a
+            word (section 4.1) and is trained by the settings in `hard`.
         dim: Size A of the space in which states and cells are compared.
-        heads: Parts of that space that look for themselves; 1 is the paper's.
-        radius: Local windows: cells within so many cells of the centre are looked at.
-        words: `local_m`: words after which the window has gone through the grid.
-        values: With self-attention in the encoder, what contexts and the decoder's first state are
-            made of: `contextual` is the cells after it, `local` those before it; scores always
-            compare the cells after it.
-        temperature: Scores are divided by this before they become a map.
-        semi_sampling: `hard`, in training: probability that a photo takes the expectation instead.
-        at_test: `hard`, when captions are written: look at the likeliest cell (`argmax`), at the
-            `expectation`, or `sample` as in training.
+        heads: Attention heads, each with its share of that space; 1 is the paper's.
+        radius: Local windows: largest distance from the centre, in cells.
+        words: `local_m`: number of words in which the window moves over the entire grid.
+        values: Where the encoder has self-attention: context vectors are made of the cells after
+            it (`contextual`), or of the encoder's projected cells before it (`local`); scores use
+            the cells after it in both cases.
+        temperature: Scores are divided by this before the softmax.
+        semi_sampling: `hard`, in training: probability of taking the expectation instead of a
+            sample, drawn for each image as in section 4.1 (the original code: for each batch).
+        at_test: `hard`, when captions are written: attend to the likeliest cell (`argmax`), take
+            the `expectation`, or `sample` as in training.
     """
 
-    score: Literal["additive", "concat", "dot", "scaled_dot", "general", "cosine", "location"] = (
-        "additive"
-    )
-    window: Literal["global", "local_p", "local_m"] = "global"
-    select: Literal["soft", "hard"] = "soft"
-    dim: int = 512
-    heads: int = 1
-    radius: float = 3.0
-    words: int = 12
+    score: ScoreName = "additive"
+    window: WindowName = "global"
+    select: SelectName = "soft"
+    dim: PositiveInt = 512
+    heads: PositiveInt = 1
+    radius: Radius = 3.0
+    words: PositiveInt = 12
     values: Literal["contextual", "local"] = "contextual"
-    temperature: float = 1.0
-    semi_sampling: float = 0.5
-    at_test: Literal["argmax", "expectation", "sample"] = "argmax"
+    temperature: PositiveFloat = 1.0
+    semi_sampling: UnitInterval = 0.5
+    at_test: HardAttentionMode = "argmax"
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What writes the caption.
+    """The network that predicts the caption's words.
 
     Args:
-        kind: `lstm` is the paper's: it attends before each word; `luong` attends after the
-            recurrence; `top_down` has a second LSTM that writes; `mean` is Show and Tell, without
-            attention; `transformer`.
+        kind: `lstm` is the paper's, which attends before each word; `luong` attends after the
+            LSTM's step; `top_down` has one LSTM that attends and one that predicts; `mean` is
+            Show and Tell, without attention; `transformer`.
         hidden_dim: Size H of the LSTM, or of the Transformer's layers.
         embed_dim: Size E of the word embedding; a Transformer's is H.
         gate: beta of section 4.2.1: one number a word (`scalar`, the paper), one a feature
@@ -174,42 +235,42 @@ class DecoderConfig:
         tie_embeddings: Use the embedding matrix as last layer too; with `plain` output H must be E.
         dropout: Dropout before the last layer; in a Transformer after each part of a layer too.
         embed_dropout: Dropout on the word embeddings.
-        input_feeding: `luong`: the LSTM reads the attentional vector of the word before.
-        layers: `transformer`: layers.
-        heads: `transformer`: heads of self-attention; `attention.heads` are those that see the
-            grid.
-        feedforward_dim: `transformer`: size between the two feed-forward matrices.
-        positions: `transformer`: how words know their place.
+        input_feeding: `luong`: the previous word's attentional vector is an input of the LSTM.
+        layers: `transformer`: number of layers.
+        heads: `transformer`: heads of self-attention between words; `attention.heads` is the
+            number for the grid.
+        feedforward_dim: `transformer`: inner size of the feed-forward networks.
+        positions: `transformer`: position embeddings.
         max_positions: `transformer` with `learned` positions: the longest text it can read.
         pre_norm: `transformer`: normalise before each part of a layer instead of after it.
     """
 
-    kind: Literal["lstm", "luong", "top_down", "mean", "transformer"] = "lstm"
-    hidden_dim: int = 512
-    embed_dim: int = 512
+    kind: DecoderName = "lstm"
+    hidden_dim: PositiveInt = 512
+    embed_dim: PositiveInt = 512
     gate: Literal["none", "scalar", "vector"] = "scalar"
     output: Literal["deep", "plain"] = "deep"
     tie_embeddings: bool = False
-    dropout: float = 0.5
-    embed_dropout: float = 0.0
+    dropout: BelowOne = 0.5
+    embed_dropout: BelowOne = 0.0
     input_feeding: bool = True
-    layers: int = 2
-    heads: int = 8
-    feedforward_dim: int = 1024
+    layers: PositiveInt = 2
+    heads: PositiveInt = 8
+    feedforward_dim: PositiveInt = 1024
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    max_positions: int = 64
+    max_positions: PositiveInt = 64
     pre_norm: bool = True
 
     @property
     def reads_at_most(self) -> int | None:
-        """Words that it can read, the start token among them; None is any number."""
+        """Longest text, in words with the start token, that it can read; None if any length."""
         learned = self.kind == "transformer" and self.positions == "learned"
         return self.max_positions if learned else None
 
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """How captions are searched, unless the command says otherwise; stored with the model.
+    """Beam search, unless the command has options of its own; stored with the model.
 
     Args:
         beam_size: Hypotheses kept; 1 is greedy search.
@@ -218,17 +279,190 @@ class DecodingConfig:
             power; 0 compares plain log-probabilities, as the paper does.
         no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all, as
             the paper does.
+        stop: When the search ends: as soon as as many captions as the beam is wide are finished
+            (`first`), or when no unfinished caption can still get a better score than those, by an
+            upper bound on it (`bound`; differs from `first` with a length penalty only).
     """
 
-    beam_size: int = 5
-    max_words: int = 30
-    length_penalty: float = 0.0
-    no_repeat_ngram: int = 0
+    beam_size: PositiveInt = 5
+    max_words: PositiveInt = 30
+    length_penalty: LengthPenalty = 0.0
+    no_repeat_ngram: NonNegativeInt = 0
+    stop: Literal["first", "bound"] = "first"
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Terms of the loss.
+
+    Args:
+        doubly_stochastic: lambda of equation 14, for the penalty summed over the cells.
+        label_smoothing: Share of the target's probability spread over all words.
+        consensus: How far captions that agree with the image's others weigh more, from 0 (all
+            weigh alike) to 1 (by their CIDEr-D; Phan et al., 2017).
+        visual_concepts: Weight of also predicting from the cells which words an image's captions
+            hold (Fang et al., 2015).
+        teachers: Models (folders or a bundled one's name, as [soft]) whose word probabilities are
+            learnt in addition to the captions, their mean where there are several (Hinton et al.,
+            2015).
+        distillation: Weight of the teachers' probabilities in the target of a word, from 0 to 1;
+            the caption's own word has the rest.
+    """
+
+    doubly_stochastic: NonNegativeFloat = 1.0
+    label_smoothing: BelowOne = 0.0
+    consensus: UnitInterval = 0.0
+    visual_concepts: NonNegativeFloat = 0.0
+    teachers: tuple[str, ...] = ()
+    distillation: UnitInterval = 0.5
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Captions without images, from which the decoder learns in addition to those of the data.
+
+    Such a caption is predicted from a grid whose cells are words of other captions of its image,
+    so at least two of each image are needed. Vocabulary and encoder are not changed by them.
+
+    Args:
+        file: Lines of image id, a tab and a caption, as Flickr30k's; null trains without. Captions
+            that the validation images have too are left out; leave out those of your test images.
+        batch_size: Such captions in a step.
+        cells: Words that each is predicted from.
+        weight: Weight of their cross-entropy.
+    """
+
+    file: str | None = None
+    batch_size: PositiveInt = 80
+    cells: PositiveInt = 12
+    weight: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True)
+class HardConfig:
+    """The gradient of hard attention (section 4.1, equation 12).
+
+    Args:
+        samples: Sequences of attended cells that are sampled for each caption.
+        baseline: What is subtracted from the reward to reduce the gradient's variance:
+            `moving_average` over batches is the paper's; `leave_one_out` is the mean of the
+            caption's other samples; `learned` is a value predicted from the decoder's state.
+        credit: Words whose log-probability rewards a sampled cell: all of the `caption`, as in the
+            paper, or that word and those after it (`future`), which is the same gradient with less
+            variance.
+        reward_scale: lambda_r, factor on the gradient of the sampled cells; 1 is the gradient of
+            equation 11 for the mean cross-entropy a word. The original code's value, in these
+            terms, is about N / (10 T) (0.55 at N 64 captions a batch, T 11.7 words).
+        entropy: lambda_e, weight of the entropy of the attention maps. The original code's value,
+            in these terms, is about 0.002 N (0.13 at N 64).
+    """
+
+    samples: PositiveInt = 2
+    baseline: Literal["none", "moving_average", "leave_one_out", "learned"] = "leave_one_out"
+    credit: Literal["caption", "future"] = "future"
+    reward_scale: NonNegativeFloat = 1.0
+    entropy: NonNegativeFloat = 0.002
+
+
+@dataclass(frozen=True)
+class SelfCriticalConfig:
+    """Training on the model's own captions, after cross-entropy (Rennie et al., 2017).
+
+    Args:
+        samples: Captions sampled for each image; 0 trains by cross-entropy on those of the data.
+        baseline: What a caption's CIDEr-D is compared with: that of the `greedy` caption, as in the
+            paper, or the mean of the image's other samples (`leave_one_out`).
+    """
+
+    samples: NonNegativeInt = 0
+    baseline: Literal["greedy", "leave_one_out"] = "leave_one_out"
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer and its schedule.
+
+    Args:
+        name: `adam` (the paper on COCO), `rmsprop_graves` (the paper on Flickr8k: centred, with
+            eps inside the root; Graves, 2013, equations 38 to 41), `rmsprop` (PyTorch's) or
+            `adamw`.
+        lr: Learning rate of the decoder and the projection.
+        encoder_lr: Learning rate of the fine-tuned encoder stages.
+        weight_decay: On weight matrices only: not on biases, norms and embeddings.
+        momentum: `rmsprop` and `rmsprop_graves`: momentum (Graves: 0.9).
+        alpha: `rmsprop` and `rmsprop_graves`: decay of the running mean of squared gradients
+            (Graves: 0.95).
+        centered: `rmsprop`: divide by the gradient's standard deviation instead of its root mean
+            square, as `rmsprop_graves` always does.
+        eps: Added to the divisor, for `rmsprop_graves` under the root (Graves: 1e-4).
+        schedule: `constant`, `cosine` down to zero at the last epoch, or `plateau`: the rate
+            falls tenfold when the validation metric has not risen for `plateau_epochs`.
+        plateau_epochs: Epochs to wait on a plateau.
+        warmup_steps: Steps over which the rate rises from zero.
+        clip_norm: Largest norm of the gradient; 0 does not clip.
+        accumulate: Batches whose gradients make one step.
+        ema_decay: Decay of the averaged weights that are validated and saved as the model; 0
+            uses the last weights.
+    """
+
+    name: Literal["adam", "adamw", "rmsprop", "rmsprop_graves"] = "adamw"
+    lr: PositiveFloat = 5e-4
+    encoder_lr: PositiveFloat = 1e-4
+    weight_decay: NonNegativeFloat = 0.01
+    momentum: BelowOne = 0.0
+    alpha: BelowOne = 0.99
+    centered: bool = False
+    eps: PositiveFloat = 1e-8
+    schedule: Literal["constant", "cosine", "plateau"] = "cosine"
+    plateau_epochs: PositiveInt = 2
+    warmup_steps: NonNegativeInt = 200
+    clip_norm: NonNegativeFloat = 5.0
+    accumulate: PositiveInt = 1
+    ema_decay: BelowOne = 0.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The training run.
+
+    Args:
+        output: Run folder.
+        start_from: Model to begin with, a bundled one's name or a folder: its vocabulary, and those
+            of its weights that have the same name and shape here.
+        epochs: Passes over the training captions.
+        seed: Fixes initial weights, order, augmentation and dropout.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        precision: `auto` is bfloat16 autocast on a GPU that has it, else float32.
+        patience: Stop after this many epochs without a better validation metric; 0 never.
+        metric: Validation metric, of captions found by beam search, that chooses `best`.
+        val_source: Source (a name in `data.sources`) whose metric chooses `best`; null takes the
+            mean over all sources that are validated on.
+        val_beam_size: Beam of that validation.
+        val_photos: Validate on the first so many images (of each source); null takes all.
+        checkpoint_every: Steps between checkpoints inside an epoch; 0 saves at its end only.
+        log_every: Steps between log entries.
+        samples: Validation images whose maps are shown in TensorBoard, and kept in RUN/samples.
+    """
+
+    output: str = "runs/captioner"
+    start_from: str | None = None
+    epochs: PositiveInt = 20
+    seed: Seed = 1
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    patience: NonNegativeInt = 5
+    metric: Literal["CIDEr", "Bleu_4", "ROUGE_L"] = "CIDEr"
+    val_source: str | None = None
+    val_beam_size: PositiveInt = 3
+    val_photos: PositiveInt | None = None
+    checkpoint_every: NonNegativeInt = 200
+    log_every: PositiveInt = 20
+    samples: NonNegativeInt = 4
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model folder's config.yaml holds: all that inference needs."""
+    """The config.yaml of a model folder: all that inference needs."""
 
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
@@ -239,7 +473,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Config(ModelConfig):
-    """A whole training recipe."""
+    """A training recipe: a model's settings and those of its training."""
 
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -1,10 +1,10 @@
-"""A photo with its captions, and what all readers of data sets ask of the disk."""
+"""Captioned images and splits of them, as every reader of a data set returns."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from captioner.errors import DataError
@@ -12,17 +12,40 @@ from captioner.errors import DataError
 
 @dataclass(frozen=True)
 class CaptionedImage:
-    """A photo, its captions with white space made single spaces, and its id in COCO results."""
+    """An image file with its captions.
+
+    Args:
+        path: The file, which may be missing.
+        captions: Texts with every run of white space made one space.
+        image_id: Its id in COCO results, distinct within a source.
+        source: Index of the source that it is from, where a run reads several.
+    """
 
     path: Path
     captions: tuple[str, ...]
     image_id: int | str
+    source: int = 0
 
 
-class Disk:
-    """Knows which files exist after listing each folder once.
+@dataclass(frozen=True)
+class Split:
+    """The images of a split, each list in the order of its file.
 
-    One listing of a folder takes the place of a hundred thousand stats, slow on network disks.
+    Args:
+        images: Images on disk that have captions.
+        missing: Paths that are not there.
+        uncaptioned: Images on disk without captions, as all of COCO's test split are.
+    """
+
+    images: list[CaptionedImage]
+    missing: list[Path]
+    uncaptioned: list[CaptionedImage] = field(default_factory=list)
+
+
+class ExistingFiles:
+    """Set of the files that exist, which lists each folder once.
+
+    One listing of a folder replaces a hundred thousand calls of stat, slow on network disks.
     """
 
     def __init__(self) -> None:
@@ -42,5 +65,18 @@ class Disk:
         return name in self._names[folder]
 
 
-def splits_there(names: Iterable[str]) -> str:
+def available_splits(names: Iterable[str]) -> str:
+    """Return the part of a message that lists the splits of a data set."""
     return f"the splits there are: {', '.join(sorted(map(str, names))) or 'none'}"
+
+
+def check_splits(path: Path, splits: Iterable[str], available: Iterable[str]) -> None:
+    """Refuse splits that a captions file does not have.
+
+    Raises:
+        DataError: Names the split and those there.
+    """
+    available = set(available)
+    for split in splits:
+        if split not in available:
+            raise DataError(f"{path} has no split {split!r}; " + available_splits(available))

@@ -1,219 +1,263 @@
-"""Batches of captions with their photos, in an order that is a function of seed and epoch alone."""
+"""Batches of captions with their images, in an order that is a function of seed and epoch alone."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from captioner.data.batch import Batch
 from captioner.data.captioned import CaptionedImage
-from captioner.data.feature_cache import FeatureCache
-from captioner.data.feature_views import FeatureCrop
+from captioner.data.feature_cache import FeatureCache, FeatureCrop
 from captioner.data.transforms import ImageTransform, open_image
-from captioner.data.vocabulary import Vocabulary, tokenize
+from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import ImageError
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
+_SUBSETS = 1  # spawn key of the draws of images, so that they follow no other generator
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Captions sorted by falling length, and each photo of theirs once.
+class EncodedCaptions:
+    """The captions of a list of images as indices of words; captions without words are left out.
 
-    inputs: photos [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
-    photos: [B], which photos of the data set they are.
-    image_index: [N], row of `inputs` for each caption.
-    tokens: [N, T], the words read, from the start token on; targets: [N, T], the words to write,
-        the end token last; both padded with zeros.
-    lengths: [N], number of targets. weights: [N], of the captions in the loss; 1 on average.
-    photos and lengths are counted and looked up, and stay on the CPU wherever the batch goes.
-    unreadable: photos left out, each with the reason.
+    Args:
+        image_of: int64 [C], the image of each caption, rising.
+        targets: For each caption the words to write, int64, the end token last.
+        lengths: int64 [C], number of targets.
     """
 
-    inputs: Tensor
-    photos: Tensor
-    image_index: Tensor
-    tokens: Tensor
-    targets: Tensor
-    lengths: Tensor
-    weights: Tensor | None = None
-    from_frozen: bool = False
-    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    image_of: np.ndarray
+    targets: list[np.ndarray]
+    lengths: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.targets)
 
-    def to(self, device: torch.device) -> Batch:
-        moved = self._each(lambda value: value.to(device, non_blocking=True))
-        moved = replace(moved, photos=self.photos, lengths=self.lengths)
-        inputs = moved.inputs.float().contiguous(memory_format=_layout(self.inputs))
-        return replace(moved, inputs=inputs)
-
-    def repeated(self, times: int) -> Batch:
-        """Every caption so many times, one after another; the photos once."""
-        return replace(
-            self,
-            image_index=self.image_index.repeat_interleave(times),
-            tokens=self.tokens.repeat_interleave(times, 0),
-            targets=self.targets.repeat_interleave(times, 0),
-            lengths=self.lengths.repeat_interleave(times),
-            weights=None if self.weights is None else self.weights.repeat_interleave(times),
-        )
-
-    def pin_memory(self) -> Batch:
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        changed: dict[str, Any] = {
-            name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **changed)
+    def words_of_images(self, count: int) -> list[np.ndarray]:
+        """Return for each of `count` images the known words of its captions, each once, sorted."""
+        words: list[set[int]] = [set() for _ in range(count)]
+        for image, target in zip(self.image_of.tolist(), self.targets, strict=True):
+            words[image].update(target.tolist())
+        special = range(len(SPECIAL_TOKENS))
+        return [np.array(sorted(known.difference(special)), dtype=np.int64) for known in words]
 
 
-def _layout(inputs: Tensor) -> torch.memory_format:
-    """Channels last for pictures; a batch of unreadable photos has none."""
-    return torch.channels_last if inputs.dim() == 4 else torch.contiguous_format
+def encode_captions(
+    images: Sequence[CaptionedImage], vocabulary: Vocabulary, *, max_words: int | None = None
+) -> EncodedCaptions:
+    """Split and encode the captions of images, each cut to `max_words` words (None: not cut)."""
+    encoded = [
+        (image, [*vocabulary.encode(words[:max_words]), vocabulary.end])
+        for image, captioned in enumerate(images)
+        for words in map(vocabulary.tokenizer.split, captioned.captions)
+        if words
+    ]
+    targets = [np.array(target, dtype=np.int64) for _, target in encoded]
+    return EncodedCaptions(
+        image_of=np.array([image for image, _ in encoded], dtype=np.int64),
+        targets=targets,
+        lengths=np.array([len(target) for target in targets], dtype=np.int64),
+    )
 
 
 class CaptionDataset(Dataset[Batch]):
-    """Photos with their captions as indices; an item is a whole batch.
+    """Images with their captions as indices; an item is a whole batch.
 
-    Randomness of a photo is drawn from (seed, epoch, photo), so that it does not depend on worker
-    processes, on the order of work or on where a run was resumed.
+    An entry of a batch is `caption + repeat * number of captions`, where `repeat` counts the views
+    of an image that an epoch shows (see `CaptionBatches`). The randomness of a view is a function
+    of (seed, epoch, image, repeat), so that it does not depend on worker processes, on the order of
+    work or on where a run was resumed.
+
+    Args:
+        images: The images.
+        captions: Their captions, as `encode_captions` returns them.
+        transform: Image to the network's input.
+        seed: Seed of all views.
+        weights: float32 [C], weights of the captions in the loss; None weighs all alike.
+        styles: int64 [C], styles of the captions; None if all are plain (0).
+        cache: Frozen features of the images, read instead of the images.
+        cache_crop: Random crop of the cached features.
     """
 
     def __init__(
         self,
-        photos: Sequence[CaptionedImage],
-        vocabulary: Vocabulary,
+        images: Sequence[CaptionedImage],
+        captions: EncodedCaptions,
         transform: ImageTransform,
         *,
-        max_words: int,
         seed: int,
+        weights: np.ndarray | None = None,
+        styles: np.ndarray | None = None,
         cache: FeatureCache | None = None,
         cache_crop: FeatureCrop | None = None,
     ) -> None:
-        self.photos = photos
+        self.images = images
+        self.captions = captions
         self.transform = transform
         self.seed = seed
+        self.weights = weights
+        self.styles = styles
         self.cache = cache
         self.cache_crop = cache_crop
-        pairs = [
-            (photo, [*vocabulary.encode(words[:max_words]), vocabulary.end])
-            for photo, captioned in enumerate(photos)
-            for words in map(tokenize, captioned.captions)
-            if words
-        ]
-        self.photo_of = np.array([photo for photo, _ in pairs], dtype=np.int64)
-        self.targets = [np.array(target, dtype=np.int64) for _, target in pairs]
-        self.lengths = np.array([len(target) for target in self.targets], dtype=np.int64)
-        self.weights: np.ndarray | None = None  # of each caption in the loss, where they differ
-        self.start = vocabulary.start
-        self.not_words = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown}
 
     def __len__(self) -> int:
         """Number of captions."""
-        return len(self.targets)
-
-    def words_of_photos(self) -> list[np.ndarray]:
-        """Of each photo the words that the vocabulary knows of its captions, each once."""
-        words: list[set[int]] = [set() for _ in self.photos]
-        for photo, target in zip(self.photo_of.tolist(), self.targets, strict=True):
-            words[photo].update(target.tolist())
-        return [np.array(sorted(found - self.not_words), dtype=np.int64) for found in words]
+        return len(self.captions)
 
     def __getitem__(self, item: tuple[int, Sequence[int]]) -> Batch:
-        """The captions of an (epoch, caption indices) pair."""
-        epoch, captions = item
-        chosen = np.asarray(captions, dtype=np.int64)
+        """Return the batch of an (epoch, entries) pair."""
+        epoch, entries = item
+        repeats, chosen = np.divmod(np.asarray(entries, dtype=np.int64), len(self))
+        views = self.captions.image_of[chosen] + repeats * len(self.images)
         inputs: dict[int, Tensor] = {}
-        unreadable = []
-        for photo in np.unique(self.photo_of[chosen]).tolist():
+        unreadable: dict[str, str] = {}
+        for view in np.unique(views).tolist():
+            repeat, image = divmod(view, len(self.images))
             try:
-                inputs[photo] = self._photo(photo, epoch)
+                inputs[view] = self._read(image, epoch, repeat)
             except ImageError as error:
-                unreadable.append((str(self.photos[photo].path), str(error)))
-        chosen = chosen[np.isin(self.photo_of[chosen], list(inputs))]
-        chosen = chosen[np.argsort(-self.lengths[chosen], kind="stable")]
-        lengths = torch.from_numpy(self.lengths[chosen])
-        targets = torch.zeros(len(chosen), int(lengths.max()) if len(chosen) else 0).long()
-        for row, caption in enumerate(chosen):
-            targets[row, : self.lengths[caption]] = torch.from_numpy(self.targets[caption])
-        tokens = torch.cat([torch.full((len(chosen), 1), self.start), targets[:, :-1]], dim=1)
-        row_of = {photo: row for row, photo in enumerate(inputs)}
+                unreadable[str(self.images[image].path)] = str(error)
+        readable = np.isin(views, list(inputs))
+        chosen, views = chosen[readable], views[readable]
+        order = np.argsort(-self.captions.lengths[chosen], kind="stable")
+        chosen, views = chosen[order], views[order]
+
+        lengths = self.captions.lengths[chosen]
+        targets = torch.zeros(len(chosen), int(lengths.max(initial=0)), dtype=torch.long)
+        for row, (caption, length) in enumerate(zip(chosen, lengths, strict=True)):
+            targets[row, :length] = torch.from_numpy(self.captions.targets[caption])
+        start = torch.full((len(chosen), 1), Vocabulary.start)
+        row_of = {view: row for row, view in enumerate(inputs)}
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
-            photos=torch.tensor(list(inputs), dtype=torch.long),
-            image_index=torch.tensor(
-                [row_of[photo] for photo in self.photo_of[chosen].tolist()], dtype=torch.long
-            ),
-            tokens=tokens,
+            images=torch.tensor([view % len(self.images) for view in inputs], dtype=torch.long),
+            image_index=torch.tensor([row_of[view] for view in views.tolist()], dtype=torch.long),
+            tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
-            lengths=lengths,
+            lengths=torch.from_numpy(lengths),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
+            styles=None if self.styles is None else torch.from_numpy(self.styles[chosen]),
             from_frozen=self.cache is not None,
-            unreadable=unreadable,
+            unreadable=list(unreadable.items()),
         )
 
-    def _photo(self, photo: int, epoch: int) -> Tensor:
-        generator = np.random.default_rng((self.seed, epoch, photo))
+    def _read(self, image: int, epoch: int, repeat: int) -> Tensor:
+        generator = np.random.default_rng((self.seed, epoch, image, repeat))
         if self.cache is not None:
-            features = self.cache.read(photo, int(generator.integers(self.cache.views)))
+            features = self.cache.read(image, int(generator.integers(self.cache.views)))
             return features if self.cache_crop is None else self.cache_crop(features, generator)
-        return self.transform(open_image(self.photos[photo].path), generator)[0]
+        return self.transform(open_image(self.images[image].path), generator)[0]
 
 
 class CaptionBatches:
-    """Deterministic batches of caption indices; batch b of epoch e is f(seed, e, b).
+    """Deterministic batches of caption entries; batch b of epoch e is f(seed, e, b).
 
-    by="length": captions of one length a batch, as section 4.3 of the paper, batches in random
-    order. by="photo": all captions of randomly drawn photos together, so that the encoder runs
-    once a photo.
+    An epoch shows each image of a source of weight w about w times: with 0.5 a random half of them
+    and in the next epoch the other half, with 2 each image in two random views. Sources are mixed
+    in every batch. Entries are those of `CaptionDataset`.
+
+    Args:
+        captions: The captions.
+        batch_size: Captions a batch.
+        by: `length` makes batches of captions of one length, as section 4.3 of the paper, in random
+            order. `photo` draws images at random and takes all their captions together, so that
+            the encoder runs once for each.
+        seed: Seed of the order.
+        source_of: int [images], source of each image; None is one source.
+        weights: Weight of each source.
     """
 
     def __init__(
         self,
-        photo_of: np.ndarray,
-        lengths: np.ndarray,
+        captions: EncodedCaptions,
         *,
         batch_size: int,
         by: Literal["length", "photo"],
         seed: int,
+        source_of: np.ndarray | None = None,
+        weights: Sequence[float] = (1.0,),
     ) -> None:
-        self.photo_of = photo_of
-        self.lengths = lengths
+        self.captions = captions
         self.batch_size = batch_size
         self.by = by
         self.seed = seed
+        with_captions = np.unique(captions.image_of)
+        sources = np.zeros(0) if source_of is None else np.asarray(source_of)[with_captions]
+        self._sources = [  # the images of each source, with its weight
+            (with_captions if source_of is None else with_captions[sources == source], weight)
+            for source, weight in enumerate(weights)
+        ]
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """All batches of an epoch; every caption is in exactly one."""
+        """Return all batches of an epoch; every entry of the epoch is in exactly one."""
         generator = np.random.default_rng((self.seed, epoch))
+        entries = self._entries(epoch)
+        if not len(entries):
+            return []
         if self.by == "photo":
-            return self._by_photo(generator)
-        return self._by_length(generator)
+            return self._by_image(entries, generator)
+        return self._by_length(entries, generator)
 
-    def _by_length(self, generator: np.random.Generator) -> list[np.ndarray]:
-        shuffled = generator.permutation(len(self.lengths))
-        ordered = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
-        edges = np.flatnonzero(np.diff(self.lengths[ordered])) + 1
+    def _entries(self, epoch: int) -> np.ndarray:
+        """Return the entries of an epoch, in order."""
+        count = len(self.captions)
+        if all(weight == 1 for _, weight in self._sources):
+            return np.arange(count)
+        views = np.zeros(int(self.captions.image_of.max(initial=-1)) + 1, dtype=np.int64)
+        for source, (images, weight) in enumerate(self._sources):
+            if len(images) and weight:
+                views[images] = self._views(source, len(images), weight, epoch)
+        views_of_captions = views[self.captions.image_of]
+        return np.concatenate(
+            [
+                np.flatnonzero(views_of_captions > repeat) + repeat * count
+                for repeat in range(int(views.max(initial=0)))
+            ]
+            or [np.arange(0)]
+        )
+
+    def _views(self, source: int, images: int, weight: float, epoch: int) -> np.ndarray:
+        """Return how often an epoch shows each image of a source, int [images].
+
+        Shuffled passes over all images are laid end to end, and each epoch takes the next
+        `weight * images` of them (at least one), so that all images come equally often.
+        """
+        first = round(epoch * weight * images)
+        end = max(first + 1, round((epoch + 1) * weight * images))
+        views = np.zeros(images, dtype=np.int64)
+        for shuffle in range(first // images, (end - 1) // images + 1):
+            key = np.random.SeedSequence((self.seed, source, shuffle), spawn_key=(_SUBSETS,))
+            order = np.random.default_rng(key).permutation(images)
+            start = shuffle * images
+            views[order[max(0, first - start) : end - start]] += 1
+        return views
+
+    def _by_length(self, entries: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        shuffled = entries[generator.permutation(len(entries))]
+        lengths = self.captions.lengths[shuffled % len(self.captions)]
+        order = np.argsort(lengths, kind="stable")
+        edges = np.flatnonzero(np.diff(lengths[order])) + 1
         batches = [
             group[first : first + self.batch_size]
-            for group in np.split(ordered, edges)
+            for group in np.split(shuffled[order], edges)
             for first in range(0, len(group), self.batch_size)
         ]
         return [batches[i] for i in generator.permutation(len(batches))]
 
-    def _by_photo(self, generator: np.random.Generator) -> list[np.ndarray]:
-        by_photo = np.argsort(self.photo_of, kind="stable")
-        edges = np.flatnonzero(np.diff(self.photo_of[by_photo])) + 1
-        groups = np.split(by_photo, edges)
+    def _by_image(self, entries: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        repeats, captions = np.divmod(entries, len(self.captions))
+        # The captions of an image are neighbours, and repeats come one after another, so that a
+        # view is a run of entries with the same image and repeat.
+        images = self.captions.image_of[captions]
+        edges = np.flatnonzero(np.diff(images) | np.diff(repeats)) + 1
+        groups = np.split(entries, edges)
         batches: list[np.ndarray] = []
         current: list[np.ndarray] = []
         size = 0
@@ -226,8 +270,12 @@ class CaptionBatches:
         return [*batches, np.concatenate(current)]
 
 
-def _leave_signals_to_the_main_process(worker: int) -> None:
-    """A signal to the whole group, as a terminal sends, must not kill a worker under a step."""
+def _ignore_signals(worker: int) -> None:
+    """Leave signals to the main process.
+
+    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
+    waiting for.
+    """
     for name in SIGNALS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -242,7 +290,7 @@ def load_batches(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
-    """The batches of an epoch from number `first` on."""
+    """Load the batches of an epoch from number `first` on, in `workers` processes."""
     work = [(epoch, batch) for batch in batches.epoch(epoch)[first:]]
     return iter(
         DataLoader(
@@ -255,6 +303,6 @@ def load_batches(
             # Without one of its own, a loader draws from the generator that dropout draws from, and
             # a resumed run, which makes one loader more, would go another way.
             generator=torch.Generator(),
-            worker_init_fn=_leave_signals_to_the_main_process,
+            worker_init_fn=_ignore_signals,
         )
     )

@@ -4,58 +4,105 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import DataError, ImageError
-from captioner.files import locked, replacing
+from captioner.files import locked, remove_temporary_files, replacing
 
-CHUNK = 8  # photos through the encoder at once: larger batches fall out of a CPU's cache
-ARRAY, NOTES = "features.npy", "progress.json"  # in the cache's folder
-SAVE_EVERY = 256  # items between two progress marks
+CHUNK = 8  # images through the encoder at once: larger batches fall out of a CPU's cache
+FEATURES, CHECKSUMS, PROGRESS = "features.npy", "checksums.npy", "progress.json"
+SAVE_EVERY = 256  # items between two notes of the progress
+MAX_STRETCH = 0.1  # of a side's logarithm: one side grows by it and the other shrinks
 
 
 class FeatureCache:
-    """float16 array [photos, views, C, h, w], memory-mapped.
+    """float16 array [images, views, C, h, w], memory-mapped.
 
-    Its folder's name is a hash of all that the values depend on: the encoder's weights, the
-    preprocessing and augmentation, the seed, and each photo's path, size and time of change. So a
-    stale cache is never read: it is simply another folder. View 0 is the plain photo, the others
-    are augmented.
+    The name of its folder is a hash of everything that the values depend on: the encoder's weights,
+    the preprocessing and augmentation, the seed, and each image's path, size and time of change.
+    So a stale cache is never read: other images have another folder. View 0 is the plain image, the
+    others are augmented.
+
+    Args:
+        folder: The cache's folder.
+        unreadable: Images that could not be read when the cache was made, each with the reason.
     """
 
     def __init__(self, folder: Path, unreadable: dict[int, str]) -> None:
         self.folder = folder
-        self.features: np.ndarray = np.load(folder / ARRAY, mmap_mode="r")
+        self.features: np.ndarray = np.load(folder / FEATURES, mmap_mode="r")
         self.unreadable = unreadable
 
     def __reduce__(self) -> tuple[type[FeatureCache], tuple[Path, dict[int, str]]]:
-        """A worker that is not forked maps the file again, instead of being sent all of it."""
+        """Pickle the place, so that a worker process maps the file instead of receiving it."""
         return FeatureCache, (self.folder, self.unreadable)
 
     @property
     def views(self) -> int:
         return self.features.shape[1]
 
-    def read(self, photo: int, view: int) -> Tensor:
-        """Frozen features float16 [C, h, w].
+    def read(self, image: int, view: int) -> Tensor:
+        """Return frozen features, float16 [C, h, w].
 
         Raises:
-            ImageError: the photo could not be read when the cache was made.
+            ImageError: The image could not be read when the cache was made.
         """
-        if photo in self.unreadable:
-            raise ImageError(self.unreadable[photo])
-        return torch.from_numpy(self.features[photo, view].copy())
+        if image in self.unreadable:
+            raise ImageError(self.unreadable[image])
+        return torch.from_numpy(self.features[image, view].copy())
+
+
+@dataclass(frozen=True)
+class FeatureCrop:
+    """A random crop of a feature map, resized to the map's size, and mirrored at random.
+
+    The features of a mirrored or cropped image are only approximately the mirrored or cropped
+    features, so this is no substitute for views of the image, but it costs nothing and never ends.
+
+    Args:
+        min_area: Smallest share of the map that is kept.
+        flip: Probability of mirroring.
+    """
+
+    min_area: float
+    flip: float
+
+    def __call__(self, features: Tensor, generator: np.random.Generator) -> Tensor:
+        """Crop features [C, h, w] to float32 [C, h, w], bilinear between the cells."""
+        features = features.float()
+        if generator.random() < self.flip:
+            features = features.flip(-1)
+        side = math.sqrt(generator.uniform(self.min_area, 1.0))
+        limit = min(MAX_STRETCH, -math.log(side))  # or a side would leave the map
+        stretch = math.exp(generator.uniform(-limit, limit))
+        height, width = side * stretch, side / stretch
+        # in halves of the map, from its centre
+        y, x = generator.uniform(height - 1, 1 - height), generator.uniform(width - 1, 1 - width)
+        crop = torch.tensor([[[width, 0.0, x], [0.0, height, y]]])
+        places = F.affine_grid(crop, [1, 1, *features.shape[1:]], align_corners=False)
+        cropped = F.grid_sample(
+            features.unsqueeze(0), places, padding_mode="border", align_corners=False
+        )
+        return cropped[0]
 
 
 class _Views(Dataset[tuple[Tensor, str]]):
+    """All views of all images as network inputs, each with the reason if it is unreadable."""
+
     def __init__(
         self, paths: Sequence[Path], transform: ImageTransform, views: int, seed: int
     ) -> None:
@@ -65,10 +112,10 @@ class _Views(Dataset[tuple[Tensor, str]]):
         return len(self.paths) * self.views
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        photo, view = divmod(index, self.views)
-        generator = np.random.default_rng((self.seed, photo, view)) if view else None
+        image, view = divmod(index, self.views)
+        generator = np.random.default_rng((self.seed, image, view)) if view else None
         try:
-            return self.transform(open_image(self.paths[photo]), generator)[0], ""
+            return self.transform(open_image(self.paths[image]), generator)[0], ""
         except ImageError as error:
             empty = torch.zeros(3, self.transform.height_px, self.transform.width_px)
             return empty, str(error)
@@ -86,24 +133,40 @@ def build_feature_cache(
     workers: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FeatureCache:
-    """Open the cache of these photos, making or finishing it first where needed.
+    """Open the cache of these images, making or finishing it first where needed.
 
-    encode: photos [B, 3, H, W] to frozen features [B, C, h, w]; fingerprint: a hash of its
-    weights. An interrupted build goes on where it stopped.
+    An interrupted build goes on where it stopped. What an earlier process has made is compared with
+    its checksums.
+
+    Args:
+        root: Folder of all caches.
+        paths: The images.
+        transform: Makes the views.
+        encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
+        fingerprint: Hash of the weights that `encode` uses.
+        views: Views of each image; the first is plain.
+        seed: Seed of the other views.
+        workers: Processes that read images.
+        progress: Called with the number of views done, and of all.
 
     Raises:
-        DataError: the disk cannot hold it, or what it holds of it is damaged.
+        DataError: The disk cannot hold it, or what it holds of it is damaged.
     """
     key = _key(paths, transform, fingerprint=fingerprint, views=views, seed=seed)
     folder = root / key[:20]
     items = _Views(paths, transform, views, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done, unreadable = _done_before(folder)
+        done, unreadable = _read_progress(folder, items)
         if done < len(items):
-            # Two runs may want the same photos: the second waits, and finds what the first made.
+            # Two runs may want the same images: the second waits, and finds what the first made.
             with locked(folder / ".lock", wait=True):
-                unreadable = _fill(folder, key, items, encode, workers, progress)
+                remove_temporary_files(folder, older_than_s=0)
+                done, unreadable = _read_progress(folder, items)
+                _verify(folder, done)
+                _fill(folder, key, items, encode, done, unreadable, workers, progress)
+        else:
+            _verify(folder, done)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
@@ -117,17 +180,20 @@ def _fill(
     key: str,
     items: _Views,
     encode: Callable[[Tensor], Tensor],
+    done: int,
+    unreadable: dict[int, str],
     workers: int,
     progress: Callable[[int, int], None],
-) -> dict[int, str]:
-    """Make what is missing; return the unreadable photos with the reasons."""
-    array = folder / ARRAY
-    done, unreadable = _done_before(folder)
+) -> None:
+    """Make the items from number `done` on; add to the unreadable images."""
+    if done == len(items):
+        return
     if not done:
         shape = encode(torch.stack([items[0][0]])).shape[1:]
-        _reserve(array, (len(items.paths), items.views, *shape))
-    features = np.lib.format.open_memmap(array, mode="r+" if done < len(items) else "r")
-    flat = features.reshape(len(items), *features.shape[2:])
+        _reserve(folder / FEATURES, (len(items.paths), items.views, *shape), np.float16)
+        _reserve(folder / CHECKSUMS, (len(items),), np.uint32)
+    features = _open_items(folder, mode="r+")
+    checksums: Any = np.lib.format.open_memmap(folder / CHECKSUMS, mode="r+")
     loader = DataLoader(
         torch.utils.data.Subset(items, range(done, len(items))),
         batch_size=CHUNK,
@@ -135,19 +201,64 @@ def _fill(
         # its own, or a run that makes the cache would draw other numbers than one that finds it
         generator=torch.Generator(),
     )
-    for photos, reasons in loader if done < len(items) else ():
-        flat[done : done + len(photos)] = encode(photos).cpu().numpy().astype(np.float16)
+    for images, reasons in loader:
+        values = encode(images).cpu().numpy().astype(np.float16)
+        features[done : done + len(images)] = values
+        checksums[done : done + len(images)] = [_checksum(value) for value in values]
         for offset, reason in enumerate(reasons):
             if reason:
                 unreadable[(done + offset) // items.views] = reason
-        done += len(photos)
+        done += len(images)
         if done % SAVE_EVERY < CHUNK or done == len(items):
             features.flush()
-            with replacing(folder / NOTES) as file:
+            checksums.flush()
+            with replacing(folder / PROGRESS, durable=True) as file:
                 content = {"done": done, "unreadable": unreadable, "key": key}
                 file.write(json.dumps(content).encode())
             progress(done, len(items))
-    return unreadable
+
+
+def _open_items(folder: Path, *, mode: Any) -> Any:
+    """Map the features as [items, C, h, w]."""
+    features = np.lib.format.open_memmap(folder / FEATURES, mode=mode)
+    return features.reshape(-1, *features.shape[2:])
+
+
+def _checksum(features: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(features).data.cast("B"))
+
+
+def _verify(folder: Path, done: int) -> None:
+    """Compare the first `done` items with their checksums.
+
+    A cache of an earlier version has none; it gets those of what it holds.
+
+    Raises:
+        DataError: An item is not what was written.
+    """
+    if not done:
+        return
+    features = _open_items(folder, mode="r")
+    with ThreadPoolExecutor(max_workers=4) as pool:  # crc32 releases the interpreter's lock
+        found = np.fromiter(pool.map(_checksum, features[:done]), dtype=np.uint32, count=done)
+    if not (folder / CHECKSUMS).exists():
+        with replacing(folder / CHECKSUMS, durable=True) as file:
+            np.lib.format.write_array(file, np.resize(found, len(features)))
+        return
+    try:
+        expected = np.load(folder / CHECKSUMS, mmap_mode="r")[:done]
+        wrong = np.flatnonzero(found != expected)
+    except ValueError as error:
+        raise _damaged(folder, str(error)) from None
+    if len(wrong):
+        raise _damaged(folder, f"{len(wrong)} of its {done} entries are not what was written")
+
+
+def _damaged(folder: Path, reason: str) -> DataError:
+    return DataError(
+        f"{folder}: the feature cache is damaged ({reason}); delete this folder, and it will be "
+        "made again"
+    )
 
 
 def _key(
@@ -163,40 +274,49 @@ def _key(
         try:
             facts = path.stat()
             size, changed = facts.st_size, facts.st_mtime_ns
-        except OSError:  # vanished: unreadable, as `open_image` will say
+        except OSError:  # vanished: unreadable, as `open_image` will report
             size = changed = -1
         name = os.fsencode(os.path.realpath(path))
         digest.update(name + f"\0{size}\0{changed}\n".encode())
     return digest.hexdigest()
 
 
-def _done_before(folder: Path) -> tuple[int, dict[int, str]]:
-    """How many items an earlier build has finished, and its unreadable photos."""
-    if not (folder / NOTES).exists():
+def _read_progress(folder: Path, items: _Views) -> tuple[int, dict[int, str]]:
+    """Return how many items an earlier build has finished, and its unreadable images.
+
+    Raises:
+        DataError: The notes or the features are damaged.
+    """
+    if not (folder / PROGRESS).exists():
         return 0, {}
     try:
-        saved = json.loads((folder / NOTES).read_text())
+        saved = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        done, reasons = saved["done"], saved["unreadable"]
+        unreadable = {int(image): reason for image, reason in reasons.items()}
+        if type(done) is not int or not 0 <= done <= len(items):
+            raise ValueError(f"{PROGRESS} counts {done!r} of {len(items)} entries")
+        if not all(isinstance(reason, str) for reason in unreadable.values()):
+            raise ValueError(f"{PROGRESS} has reasons that are no texts")
         # "r+" would fill up a file that was cut short
-        np.lib.format.open_memmap(folder / ARRAY, mode="r")
-        return saved["done"], {int(k): v for k, v in saved["unreadable"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{folder}: the feature cache is damaged ({error}); delete this folder, and it "
-            "will be made again"
-        ) from None
+        features = np.lib.format.open_memmap(folder / FEATURES, mode="r")
+        if features.dtype != np.float16 or features.shape[:2] != (len(items.paths), items.views):
+            raise ValueError(f"{FEATURES} holds {features.dtype} {features.shape}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(folder, str(error)) from None
+    return done, unreadable
 
 
-def _reserve(array: Path, shape: tuple[int, ...]) -> None:
-    """Make the file and ask the disk for all of its space.
+def _reserve(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
+    """Make an array file and ask the disk for all of its space.
 
     A memory map of a file with holes ends the whole process (SIGBUS) when the disk fills up later.
     """
-    np.lib.format.open_memmap(array, mode="w+", dtype=np.float16, shape=shape).flush()
+    np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
     if not hasattr(os, "posix_fallocate"):  # macOS, Windows
         return
     try:
-        with array.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, array.stat().st_size)
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     except OSError:
-        array.unlink()  # so that it does not keep what is left of the disk
+        path.unlink()  # so that it does not keep what is left of the disk
         raise

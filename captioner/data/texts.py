@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.data.text_files import numbered_lines, one_line, shown
-from captioner.data.vocabulary import Vocabulary, tokenize
+from captioner.data.text_files import normalize_spaces, numbered_lines, quoted
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
 
 FREQUENT = 5e-3  # share of all words above which a word is drawn less often than it comes
@@ -32,9 +32,9 @@ def read_texts(path: Path) -> list[list[str]]:
         name = label.partition("#")[0].strip()
         if not (name and text.strip()):
             raise DataError(
-                f"{path}, line {number}: expected an id, a tab and a caption, not {shown(line)}"
+                f"{path}, line {number}: expected an id, a tab and a caption, not {quoted(line)}"
             )
-        found.setdefault(name, []).append(one_line(text))
+        found.setdefault(name, []).append(normalize_spaces(text))
     return list(found.values())
 
 
@@ -68,14 +68,14 @@ class TextCaptions:
         photos: list[list[str]],
         vocabulary: Vocabulary,
         *,
-        max_words: int,
+        max_words: int | None,
         seed: int,
         without: Iterable[str] = (),
     ) -> None:
         """without: captions that must not be learned from, as those of the validation photos."""
         self.seed = seed
         self.vocabulary = vocabulary
-        self.without = {tuple(tokenize(caption)) for caption in without}
+        self.without = {tuple(vocabulary.tokenizer.split(caption)) for caption in without}
         encoded = (self._encoded(photo, max_words) for photo in photos)
         self.photos = [captions for captions in encoded if len(captions) > 1]
         if not self.photos:
@@ -89,11 +89,11 @@ class TextCaptions:
         self.weight = np.sqrt(FREQUENT / np.maximum(share, FREQUENT))
         self.weight[vocabulary.unknown] = 0.0
 
-    def _encoded(self, photo: list[str], max_words: int) -> list[np.ndarray]:
+    def _encoded(self, photo: list[str], max_words: int | None) -> list[np.ndarray]:
         """Those of a photo's captions that know a word: each can be written from any other."""
         encoded = (
             np.array(self.vocabulary.encode(words[:max_words]), dtype=np.int64)
-            for words in map(tokenize, photo)
+            for words in map(self.vocabulary.tokenizer.split, photo)
             if tuple(words) not in self.without
         )
         return [caption for caption in encoded if (caption != self.vocabulary.unknown).any()]

@@ -1,24 +1,32 @@
-"""From a photo file to the network's input, and the geometry that leads back.
+"""From an image file to the network's input, and the geometry that leads back.
 
-Photos are seen whole: they are squashed or letterboxed to the input size, never cropped at test
-time; the random crop in training keeps most of the scene. Pixels are decoded by Pillow alone,
-from an allow-list of formats, because torchvision's decoders can crash on damaged files.
+Pixels are decoded by Pillow alone, from an allow-list of formats, because torchvision's decoders
+can crash on damaged files.
 """
 
 from __future__ import annotations
 
 import io
+import stat
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
+from PIL import (
+    ExifTags,
+    Image,
+    ImageEnhance,
+    ImageOps,
+    JpegImagePlugin,
+    UnidentifiedImageError,
+)
 from torch import Tensor
 
+from captioner.data.heif import is_heif, register_heif
 from captioner.errors import ImageError
 from captioner.types import Geometry
 
@@ -28,8 +36,10 @@ IMAGE_SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .gif .webp .bmp .tif .tiff .ppm .pgm .avif".split()
 )
 MAX_IMAGE_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
+# Baseline JPEGs, as phones write them, are decoded at half their size or less up to this limit.
+MAX_JPEG_PIXELS = 200_000_000
 
-ResizeMode = Literal["squash", "letterbox"]
+ResizeMode = Literal["squash", "letterbox", "crop"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -38,11 +48,11 @@ _RESAMPLING = {
 }
 
 
-class _WarningsOfPillow:
-    """Within it, a decompression bomb is an error and complaints of tags are not printed.
+class _PillowWarnings:
+    """Context in which a decompression bomb is an error and warnings about tags are not printed.
 
-    `warnings.catch_warnings` changes what the whole process does, and photos are read by several
-    threads: the first in sets it, the last out sets it back.
+    `warnings.catch_warnings` changes the whole process, and images are read by several threads: the
+    first to enter sets the filters, the last to leave restores them.
     """
 
     def __init__(self) -> None:
@@ -66,24 +76,32 @@ class _WarningsOfPillow:
                 self._caught.__exit__(None, None, None)
 
 
-_warnings_of_pillow = _WarningsOfPillow()
+_pillow_warnings = _PillowWarnings()
 
 
 def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
-    """Read a photo as upright 8-bit RGB.
+    """Read an image file as upright 8-bit RGB.
 
     EXIF orientation is applied, CMYK and palettes are converted, 16-bit grey is scaled to 8 bits,
-    transparency is laid on white, and of an animation the first frame is taken.
+    transparency is laid on white, and of an animation the first frame is taken. A JPEG of more than
+    MAX_IMAGE_PIXELS is decoded at a half, a quarter or an eighth of its size.
+
+    Args:
+        source: A path, the bytes of a file, or a file object that can seek.
 
     Raises:
-        ImageError: the file is missing, empty, no photo of an accepted format, damaged or larger
-            than MAX_IMAGE_PIXELS. The message does not name the file: the caller does.
+        ImageError: The file is missing, empty, not an image of an accepted format, damaged or too
+            large (over MAX_IMAGE_PIXELS; for baseline JPEGs, MAX_JPEG_PIXELS). The message does not
+            name the file: the caller does.
     """
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:
-            if path.is_dir():
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
                 raise ImageError("is a folder, not a photo")
+            if not stat.S_ISREG(mode):
+                raise ImageError("is a pipe or a device, not a photo")
             if path.stat().st_size == 0:
                 raise ImageError("the file is empty")
             with path.open("rb") as file:
@@ -98,15 +116,9 @@ def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
         source = io.BytesIO(source)
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
-    with _warnings_of_pillow:
+    with _pillow_warnings:
         try:
-            with Image.open(source, formats=IMAGE_FORMATS) as image:
-                if image.width * image.height > MAX_IMAGE_PIXELS:
-                    raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
-                image.seek(0)
-                image.load()
-                ImageOps.exif_transpose(image, in_place=True)
-                return _to_rgb(image)
+            return _decode(source)
         except ImageError:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -121,11 +133,72 @@ def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
             raise ImageError(f"is damaged and cannot be decoded ({error})") from None
 
 
+def _decode(source: IO[bytes]) -> Image.Image:
+    formats: tuple[str, ...] = IMAGE_FORMATS
+    if is_heif(source):
+        if not register_heif():
+            raise ImageError(
+                "is a HEIC photo: install pillow-heif (pip install pillow-heif), or convert it to "
+                "JPEG"
+            )
+        formats = ("HEIF",)
+    try:
+        image = Image.open(source, formats=formats)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        source.seek(0)
+        if source.read(3) != b"\xff\xd8\xff":
+            raise
+        source.seek(0)
+        return _decode_large_jpeg(source)
+    with image:
+        if image.width * image.height > MAX_IMAGE_PIXELS:
+            raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+        image.seek(0)
+        return _load(image)
+
+
+def _decode_large_jpeg(source: IO[bytes]) -> Image.Image:
+    """Decode a JPEG over the usual limit at a fraction of its size."""
+    with JpegImagePlugin.JpegImageFile(source) as image:
+        pixels = image.width * image.height
+        # A progressive file is decoded whole before it is made smaller: gigabytes of memory.
+        if pixels > MAX_JPEG_PIXELS or image.info.get("progressive"):
+            raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+        image.draft(None, (image.width // 2, image.height // 2))
+        if image.width * image.height > MAX_IMAGE_PIXELS:
+            raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+        return _load(image)
+
+
+def _load(image: Image.Image) -> Image.Image:
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    return _to_rgb(image)
+
+
 def _too_large(what: str) -> str:
     return f"{what} is over the limit of {MAX_IMAGE_PIXELS // 10**6} megapixels; make it smaller"
 
 
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Return a PIL image of any mode as `open_image` would read it from a file.
+
+    Raises:
+        ImageError: it is too large, or cannot be decoded.
+    """
+    if image.width * image.height > MAX_IMAGE_PIXELS:
+        raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+    try:
+        image.load()
+        if image.mode == "RGB" and image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image
+        return _to_rgb(ImageOps.exif_transpose(image))
+    except Exception as error:  # noqa: BLE001  (as in open_image)
+        raise ImageError(f"cannot be decoded ({error})") from None
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to 8-bit RGB."""
     if image.mode.startswith(("I", "F")):  # 16-bit and 32-bit grey; convert("RGB") would clip
         grey = np.asarray(image, dtype=np.float64)
         full_scale = 65535.0 if grey.max(initial=0) > 255 else 255.0
@@ -142,12 +215,13 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes in training. Each is off at its default.
+    """Random changes of training images. Each is off at its default.
 
-    flip: probability of mirroring left to right.
-    min_area: smallest share of the photo's area that a random crop keeps; 1 never crops. Kept
-        near 1 so that what the caption names stays in view.
-    colour: largest relative change of brightness, contrast and saturation.
+    Args:
+        flip: Probability of mirroring left to right.
+        min_area: Smallest share of the image's area that a random crop keeps; 1 never crops. Keep
+            it near 1, so that what the caption names stays visible.
+        colour: Largest relative change of brightness, contrast and saturation.
     """
 
     flip: float = 0.0
@@ -156,9 +230,18 @@ class Augmentation:
 
 
 class ImageTransform:
-    """Upright RGB photo to the network's normalised input, with its geometry.
+    """Upright RGB image to the network's normalised input, with its geometry.
 
-    Source of the letterbox: the padding is the normalisation mean, so it becomes zeros.
+    Args:
+        height_px: Height of the network's input.
+        width_px: Width of the network's input.
+        resize: `squash` resizes the image to the input's size; `letterbox` keeps its aspect ratio
+            and pads with the mean, which normalisation makes zero; `crop` keeps its aspect ratio,
+            resizes the shorter side and keeps the centre, as the paper does.
+        interpolation: Filter for resizing, with antialiasing.
+        mean: Channel means for values in [0, 1].
+        std: Channel standard deviations.
+        augmentation: Random changes, for calls with a generator.
     """
 
     def __init__(
@@ -179,27 +262,34 @@ class ImageTransform:
         self.mean = np.asarray(mean, dtype=np.float32)
         self.std = np.asarray(std, dtype=np.float32)
         levels = np.arange(256, dtype=np.float32)[:, None] / 255.0
-        # What each of the 256 values of a channel becomes: looking up is faster than computing.
+        # Input of each of the 256 values of a channel: a table is faster than computing.
         self._inputs = np.ascontiguousarray(((levels - self.mean) / self.std).T)
         self.augmentation = augmentation
 
     def __call__(
-        self, photo: Image.Image, generator: np.random.Generator | None = None
+        self, image: Image.Image, generator: np.random.Generator | None = None
     ) -> tuple[Tensor, Geometry]:
-        """Return float32 [3, height_px, width_px] and the geometry.
+        """Transform an image.
 
-        With a generator the photo is augmented; without one it is not, whatever the settings.
+        Args:
+            image: Upright RGB image.
+            generator: Draws the augmentation; without one nothing is random.
+
+        Returns:
+            float32 [3, height_px, width_px], and the rectangle of the image that it covers.
         """
-        geometry = Geometry(photo.width, photo.height, 0, 0, photo.width, photo.height)
+        geometry = Geometry(image.width, image.height, 0, 0, image.width, image.height)
         if generator is not None and self.augmentation is not None:
             geometry = _random_view(geometry, self.augmentation, generator)
-        pixels = self._resize(photo, geometry)
+        if self.resize == "crop":
+            geometry = self._centre_crop(geometry)
+        pixels = self._resize(image, geometry)
         if self.resize == "letterbox":
             geometry = self._letterboxed(geometry)
         if geometry.flipped:
             pixels = ImageOps.mirror(pixels)
         if generator is not None and self.augmentation is not None and self.augmentation.colour:
-            pixels = _jitter(pixels, self.augmentation.colour, generator)
+            pixels = _jitter_colours(pixels, self.augmentation.colour, generator)
         array = self._normalised(np.asarray(pixels))
         if self.resize == "letterbox":
             array = self._pad(array)
@@ -214,8 +304,8 @@ class ImageTransform:
         return array
 
     def _content_size(self, geometry: Geometry) -> tuple[int, int]:
-        """Width and height, in input pixels, that the photo takes inside the input."""
-        if self.resize == "squash":
+        """Return width and height, in input pixels, that the image takes inside the input."""
+        if self.resize != "letterbox":
             return self.width_px, self.height_px
         scale = min(self.width_px / geometry.width_px, self.height_px / geometry.height_px)
         return (
@@ -223,29 +313,49 @@ class ImageTransform:
             min(self.height_px, max(1, round(geometry.height_px * scale))),
         )
 
-    def _resize(self, photo: Image.Image, geometry: Geometry) -> Image.Image:
+    def _resize(self, image: Image.Image, geometry: Geometry) -> Image.Image:
         left, top = geometry.left_px, geometry.top_px
-        box = (left, top, left + geometry.width_px, top + geometry.height_px)
-        # reducing_gap lets Pillow halve huge photos cheaply before the exact filter.
-        return photo.resize(
-            self._content_size(geometry), self.resampling, box=box, reducing_gap=3.0
+        # Sums may exceed the image by a rounding error, which Pillow refuses.
+        right = min(left + geometry.width_px, image.width)
+        bottom = min(top + geometry.height_px, image.height)
+        # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
+        return image.resize(
+            self._content_size(geometry),
+            self.resampling,
+            box=(left, top, right, bottom),
+            reducing_gap=3.0,
         )
 
-    def _letterboxed(self, seen: Geometry) -> Geometry:
-        """The rectangle of the photo that the padded input stands for."""
-        width, height = self._content_size(seen)
-        x_scale, y_scale = seen.width_px / width, seen.height_px / height
+    def _centre_crop(self, view: Geometry) -> Geometry:
+        """Return the largest rectangle in the middle of the view with the input's aspect ratio.
+
+        Resizing it to the input is resizing the shorter side and cropping the centre, without
+        rounding to whole pixels in between.
+        """
+        scale = max(self.width_px / view.width_px, self.height_px / view.height_px)
+        width = min(self.width_px / scale, view.width_px)
+        height = min(self.height_px / scale, view.height_px)
+        return replace(
+            view,
+            left_px=view.left_px + (view.width_px - width) / 2,
+            top_px=view.top_px + (view.height_px - height) / 2,
+            width_px=width,
+            height_px=height,
+        )
+
+    def _letterboxed(self, view: Geometry) -> Geometry:
+        """Return the rectangle that the padded input covers, larger than the image."""
+        width, height = self._content_size(view)
+        x_scale, y_scale = view.width_px / width, view.height_px / height
         pad_left, pad_top = (self.width_px - width) // 2, (self.height_px - height) // 2
-        if seen.flipped:  # the mirrored content sits pad_left from the left, so undo it in order
+        if view.flipped:  # the mirrored content sits pad_left from the left, so undo it in order
             pad_left = self.width_px - width - pad_left
-        return Geometry(
-            photo_width_px=seen.photo_width_px,
-            photo_height_px=seen.photo_height_px,
-            left_px=seen.left_px - pad_left * x_scale,
-            top_px=seen.top_px - pad_top * y_scale,
+        return replace(
+            view,
+            left_px=view.left_px - pad_left * x_scale,
+            top_px=view.top_px - pad_top * y_scale,
             width_px=self.width_px * x_scale,
             height_px=self.height_px * y_scale,
-            flipped=seen.flipped,
         )
 
     def _pad(self, array: np.ndarray) -> np.ndarray:
@@ -259,15 +369,14 @@ class ImageTransform:
 def _random_view(
     geometry: Geometry, augmentation: Augmentation, generator: np.random.Generator
 ) -> Geometry:
-    """A random crop that keeps the photo's shape, and a random mirror image."""
+    """Draw a crop with the image's aspect ratio, and whether it is mirrored."""
     area = generator.uniform(augmentation.min_area, 1.0)
     flipped = bool(generator.random() < augmentation.flip)
     width, height = geometry.photo_width_px, geometry.photo_height_px
     side = area**0.5
     left, top = generator.random(2) * (1.0 - side)
-    return Geometry(
-        photo_width_px=width,
-        photo_height_px=height,
+    return replace(
+        geometry,
         left_px=left * width,
         top_px=top * height,
         width_px=side * width,
@@ -276,7 +385,9 @@ def _random_view(
     )
 
 
-def _jitter(pixels: Image.Image, strength: float, generator: np.random.Generator) -> Image.Image:
+def _jitter_colours(
+    pixels: Image.Image, strength: float, generator: np.random.Generator
+) -> Image.Image:
     for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
         pixels = enhance(pixels).enhance(1.0 + generator.uniform(-strength, strength))
     return pixels

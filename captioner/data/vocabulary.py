@@ -1,78 +1,90 @@
-"""Words to numbers and back."""
+"""The words that a model knows, as numbers."""
 
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from captioner.data.tokenizer import Tokenizer, WordTokenizer
+
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
-SPECIAL = (PAD, START, END, UNKNOWN)
-_MARK = "\u0301"  # stands for every combining mark, which `re` has no class for
-_LETTERS = rf"(?:[^\W_]{_MARK}*)+"
-_WORD = re.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*")
-
-
-def tokenize(caption: str) -> list[str]:
-    """Split a caption into lower-case words: runs of letters and digits in any script.
-
-    The marks on a letter, such as the vowel signs of Indic scripts, belong to its word. Apostrophes
-    and hyphens inside a word stay (`man's`, `t-shirt`); all other punctuation goes, as it does in
-    the scorers. Text is normalised to NFKC first.
-
-    >>> tokenize("A man's t-shirt, \\"RED\\" & blue.")
-    ['a', "man's", 't-shirt', 'red', 'blue']
-    """
-    text = unicodedata.normalize("NFKC", caption).lower().replace("’", "'")
-    shape = text
-    if not text.isascii():
-        shape = "".join(_MARK if _is_mark(character) else character for character in text)
-    return [text[slice(*match.span())] for match in _WORD.finditer(shape)]
-
-
-def _is_mark(character: str) -> bool:
-    """Whether it changes the letter before it; U+FE00 to U+FE0F choose between drawings of it."""
-    marks = unicodedata.category(character) in ("Mn", "Mc")
-    return marks and not "\ufe00" <= character <= "\ufe0f"
+SPECIAL_TOKENS = (PAD, START, END, UNKNOWN)
+PAD_INDEX, START_INDEX, END_INDEX, UNKNOWN_INDEX = range(len(SPECIAL_TOKENS))
 
 
 class Vocabulary:
-    """The words a model knows, in order of falling frequency after the four special tokens.
+    """Tokens with their indices: the four special ones, then words by falling frequency.
 
-    The special tokens have fixed indices: pad 0, start 1, end 2, unknown 3. Only `end` and words
-    are ever generated.
+    Only `end` and words are ever generated.
+
+    Args:
+        words: Distinct words, none of them a special token.
+        tokenizer: The tokenizer that gives such words.
     """
 
-    pad, start, end, unknown = range(4)
+    pad, start, end, unknown = PAD_INDEX, START_INDEX, END_INDEX, UNKNOWN_INDEX
 
-    def __init__(self, words: Sequence[str]) -> None:
-        if len(set(words)) != len(words) or set(words) & set(SPECIAL):
+    def __init__(self, words: Sequence[str], tokenizer: Tokenizer | None = None) -> None:
+        if not all(isinstance(word, str) and word for word in words):
+            raise ValueError("the words of a vocabulary must be texts")
+        if len(set(words)) != len(words) or set(words) & set(SPECIAL_TOKENS):
             raise ValueError("a vocabulary needs distinct words without the special tokens")
-        self.tokens = [*SPECIAL, *words]
+        self.tokenizer = tokenizer or WordTokenizer()
+        self.tokens = [*SPECIAL_TOKENS, *words]
         self._index = {token: index for index, token in enumerate(self.tokens)}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __contains__(self, word: str) -> bool:
-        return word in self._index and word not in SPECIAL
+        return self._index.get(word, 0) >= len(SPECIAL_TOKENS)
+
+    @property
+    def words(self) -> list[str]:
+        """The tokens without the special ones."""
+        return self.tokens[len(SPECIAL_TOKENS) :]
 
     @classmethod
-    def build(cls, captions: Iterable[str], *, min_count: int = 5) -> Vocabulary:
-        """Keep the words that occur at least `min_count` times; ties in alphabetical order."""
-        counts = Counter(word for caption in captions for word in tokenize(caption))
+    def build(
+        cls,
+        captions: Iterable[str],
+        tokenizer: Tokenizer | None = None,
+        *,
+        min_count: int = 5,
+        max_size: int | None = None,
+    ) -> Vocabulary:
+        """Collect the words of captions.
+
+        Args:
+            captions: Training captions.
+            tokenizer: Splits them; None is `words`.
+            min_count: Words that occur less often are left out.
+            max_size: Keep the most frequent so many words; None keeps all. Ties are broken in
+                alphabetical order.
+        """
+        tokenizer = tokenizer or WordTokenizer()
+        counts = Counter(word for caption in captions for word in tokenizer.split(caption))
         kept = [word for word, count in counts.items() if count >= min_count]
-        return cls(sorted(kept, key=lambda word: (-counts[word], word)))
+        return cls(sorted(kept, key=lambda word: (-counts[word], word))[:max_size], tokenizer)
+
+    def extended(self, other: Vocabulary, *, max_new: int | None = None) -> Vocabulary:
+        """Return this vocabulary with the words of `other` that it lacks after its own.
+
+        Args:
+            other: Its words come in their order.
+            max_new: Take at most so many; None takes all.
+        """
+        new = [word for word in other.words if word not in self]
+        return Vocabulary([*self.words, *new[:max_new]], self.tokenizer)
 
     def encode(self, words: Sequence[str]) -> list[int]:
-        """Indices of the words, without start and end; words not known become `unknown`."""
+        """Return indices of words, without start and end; words not known become `unknown`."""
         return [self._index.get(word, self.unknown) for word in words]
 
     def decode(self, indices: Iterable[int]) -> list[str]:
-        """Words up to the first end token; pad and start are left out."""
+        """Return the words up to the first end token; pad and start are left out."""
         words = []
         for index in indices:
             if index == self.end:
@@ -82,16 +94,19 @@ class Vocabulary:
         return words
 
     def save(self, path: Path) -> None:
+        """Write the words as JSON; the tokenizer is saved by itself (`Tokenizer.save`)."""
         path.write_text(
-            json.dumps({"words": self.tokens[len(SPECIAL) :]}, ensure_ascii=False, indent=0),
-            encoding="utf-8",
+            json.dumps({"words": self.words}, ensure_ascii=False, indent=0), encoding="utf-8"
         )
 
     @classmethod
-    def load(cls, path: Path) -> Vocabulary:
+    def load(cls, path: Path, tokenizer: Tokenizer | None = None) -> Vocabulary:
         """Read a vocabulary.
 
         Raises:
-            OSError, ValueError, KeyError: the file is missing or is not a vocabulary.
+            OSError, ValueError, KeyError, TypeError: The file is missing or not a vocabulary.
         """
-        return cls(json.loads(path.read_text(encoding="utf-8"))["words"])
+        words = json.loads(path.read_text(encoding="utf-8"))["words"]
+        if not isinstance(words, list):
+            raise ValueError("vocabulary.json holds no list of words")
+        return cls(words, tokenizer)

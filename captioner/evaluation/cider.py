@@ -1,4 +1,4 @@
-"""CIDEr-D as a reward: many captions of a few photos, with document frequencies counted before."""
+"""CIDEr-D of many captions of a few images, with document frequencies counted beforehand."""
 
 from __future__ import annotations
 
@@ -15,51 +15,66 @@ SIGMA = 6.0
 class CiderD:
     """CIDEr-D (Vedantam et al., 2015, section 8), as coco-caption computes it.
 
-    Document frequencies are those of the references given here, one document a photo: for rewards,
-    the training captions. Captions are sequences of tokens; a token for the end makes the reward
-    count how a caption ends.
+    Captions are sequences of tokens; a token for the end makes the score depend on how a caption
+    ends.
+
+    Args:
+        references: Captions of each image.
+        corpus: Captions of each image from which document frequencies are counted, one document an
+            image; None counts those of the references, as for rewards, which are the training
+            captions.
     """
 
-    def __init__(self, references: Sequence[Sequence[Sequence[str]]]) -> None:
+    def __init__(
+        self,
+        references: Sequence[Sequence[Sequence[str]]],
+        corpus: Sequence[Sequence[Sequence[str]]] | None = None,
+    ) -> None:
         self.references = references
+        corpus = references if corpus is None else corpus
         self.frequency: Counter[tuple[str, ...]] = Counter()
-        for photo in references:
-            self.frequency.update({gram for caption in photo for gram in _grams(caption)})
-        self.log_photos = math.log(max(1, len(references)))
+        for image in corpus:
+            self.frequency.update({gram for caption in image for gram in _grams(caption)})
+        self.log_images = math.log(max(1, len(corpus)))
 
-    def scores(self, photos: Sequence[int], captions: Sequence[Sequence[str]]) -> np.ndarray:
-        """CIDEr-D, from 0 to 10, of each caption against the references of its photo, float64.
+    def scores(self, images: Sequence[int], captions: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return CIDEr-D, from 0 to 10, of each caption against the references of its image.
 
-        photos: their indices into the references.
+        Args:
+            images: For each caption the index of its image in the references.
+            captions: N captions.
+
+        Returns:
+            float64 [N].
         """
-        found = np.zeros(len(captions))
+        result = np.zeros(len(captions))
         rows_of: dict[int, list[int]] = {}
-        for row, photo in enumerate(photos):
-            rows_of.setdefault(photo, []).append(row)
-        for photo, rows in rows_of.items():
-            found[rows] = self._each([captions[row] for row in rows], photo).mean(1)
-        return found
+        for row, image in enumerate(images):
+            rows_of.setdefault(image, []).append(row)
+        for image, rows in rows_of.items():
+            result[rows] = self._each([captions[row] for row in rows], image).mean(1)
+        return result
 
-    def agreement(self, photo: int) -> np.ndarray:
-        """CIDEr-D, from 0 to 10, of each reference of a photo against the photo's others.
+    def agreement(self, image: int) -> np.ndarray:
+        """Return CIDEr-D, from 0 to 10, of each reference of an image against its others.
 
         Zeros where there are no others.
         """
-        references = self.references[photo]
-        each = self._each(references, photo)
+        references = self.references[image]
+        each = self._each(references, image)
         np.fill_diagonal(each, 0.0)
         return each.sum(1) / max(1, len(references) - 1)
 
-    def _each(self, captions: Sequence[Sequence[str]], photo: int) -> np.ndarray:
-        """[captions, references of the photo]."""
-        references = self.references[photo]
+    def _each(self, captions: Sequence[Sequence[str]], image: int) -> np.ndarray:
+        """Return [captions, references of the image]."""
+        references = self.references[image]
         counts = [_grams(caption) for caption in [*captions, *references]]
         columns: dict[tuple[str, ...], int] = {}
         for grams in counts:
             for gram in grams:
                 columns.setdefault(gram, len(columns))
         idf = np.array(
-            [self.log_photos - math.log(max(1.0, self.frequency[gram])) for gram in columns]
+            [self.log_images - math.log(max(1.0, self.frequency[gram])) for gram in columns]
         )
         order = np.array([len(gram) for gram in columns])
         vectors = np.zeros((len(counts), len(columns)))  # tf-idf
@@ -69,13 +84,13 @@ class CiderD:
             vectors[row, places] = list(grams.values())
             bigrams[row] = vectors[row, order == 2].sum()
         vectors *= idf
-        own, their = vectors[: len(captions)], vectors[len(captions) :]
+        candidates, truths = vectors[: len(captions)], vectors[len(captions) :]
         penalty = np.exp(
             -((bigrams[: len(captions), None] - bigrams[len(captions) :]) ** 2) / (2 * SIGMA**2)
         )
         total = np.zeros((len(captions), len(references)))
         for n in range(1, MAX_N + 1):
-            a, b = own[:, order == n], their[:, order == n]
+            a, b = candidates[:, order == n], truths[:, order == n]
             clipped = np.minimum(a[:, None], b[None])  # [captions, references, n-grams]
             norms = np.sqrt((a**2).sum(1))[:, None] * np.sqrt((b**2).sum(1))
             dots = np.einsum("crg,rg->cr", clipped, b)
@@ -84,7 +99,7 @@ class CiderD:
 
 
 def _grams(caption: Sequence[str]) -> Counter[tuple[str, ...]]:
-    """How often each n-gram of one to four tokens occurs."""
+    """Count how often each n-gram of one to four tokens occurs."""
     return Counter(
         tuple(caption[first : first + n])
         for n in range(1, MAX_N + 1)

@@ -1,32 +1,238 @@
-"""Is attention faithful? Take away what it looks at, and see whether the word becomes less likely.
+"""Does attention matter to the words? Replace what the model attends to and score the words again.
 
-The deletion test (Petsiuk et al. 2018, "RISE", section 4.1; Jain and Wallace 2019 ask the question
-of attention): for each word, cells are removed in the order of their attention, a growing share of
-them, and the word's log-probability is read again, beside the same with cells in random order and
-in the reverse order. Attention that matters makes the first fall fastest.
+Two tests. `measure_attention` scores reference captions while the attention of every word is
+replaced, or while the cells that matter most are deleted (the table in docs/evaluation.md).
+`deletion_in_grid` and `deletion_in_image` are the deletion test (Petsiuk et al. 2018, "RISE",
+section 4.1; Jain and Wallace 2019 ask the question of attention): for each word, cells are removed
+in the order of their attention, a growing share of them, and the word's log-probability is computed
+again, compared with removal in random and in reverse order. Attention that matters makes the first
+fall fastest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
+from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
-from captioner.generation import score
+from captioner.generation import Hypothesis, score, score_captions
+from captioner.models.attention import Attention, HardSelect, Select, hard_attention_mode
 from captioner.models.decoders.base import Decoder
-from captioner.types import Geometry, Grid
+from captioner.types import AttentionOutput, Geometry, Grid
 
 SHARES = (0.05, 0.1, 0.2, 0.4)
 ORDERS = ("attention", "random", "reverse")
 
+Replacement = Literal["frozen", "random_cell", "uniform"]
+REPLACEMENTS: tuple[Replacement, ...] = ("frozen", "random_cell", "uniform")
+DELETIONS = ("deleted_in_grid", "deleted_before_mixing")
+DELETED_SHARE = 0.2
+
+
+# --- attention replaced ---------------------------------------------------------------------------
+
+
+class ReplacedSelect(nn.Module):
+    """The select stage of an attention, with other weights than the model's for each word.
+
+    It remembers the first word, so it is made for one pass over captions (`reset` begins another).
+
+    Args:
+        select: The model's own select stage.
+        kind: `frozen` keeps the first word's weights (of hard attention, its cell) for the whole
+            caption, `random_cell` takes one random cell a word, `uniform` the mean of all cells.
+        generator: Draws the random cells.
+    """
+
+    def __init__(self, select: Select, kind: Replacement, generator: torch.Generator) -> None:
+        super().__init__()
+        self.select = select
+        self.kind = kind
+        self.generator = generator
+        self.first: Tensor | None = None
+
+    def reset(self) -> None:
+        """Forget the first word of the captions before."""
+        self.first = None
+
+    def draw_expected(self, *arguments: Any) -> Tensor | None:
+        """Return the same as the model's own stage: nothing outside training."""
+        result: Tensor | None = self.select.draw_expected(*arguments)
+        return result
+
+    def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
+        """As the model's own stage: scores [B, K, L] to the attention."""
+        if self.kind == "uniform":
+            weights = torch.full_like(scores, 1 / scores.shape[-1])
+        elif self.kind == "random_cell":
+            cells = torch.randint(scores.shape[-1], scores.shape[:-1], generator=self.generator)
+            weights = _one_hot(cells.to(scores.device), scores)
+        else:
+            if self.first is None:
+                own: AttentionOutput = self.select(scores, *arguments)
+                self.first = own.weights if own.cells is None else _one_hot(own.cells, scores)
+            weights = self.first
+        # The expectation over given weights: scores whose softmax they are.
+        as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
+        hard = isinstance(self.select, HardSelect)
+        with hard_attention_mode(self.select, "expectation") if hard else nullcontext():
+            output: AttentionOutput = self.select(as_scores, *arguments)
+        return output
+
+
+def _one_hot(cells: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter_(-1, cells.unsqueeze(-1), 1.0)
+
+
+class AttentionMeasure:
+    """Measures what captions lose when the attention or the attended cells are taken away.
+
+    The decoder is copied, not changed.
+
+    Args:
+        decoder: In evaluation mode.
+        mix: Self-attention of the encoder: cells before it [1, L, D] to cells after it. None where
+            the encoder has none; then `deleted_before_mixing` is the same as `deleted_in_grid`.
+        seed: Of the random cells.
+    """
+
+    def __init__(
+        self, decoder: Decoder, mix: Callable[[Grid], Tensor] | None = None, *, seed: int = 0
+    ) -> None:
+        self.decoder = decoder
+        self.mix = mix
+        self.numpy_generator = np.random.default_rng(seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.replaced = {
+            kind: _with_replaced_attention(decoder, kind, generator) for kind in REPLACEMENTS
+        }
+
+    def __call__(self, grid: Grid, captions: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+        """Measure captions of one image.
+
+        Args:
+            grid: Of one image.
+            captions: Word indices of its reference captions, each at least one word.
+
+        Returns:
+            By name the losses of log-probability in nats, one for each word of all captions
+            ([words]); `NAME_control` with random cells in place of the attended ones; and
+            `cell_changes` with 0 or 1 for each word but a caption's first.
+        """
+        own = score_captions(self.decoder, grid, [captions])[0]
+        before = np.concatenate([hypothesis.log_probs for hypothesis in own])
+
+        def loss(decoder: Decoder, grids: list[Grid]) -> np.ndarray:
+            found: list[Hypothesis] = []
+            if len(grids) == 1:
+                found = score_captions(decoder, grids[0], [captions])[0]
+            else:  # a grid for each caption
+                for each, tokens in zip(grids, captions, strict=True):
+                    found += score_captions(decoder, each, [[tokens]])[0]
+            after: np.ndarray = np.concatenate([hypothesis.log_probs for hypothesis in found])
+            return before - after
+
+        losses: dict[str, np.ndarray] = {}
+        for kind, decoder in self.replaced.items():
+            for module in decoder.modules():
+                if isinstance(module, ReplacedSelect):
+                    module.reset()
+            losses[kind] = loss(decoder, [grid])
+        attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
+        at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
+        for suffix, removed in (("", attended), ("_control", at_random)):
+            for name, delete in (("deleted_in_grid", self._in_grid), (DELETIONS[1], self._before)):
+                grids = [delete(grid, cells) for cells in removed]
+                losses[name + suffix] = loss(self.decoder, grids)
+        likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
+        losses["cell_changes"] = np.concatenate(
+            [(cells[1:] != cells[:-1]).astype(float) for cells in likeliest]
+        )
+        return losses
+
+    def _in_grid(self, grid: Grid, removed: np.ndarray) -> Grid:
+        local = None if grid.local is None else _deleted(grid.local, removed)
+        return replace(grid, features=_deleted(grid.features, removed), local=local)
+
+    def _before(self, grid: Grid, removed: np.ndarray) -> Grid:
+        if self.mix is None or grid.local is None:
+            return self._in_grid(grid, removed)
+        local = replace(grid, features=_deleted(grid.local, removed), local=None)
+        return replace(grid, features=self.mix(local), local=local.features)
+
+
+def _with_replaced_attention(
+    decoder: Decoder, kind: Replacement, generator: torch.Generator
+) -> Decoder:
+    decoder = copy.deepcopy(decoder)
+    for module in decoder.modules():
+        if isinstance(module, Attention):
+            module.add_module("select", ReplacedSelect(module.select, kind, generator))
+    return decoder
+
+
+def _most_attended(attention: np.ndarray) -> np.ndarray:
+    """Return bool [L], the DELETED_SHARE of the cells [L] with the most attention."""
+    removed = np.zeros(len(attention), bool)
+    count = max(1, round(DELETED_SHARE * len(attention)))
+    removed[np.argsort(-attention, kind="stable")[:count]] = True
+    return removed
+
+
+def _deleted(features: Tensor, removed: np.ndarray) -> Tensor:
+    """Return features [1, L, D] with the mean of all cells in place of the removed ones [L]."""
+    gone = torch.from_numpy(removed).to(features.device)[:, None]
+    return torch.where(gone, features.mean(1, keepdim=True), features)
+
+
+def attention_summary(
+    images: Sequence[Mapping[str, np.ndarray]],
+) -> dict[str, dict[str, Any]]:
+    """Return means over words with 95 % bootstrap intervals over images.
+
+    Args:
+        images: For each image what `AttentionMeasure` returned.
+
+    Returns:
+        For each name `value` and `interval`, and for deletions `control` and `control_interval`,
+        those of as many random cells. Nothing where there are no words.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in (*REPLACEMENTS, *DELETIONS, "cell_changes"):
+        groups = [image[name].tolist() for image in images if len(image[name])]
+        if not groups:
+            continue
+        found[name] = {"value": _mean(groups), "interval": interval_of_mean(groups)}
+        if name in DELETIONS:
+            controls = [image[f"{name}_control"].tolist() for image in images if len(image[name])]
+            found[name] |= {
+                "control": _mean(controls),
+                "control_interval": interval_of_mean(controls),
+            }
+    return found
+
+
+def _mean(groups: Sequence[Sequence[float]]) -> float:
+    return float(np.concatenate(groups).mean())
+
+
+# --- deletion test --------------------------------------------------------------------------------
+
 
 def removed_cells(attention: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Cells of one word to remove: bool [orders, shares, L]; at least one cell each.
+    """Return the cells of one word to remove: bool [orders, shares, L]; at least one cell each.
 
-    attention: [L]. Cells of equal attention are in random order.
+    Args:
+        attention: [L]. Cells of equal attention are in random order.
+        generator: Draws the random orders.
     """
     cells = len(attention)
     shuffled = generator.permutation(cells)
@@ -47,50 +253,59 @@ def deletion_in_grid(
 ) -> np.ndarray:
     """Remove cells from the grid: their features become the mean of the grid's.
 
-    grid: of one photo; tokens: T word indices; maps: float [T, L], the attention of each word.
+    Args:
+        decoder: In evaluation mode.
+        grid: Of one image.
+        tokens: T word indices.
+        maps: float [T, L], the attention of each word.
+        generator: Draws the random order.
 
     Returns:
-        Falls of the words' log-probability: float64 [orders, shares, T], in nats; more is a fall.
+        Falls of the words' log-probability: float64 [orders, shares, T], in nats; a fall is
+        positive.
     """
-    features = grid.features
-    mean = features.mean(1, keepdim=True)
 
     def encode(removed: np.ndarray) -> Grid:
-        gone = torch.from_numpy(removed).to(features.device)[..., None]  # [variants, L, 1]
-        return Grid(torch.where(gone, mean, features), grid.height, grid.width)
+        gone = torch.from_numpy(removed).to(grid.features.device)[..., None]  # [variants, L, 1]
+        features, local = (
+            None if cells is None else torch.where(gone, cells.mean(1, keepdim=True), cells)
+            for cells in (grid.features, grid.local)
+        )
+        assert features is not None
+        return Grid(features, grid.height, grid.width, local)
 
     return _deletion(decoder, grid, tokens, maps, generator, encode)
 
 
-def deletion_in_photo(
+def deletion_in_image(
     decoder: Decoder,
     grid: Grid,
     tokens: Sequence[int],
     maps: np.ndarray,
     generator: np.random.Generator,
     *,
-    photo: Image.Image,
+    image: Image.Image,
     geometry: Geometry,
     encode: Callable[[list[Image.Image]], Grid],
 ) -> np.ndarray:
-    """Remove cells from the photo, which is blurred where they lie, and encode it again.
+    """Remove cells from the image, which is blurred where they lie, and encode it again.
 
-    As `deletion_in_grid`; a cell's features also know of its surroundings, so this asks more.
+    As `deletion_in_grid`; a cell's features also depend on its surroundings, so this asks more.
     """
     cell_px = min(geometry.width_px / grid.width, geometry.height_px / grid.height)
-    blurred = photo.filter(ImageFilter.GaussianBlur(cell_px))
+    blurred = image.filter(ImageFilter.GaussianBlur(cell_px))
 
     def encode_blurred(removed: np.ndarray) -> Grid:
         variants = []
         for cells in removed:
-            variant = photo.copy()
+            variant = image.copy()
             for row, column in np.argwhere(cells.reshape(grid.height, grid.width)):
                 x0, y0, x1, y1 = geometry.cell_box_px(row, column, grid.height, grid.width)
                 box = (
                     max(0, round(x0)),
                     max(0, round(y0)),
-                    min(photo.width, round(x1)),
-                    min(photo.height, round(y1)),
+                    min(image.width, round(x1)),
+                    min(image.height, round(y1)),
                 )
                 if box[0] < box[2] and box[1] < box[3]:
                     variant.paste(blurred.crop(box), box[:2])
@@ -108,22 +323,27 @@ def _deletion(
     generator: np.random.Generator,
     encode: Callable[[np.ndarray], Grid],
 ) -> np.ndarray:
-    whole = score(decoder, grid, tokens)[0].log_probs
+    before = score(decoder, grid, tokens)[0].log_probs
     falls = np.zeros((len(ORDERS), len(SHARES), len(tokens)))
     for position, attention in enumerate(maps):
         removed = removed_cells(attention, generator)
-        # Later words say nothing of this one.
-        read = score(decoder, encode(removed.reshape(-1, len(attention))), tokens[: position + 1])
-        after = np.array([hypothesis.log_probs[-1] for hypothesis in read])
-        falls[..., position] = (whole[position] - after).reshape(falls.shape[:2])
+        # Later words do not change the probability of this one.
+        found = score(decoder, encode(removed.reshape(-1, len(attention))), tokens[: position + 1])
+        after = np.array([hypothesis.log_probs[-1] for hypothesis in found])
+        falls[..., position] = (before[position] - after).reshape(falls.shape[:2])
     return falls
 
 
-def summary(deletions: Sequence[np.ndarray]) -> dict[str, object]:
-    """Mean falls over all words of all deletions, one a photo: order -> one a share.
+def deletion_summary(deletions: Sequence[np.ndarray]) -> dict[str, object]:
+    """Return mean falls over all words: order -> one for each share.
 
-    intervals: the 95 % bootstrap interval of each, over photos. attention_beats_random: share of
-    words whose mean fall is larger in the order of attention.
+    Args:
+        deletions: For each image the falls of its words.
+
+    Returns:
+        `attention`, `random` and `reverse`; `intervals`, the 95 % bootstrap interval of each over
+        images; `attention_beats_random`, the share of words whose mean fall is larger in the order
+        of attention; `num_words`, alone where there are none.
     """
     deletions = [each for each in deletions if each.shape[-1]]
     if not deletions:

@@ -1,59 +1,77 @@
-"""Does attention lie on the object that a word names? Attention correctness and pointing game.
+"""Attention correctness and pointing game: does attention lie on the object that a word names?
 
 Attention correctness (Liu et al. 2017, "Attention Correctness in Neural Image Captioning"): the
-share of a word's attention that lies inside the true region of what the word names. Pointing game
-(Zhang et al. 2018, "Top-down Neural Attention by Excitation Backprop"): whether the point of most
-attention hits it. Both beside what a map without knowledge would have: a uniform one, and a
-Gaussian at the centre, where photographers put their objects.
+share of a word's attention inside the true region of what the word names. Pointing game (Zhang et
+al. 2018, "Top-down Neural Attention by Excitation Backprop"): whether the cell of most attention
+hits it. Each has its controls: a uniform map; a Gaussian at the centre, where photographers put
+their objects; and the mean map of the caption's other words, which knows the image but not the
+word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from captioner.evaluation.intervals import interval_of_mean
-from captioner.evaluation.objects import Objects, named_categories
+from captioner.evaluation.objects import ImageKey, Objects, named_categories
 from captioner.types import Caption, Geometry
 
 TOLERANCE_PX = 15.0  # of the pointing game, as its authors have it
+CENTRE_SIGMA = 0.25  # of the centred map, in sides of the image
 FIGURES = ("correctness", "hit")
-CENTRE_SIGMA = 0.25  # of the centred map, in sides of the photo
+CONTROLS = ("uniform", "centre", "others")
 
 
 @dataclass(frozen=True)
 class GroundedWord:
-    """One word of a caption that names an object in the photo.
+    """One word of a caption that names an object in the image.
 
-    correctness and hit are the model's; those named uniform and centre a map's without knowledge.
-    hit_uniform is the chance of a cell drawn at random.
+    Attributes:
+        image: The image's key in the annotations; words of one image share it.
+        word: As written.
+        category: COCO's category that it names.
+        correctness, hit: Of the model's map, from 0 to 1.
+        correctness_uniform, hit_uniform: Of a uniform map; the chance of a cell drawn at random.
+        correctness_centre, hit_centre: Of a Gaussian at the centre of the image.
+        correctness_others, hit_others: Of the mean map of the caption's other words (of a caption
+            of one word: the uniform map).
     """
 
-    image: int
+    image: Hashable
     word: str
     category: str
     correctness: float
     correctness_uniform: float
     correctness_centre: float
+    correctness_others: float
     hit: float
     hit_uniform: float
     hit_centre: float
+    hit_others: float
 
 
 def ground(
-    caption: Caption, image: int, objects: Objects, *, boxes: bool = False
+    caption: Caption, image: ImageKey, objects: Objects, *, boxes: bool = False
 ) -> Iterator[GroundedWord]:
-    """The words of a caption that name a category of which the photo shows an object.
+    """Yield the words of a caption that name a category of which the image shows an object.
 
-    image: the photo's number in the file of objects. boxes: their boxes, not their outlines. What
-    lies on a letterbox's bars lies on no photo: neither figure counts it.
+    Cells or parts of them that lie on a letterbox's bars count for neither figure.
+
+    Args:
+        caption: With its maps.
+        image: Key of the image among the objects.
+        objects: The annotations.
+        boxes: Use the objects' boxes, not their outlines.
     """
     rows, columns = caption.maps.shape[-2:]
     uniform = np.full((rows, columns), 1 / (rows * columns))
     centre = centred_map(caption.geometry, rows, columns)
+    total = caption.maps.sum(0, dtype=np.float64)
+    others_count = len(caption.words) - 1
     categories = named_categories(caption.words)
     for word, category, attention in zip(caption.words, categories, caption.maps, strict=True):
         mask = None if category is None else objects.mask(image, category, boxes=boxes)
@@ -61,15 +79,17 @@ def ground(
             continue
         covered, seen = coverage(mask, caption.geometry, rows, columns)
         hits = cell_hits(mask, caption.geometry, rows, columns)
+        others = (total - attention) / others_count if others_count else uniform
 
         def correctness(
             weights: np.ndarray, covered: np.ndarray = covered, seen: np.ndarray = seen
         ) -> float:
             inside = weights * seen
-            total = inside.sum()
-            # all of it beside the photo: nothing lies on the object
-            return float((inside * covered).sum() / total) if total > 0 else 0.0
+            on_image = inside.sum()
+            # all of it outside the image: nothing lies on the object
+            return float((inside * covered).sum() / on_image) if on_image > 0 else 0.0
 
+        chance = float(np.average(hits, weights=seen))
         yield GroundedWord(
             image=image,
             word=word,
@@ -77,18 +97,20 @@ def ground(
             correctness=correctness(attention),
             correctness_uniform=correctness(uniform),
             correctness_centre=correctness(centre),
+            correctness_others=correctness(others),
             hit=float(hits.flat[(attention * seen).argmax()]),
-            hit_uniform=float(np.average(hits, weights=seen)),
+            hit_uniform=chance,
             hit_centre=float(point_hits(mask, mask.shape[1] / 2, mask.shape[0] / 2)),
+            hit_others=float(hits.flat[(others * seen).argmax()]) if others_count else chance,
         )
 
 
 def centred_map(geometry: Geometry, rows: int, columns: int) -> np.ndarray:
-    """A Gaussian [rows, columns] at the middle of the photo, a quarter of its sides wide."""
+    """Return a Gaussian [rows, columns] at the middle of the image, a quarter of its sides wide."""
 
-    def side(cells: int, start_px: float, length_px: float, photo_px: int) -> np.ndarray:
+    def side(cells: int, start_px: float, length_px: float, image_px: int) -> np.ndarray:
         middles = start_px + (np.arange(cells) + 0.5) * length_px / cells
-        return np.exp(-0.5 * ((middles / photo_px - 0.5) / CENTRE_SIGMA) ** 2)
+        return np.exp(-0.5 * ((middles / image_px - 0.5) / CENTRE_SIGMA) ** 2)
 
     down = side(rows, geometry.top_px, geometry.height_px, geometry.photo_height_px)
     across = side(columns, geometry.left_px, geometry.width_px, geometry.photo_width_px)
@@ -99,10 +121,17 @@ def centred_map(geometry: Geometry, rows: int, columns: int) -> np.ndarray:
 def coverage(
     mask: np.ndarray, geometry: Geometry, rows: int, columns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Share of each cell's part of the photo that a mask covers, and how much of a cell is photo.
+    """Return how much of each cell a mask covers, and how much of each cell is image.
 
-    mask: bool [height, width] of the photo. Both results are [rows, columns], from 0 to 1; cells
-    that lie beside the photo have 0 of both.
+    Args:
+        mask: bool [height, width] of the image.
+        geometry: Carries cells to pixels of the image.
+        rows: Of the grid.
+        columns: Of the grid.
+
+    Returns:
+        The share of each cell's part of the image that the mask covers, and the share of each cell
+        that lies on the image: [rows, columns] each. Cells outside the image have 0 of both.
     """
     down = _overlaps(
         mask.shape[0], geometry.photo_height_px, geometry.top_px, geometry.height_px, rows
@@ -118,10 +147,10 @@ def coverage(
 
 
 def _overlaps(
-    pixels: int, photo_px: int, start_px: float, length_px: float, cells: int
+    pixels: int, image_px: int, start_px: float, length_px: float, cells: int
 ) -> np.ndarray:
-    """Share of each cell of one side that each pixel of a mask takes; [cells, pixels]."""
-    edges = (np.arange(pixels + 1) * (photo_px / pixels) - start_px) * (cells / length_px)
+    """Return [cells, pixels], the share of each cell of one side that each mask pixel takes."""
+    edges = (np.arange(pixels + 1) * (image_px / pixels) - start_px) * (cells / length_px)
     low = np.maximum(edges[:-1], np.arange(cells)[:, None])
     high = np.minimum(edges[1:], np.arange(cells)[:, None] + 1)
     overlaps: np.ndarray = np.maximum(high - low, 0.0)
@@ -129,9 +158,9 @@ def _overlaps(
 
 
 def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> np.ndarray:
-    """Whether the centre of each cell hits a mask; bool [rows, columns].
+    """Return whether the centre of each cell hits a mask: bool [rows, columns].
 
-    The mask may have another size than the photo: the tolerance is in its pixels.
+    The mask may have another size than the image: the tolerance is in pixels of the mask.
     """
     down = mask.shape[0] / geometry.photo_height_px
     across = mask.shape[1] / geometry.photo_width_px
@@ -144,8 +173,8 @@ def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> 
 
 
 def point_hits(mask: np.ndarray, x_px: float, y_px: float) -> bool:
-    """Whether a point lies within TOLERANCE_PX of the middle of a pixel of the mask."""
-    # Only what is near can be: photos are large.
+    """Return whether a point lies within TOLERANCE_PX of the middle of a pixel of the mask."""
+    # Only the surroundings of the point: images are large.
     top, left = max(0, int(y_px - TOLERANCE_PX) - 1), max(0, int(x_px - TOLERANCE_PX) - 1)
     bottom, right = int(y_px + TOLERANCE_PX) + 2, int(x_px + TOLERANCE_PX) + 2
     ys, xs = np.nonzero(mask[top : max(0, bottom), left : max(0, right)])
@@ -154,35 +183,46 @@ def point_hits(mask: np.ndarray, x_px: float, y_px: float) -> bool:
 
 
 def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
-    """Means over words with their 95 % intervals, and means by category, most frequent first.
+    """Return means over words with their 95 % intervals, and means by category.
 
-    The intervals are of the percentile bootstrap over photos, whose words go together. No words,
-    no means.
+    Besides the fields of a word, `correctness_gain` and `hit_gain` are the model's minus those of
+    the caption's other words. The intervals are of the percentile bootstrap over images, whose
+    words are drawn together. Categories are ordered by falling frequency. Without words there is
+    `num_words` alone.
     """
-
-    figures = [name + kind for name in FIGURES for kind in ("", "_uniform", "_centre")]
-
-    def means(of: Sequence[GroundedWord]) -> dict[str, Any]:
-        return {
-            "num_words": len(of),
-            **{name: float(np.mean([getattr(word, name) for word in of])) for name in figures},
-        }
-
     if not words:
         return {"num_words": 0}
     by_category: dict[str, list[GroundedWord]] = {}
     for word in words:
         by_category.setdefault(word.category, []).append(word)
     ranked = sorted(by_category.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+    names = [*_figures(words[0])]
     return {
-        **means(words),
-        "intervals": {name: _interval(words, name) for name in figures},
-        "by_category": {name: means(of) for name, of in ranked},
+        **_means(words),
+        "intervals": {name: _interval(words, name) for name in names},
+        "by_category": {name: _means(of) for name, of in ranked},
+    }
+
+
+def _figures(word: GroundedWord) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name in FIGURES:
+        figures[name] = getattr(word, name)
+        figures |= {f"{name}_{control}": getattr(word, f"{name}_{control}") for control in CONTROLS}
+        figures[f"{name}_gain"] = figures[name] - figures[f"{name}_others"]
+    return figures
+
+
+def _means(words: Sequence[GroundedWord]) -> dict[str, Any]:
+    rows = [_figures(word) for word in words]
+    return {
+        "num_words": len(words),
+        **{name: float(np.mean([row[name] for row in rows])) for name in rows[0]},
     }
 
 
 def _interval(words: Sequence[GroundedWord], figure: str) -> tuple[float, float]:
-    by_photo: dict[int, list[float]] = {}
+    by_image: dict[Hashable, list[float]] = {}
     for word in words:
-        by_photo.setdefault(word.image, []).append(getattr(word, figure))
-    return interval_of_mean(list(by_photo.values()))
+        by_image.setdefault(word.image, []).append(_figures(word)[figure])
+    return interval_of_mean(list(by_image.values()))

@@ -25,9 +25,8 @@ from captioner.errors import DataError
 from captioner.evaluation.scorers import (
     MetricTable,
     Scored,
-    ngram_scores,
-    pycocoevalcap_version,
-    spice_is_installed,
+    metrics,
+    python_scores,
     tokenize,
 )
 
@@ -42,14 +41,15 @@ ImageId = TypeVar("ImageId", int, str, "int | str")
 class Scores:
     """Scores of a set of captions, and how they were computed.
 
-    metrics: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all images, as fractions (CIDEr on
-        pycocoevalcap's scale, where 10 is the most); SPICE too where its jars are installed. None
-        is "not computed"; the signature says why.
-    per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU and
-        METEOR are not the means of these,
-    counts: but functions of the sums of these (intervals.py): of Bleu_4 and METEOR, image id ->
-        its statistics.
-    signature: scorers and their versions, tokenizer, Java, number of images.
+    Attributes:
+        metrics: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all images, as fractions (CIDEr on
+            pycocoevalcap's scale, where 10 is the most); SPICE too where its jars are installed.
+            None is "not computed"; the signature says why.
+        per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU
+            and METEOR are not the means of these,
+        counts: but functions of the sums of these (intervals.py): of Bleu_4 and METEOR, image id ->
+            statistics.
+        signature: Scorers and their versions, tokenizer, Java, number of images.
     """
 
     metrics: dict[str, float | None]
@@ -61,7 +61,7 @@ class Scores:
 def quick_scores(
     candidates: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
 ) -> dict[str, float]:
-    """Bleu_1 to Bleu_4, ROUGE_L and CIDEr in process, with the Python tokenizer.
+    """Return the metrics that need no Java, computed in process with the Python tokenizer.
 
     For validation while training; figures to publish are those of score_captions.
 
@@ -69,7 +69,7 @@ def quick_scores(
         DataError: as for score_captions.
     """
     _, texts, truths = _align(candidates, references)
-    return {name: scored.corpus for name, scored in _python_scores(texts, truths).items()}
+    return {name: scored.corpus for name, scored in _with_python_tokenizer(texts, truths).items()}
 
 
 def score_captions(
@@ -81,15 +81,16 @@ def score_captions(
 ) -> Scores:
     """Score one caption an image against the image's references, by pycocoevalcap.
 
-    candidates: image id -> caption; an empty caption counts as one without words.
-    references: the same ids -> one or more captions.
-    time_limit_s: for everything that runs beside Java; what was computed by then is kept.
-    java: name or path of the Java program; by default the one on PATH.
-
     Where the Java tokenizer did not work, BLEU, ROUGE-L and CIDEr are computed with the Python one.
 
+    Args:
+        candidates: image id -> caption; an empty caption counts as one without words.
+        references: The same ids -> one or more captions.
+        time_limit_s: For the process that runs Java; what was computed by then is kept.
+        java: Name or path of the Java program; by default the one on PATH.
+
     Raises:
-        DataError: the ids differ, an image has no reference, there is nothing to score.
+        DataError: The ids differ, an image has no reference, there is nothing to score.
     """
     ids, texts, truths = _align(candidates, references)
     table: MetricTable = {}
@@ -107,27 +108,21 @@ def score_captions(
 
     tokenizer = PTB_TOKENIZER
     if not table:
-        table |= _python_scores(texts, truths)
+        table |= _with_python_tokenizer(texts, truths)
         tokenizer = PYTHON_TOKENIZER
-    package = f"pycocoevalcap {pycocoevalcap_version()}"
+    chosen = metrics()
     signature = {
-        "Bleu": package,
-        "METEOR": f"METEOR 1.5 via {package}",
-        "ROUGE_L": package,
-        "CIDEr": f"{package} (CIDEr-D, document frequencies of these references)",
+        **{name: metric.signature() for name, metric in chosen.items()},
         "tokenizer": tokenizer,
         "java": java_version,
         "num_images": str(len(ids)),
     }
     if tokenizer == PYTHON_TOKENIZER:
         signature["nltk"] = importlib.metadata.version("nltk")
-    names = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr"]
-    if spice_is_installed():
-        names.append("SPICE")
-        signature["SPICE"] = f"SPICE 1.0 via {package}"
-    metrics: dict[str, float | None] = {}
+    names = [name for metric in chosen.values() for name in metric.names]
+    figures: dict[str, float | None] = {}
     for name in names:
-        metrics[name] = table[name].corpus if name in table else None
+        figures[name] = table[name].corpus if name in table else None
         if name not in table:
             signature[name] = f"{NOT_COMPUTED}: {failed.get(name, early_end)}"
     per_image = {
@@ -138,13 +133,13 @@ def score_captions(
         for name, scored in table.items()
         if scored.counts is not None
     }
-    return Scores(metrics=metrics, per_image=per_image, counts=counts, signature=signature)
+    return Scores(metrics=figures, per_image=per_image, counts=counts, signature=signature)
 
 
 def _align(
     candidates: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
 ) -> tuple[list[ImageId], list[str], list[list[str]]]:
-    """Ids, captions and references in one order, that of the candidates."""
+    """Return ids, captions and references in one order, that of the candidates."""
     if not candidates:
         raise DataError("there is no caption to score; give at least one")
     for what, other, some, rest in (
@@ -168,8 +163,8 @@ def _align(
     return ids, [candidates[image_id] for image_id in ids], truths
 
 
-def _python_scores(texts: Sequence[str], truths: Sequence[Sequence[str]]) -> MetricTable:
-    return ngram_scores(
+def _with_python_tokenizer(texts: Sequence[str], truths: Sequence[Sequence[str]]) -> MetricTable:
+    return python_scores(
         [tokenize(text) for text in texts], [[tokenize(text) for text in row] for row in truths]
     )
 

@@ -1,27 +1,33 @@
-"""The scorers of coco-caption that need no Java: BLEU, ROUGE-L and CIDEr, and a Python tokenizer.
+"""The metrics of coco-caption that need no Java: BLEU, ROUGE-L and CIDEr, and a Python tokenizer.
 
-Everything here runs in process and prints nothing. A tokenised caption is one string, its words
-lower-cased and separated by single spaces, without punctuation: the form that pycocoevalcap's own
-tokenizer gives to its scorers.
+A metric is a `Metric` and one line in METRICS of captioner/registry.py. Everything here runs in
+process and prints nothing. A tokenised caption is one string, its words lower-cased and separated
+by single spaces, without punctuation: the form that pycocoevalcap's own tokenizer gives to its
+scorers.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from captioner.errors import DataError
+from captioner.registry import METRICS
 
 
 class Scored(NamedTuple):
-    """A metric over all images, for each image in their order, and what the whole follows from.
+    """A metric of a set of captions.
 
-    counts: for Bleu_4 and METEOR, whose score over many images is not the mean of theirs, the
-        statistics of each image, of which the whole is a function of the sums (intervals.py).
+    Attributes:
+        corpus: Over all images.
+        images: For each image, in their order.
+        counts: For Bleu_4 and METEOR, whose score over many images is not the mean of the images'
+            scores: the statistics of each image, of whose sums it is a function (intervals.py).
     """
 
     corpus: float
@@ -30,6 +36,37 @@ class Scored(NamedTuple):
 
 
 MetricTable: TypeAlias = dict[str, Scored]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A way to score captions against references; an entry of METRICS in captioner/registry.py.
+
+    Attributes:
+        names: Of its figures, as results have them.
+        compute: From N tokenised captions and the tokenised references of each to a figure of every
+            name. A metric with `needs_java` gets the path of a Java too, is run in a process of its
+            own, and raises JavaFailure where it cannot be computed.
+        signature: Returns what computes it, with its version.
+        needs_java: Whether it is a Java program.
+        available: Returns whether what it needs is installed; without, it is left out.
+    """
+
+    names: tuple[str, ...]
+    compute: Callable[..., MetricTable]
+    signature: Callable[[], str]
+    needs_java: bool = False
+    available: Callable[[], bool] = lambda: True
+
+
+def metrics(*, needs_java: bool | None = None) -> dict[str, Metric]:
+    """Return the available metrics of the registry, or of them those that need Java, or do not."""
+    found: dict[str, Metric] = {name: METRICS[name] for name in METRICS}
+    return {
+        name: metric
+        for name, metric in found.items()
+        if metric.available() and needs_java in (None, metric.needs_java)
+    }
 
 
 def clean(text: str) -> str:
@@ -58,38 +95,35 @@ def tokenize(text: str) -> str:
     return " ".join(word for word in map(str.lower, words) if word not in PUNCTUATIONS)
 
 
-def ngram_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """Bleu_1 to Bleu_4, ROUGE_L and CIDEr of N tokenised captions against those of their images.
-
-    BLEU (Papineni et al. 2002, closest reference length), ROUGE-L (Lin 2004, beta 1.2) and CIDEr-D
-    (Vedantam et al. 2015, sigma 6, document frequencies of these references), by pycocoevalcap.
+def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """Return the figures of all metrics that need no Java, of tokenised captions.
 
     Raises:
-        DataError: no reference has a word, so that there is nothing to compare with.
+        DataError: No reference has a word, so that there is nothing to compare with.
     """
-    from pycocoevalcap.bleu.bleu_scorer import BleuScorer
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.rouge.rouge import Rouge
-
     if not any(any(texts) for texts in references):
         raise DataError(
             "no reference caption has a word in it, so there is nothing to score against; "
             "check the data set's captions"
         )
-    results = {index: [text] for index, text in enumerate(candidates)}
-    truths = {index: list(texts) for index, texts in enumerate(references)}
+    table: MetricTable = {}
+    for metric in metrics(needs_java=False).values():
+        table |= metric.compute(candidates, references)
+    return table
+
+
+def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """Bleu_1 to Bleu_4 (Papineni et al. 2002), with the length of the closest reference."""
+    from pycocoevalcap.bleu.bleu_scorer import BleuScorer
+
     bleu = BleuScorer(n=4)
-    for index in truths:
-        bleu += (results[index][0], truths[index])
+    for text, truths in zip(candidates, references, strict=True):
+        bleu += (text, list(truths))
     corpus, images = bleu.compute_score(option="closest", verbose=0)
     counts = [_bleu_counts(found) for found in bleu.ctest]
-    table = {
+    return {
         f"Bleu_{n + 1}": Scored(corpus[n], images[n], counts if n == 3 else None) for n in range(4)
     }
-    for name, scorer in (("ROUGE_L", Rouge()), ("CIDEr", Cider())):
-        corpus, images = scorer.compute_score(truths, results)
-        table[name] = Scored(float(corpus), [float(score) for score in images])
-    return table
 
 
 def _bleu_counts(found: dict[str, Any]) -> list[float]:
@@ -98,8 +132,30 @@ def _bleu_counts(found: dict[str, Any]) -> list[float]:
     return [found["testlen"], closest, *found["guess"], *found["correct"]]
 
 
+def rouge_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """ROUGE-L (Lin 2004) with beta 1.2."""
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    return {"ROUGE_L": _coco_scored(Rouge(), candidates, references)}
+
+
+def cider_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
+    from pycocoevalcap.cider.cider import Cider
+
+    return {"CIDEr": _coco_scored(Cider(), candidates, references)}
+
+
+def _coco_scored(
+    scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]
+) -> Scored:
+    truths = {index: list(texts) for index, texts in enumerate(references)}
+    corpus, images = scorer.compute_score(truths, {i: [text] for i, text in enumerate(candidates)})
+    return Scored(float(corpus), [float(score) for score in images])
+
+
 def pycocoevalcap_folder() -> Path:
-    """The folder of the installed pycocoevalcap, where its jars lie."""
+    """Return the folder of the installed pycocoevalcap, where its jars lie."""
     spec = importlib.util.find_spec("pycocoevalcap.eval")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pycocoevalcap.eval has no file to find the jars by")
@@ -110,7 +166,14 @@ def pycocoevalcap_version() -> str:
     return importlib.metadata.version("pycocoevalcap")
 
 
-def spice_is_installed() -> bool:
-    """Whether the jars that SPICE needs and pycocoevalcap does not ship are in its folder."""
-    jars = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-    return all((pycocoevalcap_folder() / "spice" / "lib" / jar).is_file() for jar in jars)
+def _package() -> str:
+    return f"pycocoevalcap {pycocoevalcap_version()}"
+
+
+BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores, _package)
+ROUGE_L = Metric(("ROUGE_L",), rouge_scores, _package)
+CIDER = Metric(
+    ("CIDEr",),
+    cider_scores,
+    lambda: f"{_package()} (CIDEr-D, document frequencies of these references)",
+)

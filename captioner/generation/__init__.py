@@ -1,7 +1,24 @@
-"""Search for a caption, captions drawn at random, and forced scoring of a given one."""
+"""Captions from a decoder: beam search, sampling, and scores of given captions."""
 
-from captioner.generation.beam_search import Hypothesis, search
-from captioner.generation.sampling import sample, writable
-from captioner.generation.scoring import score
+from captioner.generation.beam_search import (
+    Constraints,
+    Hypothesis,
+    StopRule,
+    diverse_search,
+    search,
+)
+from captioner.generation.sampling import sample, truncate, writable
+from captioner.generation.scoring import score, score_captions
 
-__all__ = ["Hypothesis", "sample", "score", "search", "writable"]
+__all__ = [
+    "Constraints",
+    "Hypothesis",
+    "StopRule",
+    "diverse_search",
+    "sample",
+    "score",
+    "score_captions",
+    "search",
+    "truncate",
+    "writable",
+]

@@ -8,56 +8,88 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.generation.beam_search import END, START, Hypothesis
+from captioner.generation.beam_search import END, PAD, START, Hypothesis
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
 
 
-@torch.inference_mode()
 def score(
     decoder: Decoder, grid: Grid, tokens: Sequence[int], *, times: int = 1
 ) -> list[Hypothesis]:
-    """The hypotheses that a search would have had for these words of each photo.
+    """Score the same caption for each image of the grid.
 
-    tokens: T word indices, without start and end; grid: of B photos. times: readings of the same
-    words a photo, which differ where hard attention samples its cells.
+    Args:
+        decoder: In evaluation mode.
+        grid: Of B images.
+        tokens: T word indices, without start and end.
+        times: Passes over the caption for each image; they differ where hard attention samples.
 
     Returns:
-        B x times hypotheses, those of one photo side by side.
+        B x times hypotheses, those of one image next to each other.
     """
-    photos = len(grid.features)
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory, times)
-    log_probs, attended_words = [], []
-    for read, target in zip([START, *tokens], [*tokens, END], strict=True):
-        words = torch.full((photos, times), read, device=grid.features.device)
-        logits, attended, state = decoder.step(words, state, memory)
-        log_probs.append(torch.log_softmax(logits.float(), dim=-1)[..., target].flatten())
-        attended_words.append(attended)
-    chosen = torch.stack(log_probs, dim=1).cpu().numpy()  # [B * times, T + 1]
+    found = score_captions(decoder, grid, [[tokens] * times] * len(grid.features))
+    return [hypothesis for image in found for hypothesis in image]
 
-    def looked(name: str) -> np.ndarray | None:
-        """[B * times, T, ...]: of the words, not of the end."""
-        values: list[Tensor | None] = [getattr(attended, name) for attended in attended_words[:-1]]
+
+@torch.inference_mode()
+def score_captions(
+    decoder: Decoder, grid: Grid, captions: Sequence[Sequence[Sequence[int]]]
+) -> list[list[Hypothesis]]:
+    """Score several captions of each image: the hypotheses that a search would have had for them.
+
+    Args:
+        decoder: In evaluation mode.
+        grid: Of B images.
+        captions: [B][K], each of T word indices, without start and end; lengths may differ.
+
+    Returns:
+        [B][K] hypotheses, whose score is the total log-probability, end token included.
+    """
+    images = len(captions)
+    beams = len(captions[0]) if images else 0
+    if not beams:
+        return [[] for _ in captions]
+    texts = [list(text) for image in captions for text in image]
+    steps = max(map(len, texts)) + 1
+    targets = torch.full((images * beams, steps), PAD)
+    for row, text in enumerate(texts):
+        targets[row, : len(text) + 1] = torch.tensor([*text, END])
+    targets = targets.view(images, beams, steps).to(grid.features.device)
+    inputs = torch.cat([torch.full_like(targets[..., :1], START), targets[..., :-1]], dim=-1)
+    memory = decoder.prepare(grid)
+    state = decoder.start(memory, beams)
+    log_probs, outputs = [], []
+    for step in range(steps):
+        logits, attended, state = decoder.step(inputs[..., step], state, memory)
+        chosen = torch.log_softmax(logits.float(), dim=-1).gather(-1, targets[..., step, None])
+        log_probs.append(chosen.flatten())
+        outputs.append(attended)
+    chosen_log_probs = torch.stack(log_probs, dim=1).cpu().numpy()  # [B * K, T + 1]
+
+    def per_caption(name: str) -> np.ndarray | None:
+        """[B * K, T, ...] of an attribute of the attention, without the end token's step."""
+        values: list[Tensor | None] = [getattr(attended, name) for attended in outputs[:-1]]
         found = [value.flatten(0, 1) for value in values if value is not None]
         if not found:
             return None
         stacked = torch.stack(found, dim=1)
         return (stacked.float() if stacked.is_floating_point() else stacked).cpu().numpy()
 
-    maps, beta, cells, heads = map(looked, ("weights", "beta", "cells", "heads"))
+    maps, beta, cells, heads = map(per_caption, ("weights", "beta", "cells", "heads"))
     if maps is None:  # no words: the end at once
-        maps = np.zeros((photos * times, 0, grid.features.shape[1]), dtype=np.float32)
-    return [
-        Hypothesis(
-            tokens=list(tokens),
-            log_probs=chosen[reading, :-1],
-            end_log_prob=float(chosen[reading, -1]),
-            maps=maps[reading],
-            beta=None if beta is None else beta[reading],
-            cells=None if cells is None else cells[reading],
-            score=float(chosen[reading].sum()),
-            heads=None if heads is None else heads[reading],
+        maps = np.zeros((images * beams, 0, grid.features.shape[1]), dtype=np.float32)
+
+    def hypothesis(row: int) -> Hypothesis:
+        words = len(texts[row])
+        return Hypothesis(
+            tokens=texts[row],
+            log_probs=chosen_log_probs[row, :words],
+            end_log_prob=float(chosen_log_probs[row, words]),
+            maps=maps[row, :words],
+            beta=None if beta is None else beta[row, :words],
+            cells=None if cells is None else cells[row, :words],
+            score=float(chosen_log_probs[row, : words + 1].sum()),
+            heads=None if heads is None else heads[row, :words],
         )
-        for reading in range(photos * times)
-    ]
+
+    return [[hypothesis(image * beams + beam) for beam in range(beams)] for image in range(images)]

@@ -11,7 +11,7 @@ from captioner.config import (
     EncoderConfig,
     ModelConfig,
     PreprocessConfig,
-    check,
+    validate,
 )
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.errors import ConfigError
@@ -48,7 +48,7 @@ def build_model(
         ConfigError: A setting cannot be used.
         WeightsError: Pretrained weights cannot be had.
     """
-    check(config)
+    validate(config)
     encoder = build_encoder(config.encoder, pretrained=pretrained)
     cells = None
     if config.attention.score == "location":  # the only one that needs their number, at some cost

@@ -14,7 +14,8 @@ def keep_freed_memory() -> bool:
 
     By default glibc maps every large block anew and unmaps it when it is freed, so the pages of
     each tensor fault in one by one (docs/performance.md has figures). It changes the whole process,
-    so programs call it, the library does not. The process then goes on holding at least the most that it ever needed at once.
+    so programs call it, the library does not. The process then goes on holding at least the
+    most that it ever needed at once.
     Nothing is done with another C library, as on macOS or Windows.
     """
     if not sys.platform.startswith("linux"):

@@ -29,8 +29,10 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = _working_device(name)
     except (RuntimeError, AssertionError, NotImplementedError):
+        usable = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
+        reason = "" if torch.cuda.is_available() else ", which has no GPU that PyTorch can use"
         raise ConfigError(
-            f"device: '{name}' cannot be used on this machine; use auto, cpu or cuda"
+            f"device: '{name}' cannot be used on this machine{reason}; use {usable}"
         ) from None
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # or pinned memory would come from the first GPU

@@ -1,7 +1,8 @@
-"""A web page and a REST interface around the Python one (the extra `serve`).
+"""A web page and a REST interface for the Python one (the extra `serve`).
 
-`images` reads strangers' bytes in processes that may die, `batching` puts requests together,
-`service` has both and the models, `app` is the HTTP around it.
+A request passes `connections` (limits of the HTTP server), the middlewares of `security`, a route
+of `app`, `admission`, and `requests`, which reads its body. `service` then has the image decoded in
+another process (`pool`, `worker`), runs the model (`batching`) and has the picture drawn (`pool`).
 """
 
 from __future__ import annotations

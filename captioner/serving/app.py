@@ -1,8 +1,9 @@
-"""The HTTP around the service: routes, their document, the page."""
+"""The HTTP application: middlewares, routes, their OpenAPI document and the web page."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -11,32 +12,38 @@ import anyio
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from captioner import __version__
 from captioner.captioner import Captioner
 from captioner.serving import metrics, schemas
-from captioner.serving.batching import Full
-from captioner.serving.problems import (
-    Problem,
-    answer_with_problems,
-    problem_responses,
+from captioner.serving.admission import FullError, client_key
+from captioner.serving.problems import Problem, add_problem_handlers, problem_responses
+from captioner.serving.requests import describe_request, read_image_and_options
+from captioner.serving.security import (
+    LOOPBACK_HOSTS,
+    AddSecurityHeaders,
+    BearerToken,
+    CheckHost,
+    CheckOrigin,
 )
-from captioner.serving.requests import operation, photo_and_options
-from captioner.serving.security import SecureHeaders, check_loopback_name, token_check
 from captioner.serving.service import Limits, Service
+from captioner.visualization import viewer_script
 
 Options = TypeVar("Options", bound=BaseModel)
+Answer = TypeVar("Answer")
 
-# What the page is made of: address, package, file, media type.
+# The files of the page: address, package, file, media type.
 PAGE = (
     ("/", "captioner.serving", "static/index.html", "text/html; charset=utf-8"),
     ("/page.js", "captioner.serving", "static/page.js", "text/javascript; charset=utf-8"),
     ("/page.css", "captioner.serving", "static/page.css", "text/css; charset=utf-8"),
     ("/icon.svg", "captioner.serving", "static/icon.svg", "image/svg+xml"),
-    ("/viewer.js", "captioner.visualization", "viewer.js", "text/javascript; charset=utf-8"),
     ("/viewer.css", "captioner.visualization", "viewer.css", "text/css; charset=utf-8"),
 )
-_PHOTO_PROBLEMS = (400, 401, 408, 413, 415, 422, 503, 504)
+CLOSE_TIMEOUT_S = 5.0  # for models that still run when the server ends
+_IMAGE_PROBLEMS = (400, 401, 403, 408, 413, 415, 421, 422, 503, 504)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -45,48 +52,64 @@ def create_app(
     *,
     token: str | None = None,
     limits: Limits | None = None,
-    any_host: bool = False,
+    allowed_hosts: Sequence[str] = LOOPBACK_HOSTS,
+    allowed_origins: Sequence[str] = (),
 ) -> FastAPI:
-    """The application; the first model is the default.
+    """Return the application.
 
-    token: what requests under /v1 and /metrics bring, or None for no login. any_host: answer under
-    every host name, not only those of loopback.
+    Args:
+        models: by their names; the first is the default.
+        token: what requests under /v1 and /metrics must bring, or None for no login.
+        limits: what requests may cost.
+        allowed_hosts: host names under which the server answers, as patterns of Starlette's
+            TrustedHostMiddleware; `*` is any.
+        allowed_origins: origins of other sites whose pages may use the interface.
     """
     service = Service(models, limits or Limits())
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
         try:
             yield
         finally:
-            await service.close()
+            await service.close(CLOSE_TIMEOUT_S)
 
     app = FastAPI(
         title="captioner",
         version=__version__,
-        summary="Captions for photos, and where the model looked for each word.",
-        lifespan=life,
-        dependencies=[] if any_host else [Depends(check_loopback_name)],
+        summary="Captions for photos, with the attention map of each word.",
+        lifespan=lifespan,
         docs_url=None,  # those pages load scripts from another host
         redoc_url=None,
     )
     app.state.service = service
-    answer_with_problems(app)
-    app.add_middleware(SecureHeaders)
-    app.add_middleware(metrics.MeasureRequests, metrics=service.metrics)
-    for router in (_photos(service), _lists(service)):
-        app.include_router(router, dependencies=[Depends(token_check(token))])
-    app.include_router(_state(service))
+    add_problem_handlers(app)
+    login = [] if token is None else [Depends(BearerToken(token))]
+    for router in (_image_routes(service), _list_routes(service)):
+        app.include_router(router, dependencies=login)
+    app.include_router(_state_routes(service))
     for address, package, name, media_type in PAGE:
         _add_file(app, address, files(package).joinpath(name).read_bytes(), media_type)
-    _describe(app, token)
+    _add_file(app, "/viewer.js", viewer_script().encode(), "text/javascript; charset=utf-8")
+    # From the innermost to the outermost: each one added handles a request before the others.
+    if allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    app.add_middleware(CheckOrigin, allowed_origins=allowed_origins)
+    app.add_middleware(CheckHost, allowed_hosts=allowed_hosts)
+    app.add_middleware(AddSecurityHeaders)
+    service.metrics.instrument(app)
     return app
 
 
-def _photos(service: Service) -> APIRouter:
+def _image_routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["photos"])
-    problems = problem_responses(*_PHOTO_PROBLEMS)
+    problems = problem_responses(*_IMAGE_PROBLEMS)
 
     @router.post(
         "/captions",
@@ -100,19 +123,15 @@ def _photos(service: Service) -> APIRouter:
             },
             **problems,
         },
-        openapi_extra=operation(schemas.CaptionOptions, {"beam_size": 5}),
+        openapi_extra=describe_request(schemas.CaptionOptions, {"beam_size": 5}),
     )
     async def captions(request: Request) -> Response:
-        return await _answer(
-            service,
-            request,
-            schemas.CaptionOptions,
-            lambda data, options: _json(service.captions(data, options)),
-        )
+        answer = await _answer(service, request, schemas.CaptionOptions, service.captions)
+        return JSONResponse(answer)
 
     @router.post(
         "/scores",
-        summary="Read a caption that you bring",
+        summary="Score a caption that you bring",
         operation_id="scores",
         response_class=JSONResponse,
         responses={
@@ -122,21 +141,16 @@ def _photos(service: Service) -> APIRouter:
             },
             **problems,
         },
-        openapi_extra=operation(
+        openapi_extra=describe_request(
             schemas.ScoreOptions, {"caption": schemas.CAPTION_EXAMPLE["caption"]}
         ),
     )
     async def scores(request: Request) -> Response:
-        return await _answer(
-            service,
-            request,
-            schemas.ScoreOptions,
-            lambda data, options: _json(service.score(data, options)),
-        )
+        return JSONResponse(await _answer(service, request, schemas.ScoreOptions, service.score))
 
     @router.post(
         "/pictures",
-        summary="Draw where the model looked",
+        summary="Draw the attention maps",
         operation_id="pictures",
         response_class=Response,
         responses={
@@ -146,58 +160,92 @@ def _photos(service: Service) -> APIRouter:
             },
             **problems,
         },
-        openapi_extra=operation(schemas.PictureOptions, {"format": "png"}),
+        openapi_extra=describe_request(schemas.PictureOptions, {"format": "png"}),
     )
     async def pictures(request: Request) -> Response:
-        async def drawn(data: bytes, options: schemas.PictureOptions) -> Response:
+        async def draw(data: bytes, options: schemas.PictureOptions) -> Response:
             content, media_type = await service.picture(data, options)
             name = f'attachment; filename="caption.{options.format}"'
             headers = {"Content-Disposition": name}
             return Response(content, media_type=media_type, headers=headers)
 
-        return await _answer(service, request, schemas.PictureOptions, drawn)
+        return await _answer(service, request, schemas.PictureOptions, draw)
 
     return router
-
-
-async def _json(answer: Awaitable[dict[str, Any]]) -> Response:
-    return JSONResponse(await answer)
 
 
 async def _answer(
     service: Service,
     request: Request,
     kind: type[Options],
-    ask: Callable[[bytes, Options], Awaitable[Response]],
-) -> Response:
-    """Read and answer one request about a photo, within the bounds of all of them."""
-    limits = service.limits
+    work: Callable[[bytes, Options], Awaitable[Answer]],
+) -> Answer:
+    """Read a request with an image and process it, within the limits that hold for all of them.
+
+    Raises:
+        Problem: the request is refused, or took too long.
+        ClientDisconnect: the client left; the work is cancelled.
+    """
+    deadline_s = service.limits.deadline_s
+    client = client_key(request.client.host if request.client else "")
     try:
-        with service.gate:
+        with service.admission.upload() as upload:
             try:
-                with anyio.fail_after(limits.deadline_s):
-                    data, options = await photo_and_options(request, kind, limits.max_bytes)
+                with anyio.fail_after(deadline_s):
+                    data, options = await read_image_and_options(
+                        request, kind, service.limits.max_bytes, upload
+                    )
             except TimeoutError:
                 raise Problem(
                     408,
-                    f"the photo did not arrive within {limits.deadline_s:g} s",
+                    f"the photo did not arrive within {deadline_s:g} s",
                     headers={"Connection": "close"},
                 ) from None
-            try:
-                with anyio.fail_after(limits.deadline_s):
-                    return await ask(data, options)
-            except TimeoutError:
-                raise Problem(
-                    504,
-                    f"the answer was not ready within {limits.deadline_s:g} s; try again, or ask "
-                    "for a smaller beam_size",
-                ) from None
-    except Full:
+            with service.admission.request(client):
+                return await _while_connected(request, work(data, options), deadline_s)
+    except FullError:
         service.metrics.refused.inc()
         raise Problem(503, "too many photos are waiting; try again in a moment") from None
 
 
-def _lists(service: Service) -> APIRouter:
+async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s: float) -> Answer:
+    """Await the work; cancel it when the client leaves or the deadline has passed.
+
+    Args:
+        request: whose body has been read.
+        work: makes the answer.
+        deadline_s: from now.
+
+    Raises:
+        Problem: 504, or what the work raises.
+        ClientDisconnect: the client has left.
+    """
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait(
+            {working, leaving}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if working.done():
+            return working.result()
+        if leaving.done():
+            raise ClientDisconnect
+        raise Problem(
+            504,
+            f"the answer was not ready within {deadline_s:g} s; try again, or ask for a smaller "
+            "beam_size",
+        )
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _list_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["service"])
 
     @router.get(
@@ -205,10 +253,10 @@ def _lists(service: Service) -> APIRouter:
         summary="The models that are loaded",
         operation_id="models",
         response_model=schemas.ModelsAnswer,
-        responses=problem_responses(401),
+        responses=problem_responses(401, 403, 421),
     )
     async def models() -> dict[str, Any]:
-        return {"models": [_about(name, model) for name, model in service.models.items()]}
+        return {"models": [_describe_model(*named) for named in service.models.items()]}
 
     @router.get(
         "/metrics",
@@ -217,7 +265,7 @@ def _lists(service: Service) -> APIRouter:
         response_class=Response,
         responses={
             200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-            **problem_responses(401),
+            **problem_responses(401, 403, 421),
         },
     )
     async def figures() -> Response:
@@ -226,7 +274,7 @@ def _lists(service: Service) -> APIRouter:
     return router
 
 
-def _about(name: str, captioner: Captioner) -> dict[str, Any]:
+def _describe_model(name: str, captioner: Captioner) -> dict[str, Any]:
     config = captioner.config
     return {
         "name": name,
@@ -238,7 +286,7 @@ def _about(name: str, captioner: Captioner) -> dict[str, Any]:
     }
 
 
-def _state(service: Service) -> APIRouter:
+def _state_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["service"])
 
     @router.get(
@@ -246,6 +294,7 @@ def _state(service: Service) -> APIRouter:
         summary="Whether the process lives",
         operation_id="health",
         response_model=schemas.StateBody,
+        responses=problem_responses(403, 421),
     )
     async def health() -> dict[str, str]:
         return {"status": "ok"}
@@ -255,10 +304,10 @@ def _state(service: Service) -> APIRouter:
         summary="Whether it takes photos now",
         operation_id="ready",
         response_model=schemas.StateBody,
-        responses=problem_responses(503),
+        responses=problem_responses(403, 421, 503),
     )
     async def ready() -> dict[str, str]:
-        if not service.ready or service.gate.inside >= service.gate.limit:
+        if not service.ready or service.admission.full:
             raise Problem(503, "not now: it is starting, stopping or full")
         return {"status": "ready"}
 
@@ -270,22 +319,3 @@ def _add_file(app: FastAPI, address: str, content: bytes, media_type: str) -> No
         return Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
     app.add_api_route(address, file, include_in_schema=False, methods=["GET", "HEAD"])
-
-
-def _describe(app: FastAPI, token: str | None) -> None:
-    """Put the token into the OpenAPI document, where there is one."""
-    if token is None:
-        return
-    plain = app.openapi
-
-    def described() -> dict[str, Any]:
-        document = plain()
-        schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
-        schemes["token"] = {"type": "http", "scheme": "bearer"}
-        for address, operations in document["paths"].items():
-            if address.startswith(("/v1", "/metrics")):
-                for each in operations.values():
-                    each["security"] = [{"token": []}]
-        return document
-
-    app.openapi = described  # type: ignore[method-assign]

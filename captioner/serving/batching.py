@@ -1,4 +1,4 @@
-"""Requests that ask for the same thing at the same moment go through the model together."""
+"""Run requests with equal settings through the model in one batch."""
 
 from __future__ import annotations
 
@@ -7,42 +7,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import anyio
 
+from captioner.serving.admission import FullError
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Full(Exception):
-    """More requests than the server may hold at once."""
-
-
-class Gate:
-    """Counts the requests inside, from their first byte to their answer, and lets in so many.
-
-    Raises:
-        Full: on entering, when `limit` are inside.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.inside = limit, 0
-
-    def __enter__(self) -> Gate:
-        if self.inside >= self.limit:
-            raise Full
-        self.inside += 1
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.inside -= 1
 
 
 @dataclass(eq=False)
@@ -50,17 +22,24 @@ class _Job(Generic[Item, Result]):
     key: Hashable
     work: Callable[[Sequence[Item]], Sequence[Result]]
     item: Item
-    arrived: float
-    answer: asyncio.Future[Result] = field(repr=False)
+    arrived_s: float
+    result: asyncio.Future[Result] = field(repr=False)
 
 
 class Batcher:
-    """Passes over up to `max_batch` items of equal key, `passes` at a time, each in a thread.
+    """Collect items of equal key and process up to `max_batch` of them in one call.
 
-    A pass begins when `max_batch` items of its key are there, or `wait_s` after the first of them
-    came; while all threads are busy, the next one gathers. Where a pass over several items fails,
-    each is tried alone, so that nobody's photo fails for another's. An item whose caller has gone
-    away is dropped. Callers bound how many wait (see Gate).
+    A batch starts as soon as `max_batch` items of its key have arrived, or `wait_s` after the first
+    of them; while all threads are busy, items accumulate for the next one. Where a batch of several
+    items fails, each item is tried alone, so that one bad image fails nobody else's request. An
+    item whose caller was cancelled is dropped before it costs anything. Callers limit how many
+    items wait (see `admission`).
+
+    Args:
+        max_batch: items in a batch.
+        wait_s: how long the first item waits for others.
+        passes: batches at once, each in a thread of its own.
+        observe: called with the size of each batch.
     """
 
     def __init__(
@@ -77,7 +56,7 @@ class Batcher:
         self._closing = False
         self._passes = passes
         self._threads = ThreadPoolExecutor(passes, thread_name_prefix="model")
-        self._loop: asyncio.Task[None] | None = None
+        self._scheduler: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -85,87 +64,102 @@ class Batcher:
     async def submit(
         self, key: Hashable, work: Callable[[Sequence[Item]], Sequence[Result]], item: Item
     ) -> Result:
-        """The item's own result of `work`, which is the same for all items of a key.
+        """Return the item's own result of `work`, which must be equivalent for equal keys.
 
         Raises:
-            Full: the batcher is closing.
+            FullError: the batcher is closing.
             Exception: what `work` raised for this item.
         """
         if self._closing:
-            raise Full
-        if self._loop is None:
-            self._loop = asyncio.create_task(self._run())
-        running = asyncio.get_running_loop()
-        job: _Job[Item, Result] = _Job(key, work, item, running.time(), running.create_future())
+            raise FullError
+        if self._scheduler is None:
+            self._scheduler = asyncio.create_task(self._schedule())
+        loop = asyncio.get_running_loop()
+        job: _Job[Item, Result] = _Job(key, work, item, loop.time(), loop.create_future())
         self._waiting.append(job)
         self._changed.set()
-        return await job.answer
+        return await job.result
 
-    async def close(self) -> None:
-        """Answer what waits, take nothing new."""
+    async def close(self, timeout_s: float | None = None) -> bool:
+        """Finish the items that wait and take no new ones.
+
+        Args:
+            timeout_s: after this time, items that still wait are dropped, and a batch that still
+                runs is left to itself (a thread cannot be ended).
+
+        Returns:
+            Whether everything was finished in time.
+        """
         self._closing = True
         self._changed.set()
-        if self._loop is not None:
-            await self._loop
-        self._threads.shutdown()
+        if self._scheduler is not None:
+            await asyncio.wait([self._scheduler], timeout=timeout_s)
+        finished = self._scheduler is None or self._scheduler.done()
+        if not finished:
+            assert self._scheduler is not None
+            self._scheduler.cancel()
+            for job in self._waiting:
+                job.result.cancel()
+        self._threads.shutdown(wait=finished, cancel_futures=True)
+        return finished
 
-    async def _run(self) -> None:
-        free = anyio.Semaphore(self._passes)
+    async def _schedule(self) -> None:
+        free_threads = anyio.Semaphore(self._passes)
         async with anyio.create_task_group() as running:
             while True:
                 while not self._waiting:
                     if self._closing:
                         return
-                    await self._change()
-                await free.acquire()  # first: what comes while all are busy goes together
-                batch = await self._gathered()
-                running.start_soon(self._pass, batch, free)
+                    await self._wait_for_change()
+                await free_threads.acquire()  # first, so that items accumulate while all are busy
+                running.start_soon(self._process, await self._next_batch(), free_threads)
 
-    async def _gathered(self) -> list[_Job[Any, Any]]:
+    async def _next_batch(self) -> list[_Job[Any, Any]]:
         first = self._waiting[0]
-        end = first.arrived + self.wait_s
+        end_s = first.arrived_s + self.wait_s
         while not self._closing:
-            left = end - asyncio.get_running_loop().time()
-            if left <= 0 or sum(job.key == first.key for job in self._waiting) >= self.max_batch:
+            left_s = end_s - asyncio.get_running_loop().time()
+            if left_s <= 0 or sum(job.key == first.key for job in self._waiting) >= self.max_batch:
                 break
-            with anyio.move_on_after(left):
-                await self._change()
-        wanted = [j for j in self._waiting if j.key == first.key and not j.answer.done()]
-        batch = wanted[: self.max_batch]
-        taken = set(map(id, batch))
-        self._waiting = deque(
-            job for job in self._waiting if id(job) not in taken and not job.answer.done()
-        )
+            with anyio.move_on_after(left_s):
+                await self._wait_for_change()
+        waiting = [job for job in self._waiting if not job.result.done()]
+        batch = [job for job in waiting if job.key == first.key][: self.max_batch]
+        in_batch = set(map(id, batch))
+        self._waiting = deque(job for job in waiting if id(job) not in in_batch)
         return batch
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _pass(self, batch: list[_Job[Any, Any]], free: anyio.Semaphore) -> None:
+    async def _process(self, batch: list[_Job[Any, Any]], free_threads: anyio.Semaphore) -> None:
         try:
             if batch:
                 self.observe(len(batch))
-                await self._answer(batch)
+                await self._run(batch)
         finally:
-            free.release()
+            free_threads.release()
 
-    async def _answer(self, batch: list[_Job[Any, Any]]) -> None:
-        running = asyncio.get_running_loop()
+    async def _run(self, batch: list[_Job[Any, Any]]) -> None:
+        batch = [job for job in batch if not job.result.done()]
+        if not batch:
+            return
+        loop = asyncio.get_running_loop()
         items = [job.item for job in batch]
         results: list[Any] | None = None
         try:
-            results = list(await running.run_in_executor(self._threads, batch[0].work, items))
-        except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+            results = list(await loop.run_in_executor(self._threads, batch[0].work, items))
+        except Exception as error:  # noqa: BLE001  it is raised where the item was submitted
             if len(batch) == 1:
-                if not batch[0].answer.done():
-                    batch[0].answer.set_exception(error)
+                if not batch[0].result.done():
+                    batch[0].result.set_exception(error)
                 return
         if results is None:
-            # One by one, and not above: an error holds on to the memory of the pass that it ended.
+            # Not inside the except clause, where the error keeps the failed batch's memory alive.
             for job in batch:
-                await self._answer([job])
+                await self._run([job])
             return
         for job, result in zip(batch, results, strict=True):
-            if not job.answer.done():
-                job.answer.set_result(result)
+            if not job.result.done():
+                job.result.set_result(result)

@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457, application/problem+json)."""
+"""Errors as problem documents (RFC 9457, `application/problem+json`)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+# nginx's status for a request whose client left before the answer. Nobody receives it; the metrics
+# count it apart from the server's errors.
+CLIENT_CLOSED_REQUEST = 499
 
 
 class Problem(Exception):
     """A request that is answered with a problem document.
 
-    detail: one sentence for who sent it. errors: which options are wrong, and why.
+    Args:
+        status: of the HTTP response.
+        detail: one sentence for the client.
+        errors: the name and detail of each option that cannot be used.
+        headers: of the HTTP response.
     """
 
     def __init__(
@@ -49,8 +57,13 @@ class Problem(Exception):
         )
 
 
-def answer_with_problems(app: FastAPI) -> None:
-    """Every error that leaves the app is a problem document; an unforeseen one is a 500."""
+def option_problem(name: str, detail: str) -> Problem:
+    """Return the problem (422) of one option that cannot be used."""
+    return Problem(422, f"{name}: {detail}", errors=[{"name": name, "detail": detail}])
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Answer every error of the app with a problem document; an unforeseen one is a 500."""
 
     async def problem(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, Problem)
@@ -64,7 +77,7 @@ def answer_with_problems(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         return Problem(error.status_code, detail, headers=error.headers).response()
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
+    async def invalid_request(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         errors = [
             {"name": ".".join(map(str, each["loc"][1:])), "detail": str(each["msg"])}
@@ -72,12 +85,16 @@ def answer_with_problems(app: FastAPI) -> None:
         ]
         return Problem(422, "the request is not as it should be", errors=errors).response()
 
+    async def client_left(_: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
     async def unforeseen(_: Request, error: Exception) -> JSONResponse:
         return Problem(500, "the server made a mistake; its log says more").response()
 
     app.add_exception_handler(Problem, problem)
     app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(RequestValidationError, invalid_request)
+    app.add_exception_handler(ClientDisconnect, client_left)
     app.add_exception_handler(Exception, unforeseen)
 
 
@@ -104,9 +121,11 @@ PROBLEM_SCHEMA: dict[str, Any] = {
 _EXAMPLES = {
     400: "the multipart body cannot be read: Missing boundary in multipart.",
     401: "this server asks for a token: send the header Authorization: Bearer TOKEN",
+    403: "requests from pages of https://other.example are not allowed",
     408: "the photo did not arrive within 30 s",
     413: "the body is over the limit of 20 MB; send a smaller photo",
     415: "the photo is not of a known format (JPEG, PNG, GIF, WEBP, BMP, TIFF, PPM, AVIF)",
+    421: "this server answers at localhost and 127.0.0.1 only",
     422: "the photo has 10000 x 9000 pixels, over the limit of 50 megapixels; make it smaller",
     503: "too many photos are waiting; try again in a moment",
     504: "the answer was not ready within 30 s; try again, or ask for a smaller beam_size",
@@ -114,8 +133,8 @@ _EXAMPLES = {
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Their part of an OpenAPI operation."""
-    found: dict[int | str, dict[str, Any]] = {}
+    """Return what an OpenAPI operation says of these statuses."""
+    responses: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         title = HTTPStatus(status).phrase
         example = {
@@ -124,12 +143,12 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "status": status,
             "detail": _EXAMPLES[status],
         }
-        found[status] = {
+        responses[status] = {
             "description": title,
             "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA, "example": example}},
         }
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            found[status]["headers"] = {
+            responses[status]["headers"] = {
                 "Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}
             }
-    return found
+    return responses

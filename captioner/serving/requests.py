@@ -1,4 +1,9 @@
-"""A photo and its options out of a request: raw bytes, or a multipart form."""
+"""Read an image and its options from a request: raw bytes, or a multipart form.
+
+FastAPI's own form parameters are not used: it reads a form before the dependencies run, so that who
+has no token could send anything, writes uploads of more than 1 MB to the disk, and takes no raw
+body on the same route. The parser, the UploadFile and the models of the options are its own.
+"""
 
 from __future__ import annotations
 
@@ -10,115 +15,147 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from captioner.serving.admission import Upload
 from captioner.serving.problems import Problem
 
 MULTIPART = "multipart/form-data"
-RAW = (
+RAW_TYPES = (
     "image/jpeg image/png image/gif image/webp image/bmp image/tiff image/avif "
     "image/x-portable-pixmap application/octet-stream"
 ).split()
-PHOTO_FIELD = "image"
+IMAGE_FIELD = "image"
+MAX_OPTIONS = 20  # in the query, and as many again in a form
+CLOSE = {"Connection": "close"}  # what is still on its way is not read
 Options = TypeVar("Options", bound=BaseModel)
 
 
-async def photo_and_options(
-    request: Request, kind: type[Options], max_bytes: int
+async def read_image_and_options(
+    request: Request, kind: type[Options], max_bytes: int, upload: Upload
 ) -> tuple[bytes, Options]:
-    """The photo's bytes and the options of the query or, in a form, of its other fields.
+    """Return the image file's bytes, and the options of the query and the form's other fields.
+
+    Args:
+        request: whose body has not been read.
+        kind: model of the options.
+        max_bytes: limit of the body.
+        upload: counts what has arrived.
 
     Raises:
-        Problem: 400, 413, 415 or 422.
+        Problem: 400, 413, 415, 422 or 503.
+        FullError: there is no memory for the body.
+        ClientDisconnect: the client left before the body was complete.
     """
+    if request.url.query.count("&") >= MAX_OPTIONS:
+        raise Problem(422, f"the query has more than {MAX_OPTIONS} options", headers=CLOSE)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    given = list(request.query_params.multi_items())
-    if media_type not in (MULTIPART, *RAW) and not media_type.startswith("image/"):
+    options = list(request.query_params.multi_items())
+    if media_type != MULTIPART and media_type not in RAW_TYPES and not _is_image(media_type):
         raise Problem(
             415,
-            f"send the photo as {MULTIPART} with the field {PHOTO_FIELD}, or its bytes as "
-            f"image/* or {RAW[-1]}",
+            f"send the photo as {MULTIPART} with the field {IMAGE_FIELD}, or its bytes as "
+            f"image/* or {RAW_TYPES[-1]}",
         )
-    body = await _body(request, max_bytes)
+    body = await _read_body(request, max_bytes, upload)
     if media_type == MULTIPART:
-        body, fields = await _form(request, body)
-        given += fields
-    return body, validated(kind, given)
+        body, fields = await _parse_form(request, body)
+        options += fields
+    return body, validate_options(kind, options)
 
 
-def validated(kind: type[Options], given: list[tuple[str, str]]) -> Options:
-    """Options from names and texts.
+def _is_image(media_type: str) -> bool:
+    return media_type.startswith("image/")
+
+
+def validate_options(kind: type[Options], options: list[tuple[str, str]]) -> Options:
+    """Return the options as their model.
+
+    Args:
+        kind: the model.
+        options: names and texts.
 
     Raises:
-        Problem: 422, with every option that is wrong.
+        Problem: 422, naming every option that cannot be used.
     """
-    names = [name for name, _ in given]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        errors = [{"name": name, "detail": "is given twice"} for name in twice]
-        raise Problem(422, f"{twice[0]} is given twice", errors=errors)
+    names: set[str] = set()
+    repeated: set[str] = set()
+    for name, _ in options:
+        (repeated if name in names else names).add(name)
+    if repeated:
+        errors = [{"name": name, "detail": "is given twice"} for name in sorted(repeated)]
+        raise Problem(422, f"{errors[0]['name']} is given twice", errors=errors)
     try:
-        return kind.model_validate(dict(given))
+        return kind.model_validate(dict(options))
     except ValidationError as error:
-        errors = [_told(each["loc"], str(each["msg"]), kind) for each in error.errors()]
+        errors = [_error(each["loc"], str(each["msg"]), kind) for each in error.errors()]
         first = errors[0]
         detail = f"{first['name']}: {first['detail']}" if first["name"] else first["detail"]
         raise Problem(422, detail, errors=errors) from None
 
 
-def _told(location: tuple[int | str, ...], message: str, kind: type[BaseModel]) -> dict[str, str]:
-    name = ".".join(map(str, location))
+def _error(location: tuple[int | str, ...], message: str, kind: type[BaseModel]) -> dict[str, str]:
     if message.startswith("Extra inputs"):
         message = f"there is no such option; there are {', '.join(kind.model_fields)}"
-    return {"name": name, "detail": message.removeprefix("Value error, ")}
+    return {"name": ".".join(map(str, location)), "detail": message.removeprefix("Value error, ")}
 
 
-async def _body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
     too_large = Problem(
         413,
         f"the body is over the limit of {max_bytes / 10**6:g} MB; send a smaller photo",
-        headers={"Connection": "close"},  # what is still on its way is not read
+        headers=CLOSE,
     )
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
+    with upload.scope:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise too_large
+            upload.add(len(chunk))
+    if upload.dropped:
+        raise Problem(503, "the upload stalled while others needed its memory", headers=CLOSE)
+    upload.complete = True
     return bytes(body)
 
 
-async def _form(request: Request, body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
         yield b""
 
-    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=20)
+    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MAX_OPTIONS)
     parser.spool_max_size = len(body) + 1  # in memory: nothing uploaded touches the disk
     try:
         form = await parser.parse()
     except MultiPartException as error:
         raise Problem(400, f"the multipart body cannot be read: {error.message}") from None
-    photos: list[bytes] = []
+    images: list[bytes] = []
     fields: list[tuple[str, str]] = []
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
-            if name == PHOTO_FIELD:
-                photos.append(await value.read())
+            if name == IMAGE_FIELD:
+                images.append(await value.read())
             else:
-                raise Problem(422, f"the file of the form is in the field '{PHOTO_FIELD}'")
-        elif name == PHOTO_FIELD:
-            raise Problem(422, f"the field {PHOTO_FIELD} is a file: give it a filename")
+                raise Problem(422, f"the file of the form is in the field '{IMAGE_FIELD}'")
+        elif name == IMAGE_FIELD:
+            raise Problem(422, f"the field {IMAGE_FIELD} is a file: give it a filename")
         else:
             fields.append((name, value))
     await form.close()
-    if not photos:
-        raise Problem(422, f"the form has no photo in the field '{PHOTO_FIELD}'")
-    return photos[0], fields
+    if not images:
+        raise Problem(422, f"the form has no photo in the field '{IMAGE_FIELD}'")
+    return images[0], fields
 
 
-def operation(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI parameters and body of a request that photo_and_options reads."""
+def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI parameters and body of what `read_image_and_options` reads.
+
+    Args:
+        kind: model of the options.
+        example: values of some of them.
+    """
     schema = kind.model_json_schema()
     properties: dict[str, Any] = schema["properties"]
     required = schema.get("required", [])
@@ -128,28 +165,28 @@ def operation(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
             "in": "query",
             "required": name in required,
             "description": each.get("description", ""),
-            "schema": _plain(each),
+            "schema": _without_null(each),
         }
         for name, each in properties.items()
     ]
     for parameter in parameters:
         if parameter["name"] in example:
             parameter["example"] = example[parameter["name"]]
-    photo = {"type": "string", "format": "binary", "description": "the bytes of a photo's file"}
+    image = {"type": "string", "format": "binary", "description": "the bytes of a photo's file"}
     form = {
         "type": "object",
-        "required": [PHOTO_FIELD],
+        "required": [IMAGE_FIELD],
         "additionalProperties": False,
-        "properties": {PHOTO_FIELD: photo},
-        "description": "The options may stand in the form too, instead of the query.",
+        "properties": {IMAGE_FIELD: image},
+        "description": "The options may also be fields of the form instead of the query.",
     }
     content: dict[str, Any] = {MULTIPART: {"schema": form}}
-    content.update({media_type: {"schema": photo} for media_type in RAW})
+    content.update({media_type: {"schema": image} for media_type in RAW_TYPES})
     return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
 
 
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A property without its null: a parameter that is not given is not there."""
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a property's schema without null: a parameter that is not given is absent."""
     kept = {key: value for key, value in schema.items() if key not in ("title", "description")}
     for option in kept.pop("anyOf", []):
         if option.get("type") != "null":

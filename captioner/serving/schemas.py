@@ -1,17 +1,37 @@
-"""What the REST interface takes and gives."""
+"""The options and answers of the REST interface."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import unicodedata
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_BEAM = 20
-LONGEST_TEXT = 1000
+MAX_CAPTION_CHARACTERS = 1000
+MAX_CAPTION_WORDS = 60  # counted by the model's tokenizer (see service)
 
 
-class Looking(BaseModel):
-    """Options of every request about a photo."""
+def _normalised(text: str) -> str:
+    """Return the text in NFKC, as the tokenizer reads it, where one character may become 18."""
+    text = unicodedata.normalize("NFKC", text)
+    if len(text) > MAX_CAPTION_CHARACTERS:
+        raise ValueError(
+            f"has {len(text)} characters after Unicode normalisation (NFKC); use at most "
+            f"{MAX_CAPTION_CHARACTERS}"
+        )
+    return text
+
+
+CaptionText = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_CAPTION_CHARACTERS),
+    AfterValidator(_normalised),
+]
+
+
+class ImageOptions(BaseModel):
+    """Options of every request with an image."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
 
@@ -19,39 +39,37 @@ class Looking(BaseModel):
         None, max_length=200, description="A name from /v1/models; by default the first."
     )
     at_test: Literal["argmax", "expectation", "sample"] | None = Field(
-        None, description="How hard attention looks; only for models with it."
+        None, description="How hard attention selects a cell; only for models with it."
     )
 
 
-class CaptionOptions(Looking):
+class CaptionOptions(ImageOptions):
     beam_size: int | None = Field(
         None, ge=1, le=MAX_BEAM, description="Hypotheses kept; 1 is greedy. Default: the model's."
     )
     num_captions: int = Field(
         1, ge=1, le=MAX_BEAM, description="Captions to answer, best first; up to beam_size."
     )
-    maps: bool = Field(False, description="Also answer where the model looked for each word.")
+    maps: bool = Field(False, description="Also answer the attention map of each word.")
 
 
-class ScoreOptions(Looking):
-    caption: str = Field(
-        min_length=1, max_length=LONGEST_TEXT, description="The caption that the model reads."
+class ScoreOptions(ImageOptions):
+    caption: CaptionText = Field(
+        description=f"The caption to score, of at most {MAX_CAPTION_WORDS} words."
     )
-    maps: bool = Field(False, description="Also answer where the model looked for each word.")
+    maps: bool = Field(False, description="Also answer the attention map of each word.")
 
 
-class PictureOptions(Looking):
+class PictureOptions(ImageOptions):
     format: Literal["png", "gif", "html"] = Field("png", description="What to draw.")
     beam_size: int | None = Field(None, ge=1, le=MAX_BEAM, description="As for /v1/captions.")
-    caption: str | None = Field(
+    caption: CaptionText | None = Field(
         None,
-        min_length=1,
-        max_length=LONGEST_TEXT,
-        description="A caption to read, as for /v1/scores; without it the model writes its own.",
+        description="A caption to score, as for /v1/scores; without it the model writes one.",
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> PictureOptions:
+    def _check_exclusive(self) -> PictureOptions:
         if self.caption is not None and self.beam_size is not None:
             raise ValueError("beam_size is for captions that the model writes, so not with caption")
         return self
@@ -68,7 +86,7 @@ class GeometryBody(BaseModel):
 
 
 class CaptionBody(BaseModel):
-    """One caption: for each of its T words how likely it was and where the model looked."""
+    """One caption, with the log-probability and attention of each of its T words."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,9 +94,18 @@ class CaptionBody(BaseModel):
     words: list[str]
     log_probs: list[float] = Field(description="[T], in nats")
     end_log_prob: float | None = Field(description="of the end; null for a caption cut off")
+    confidence: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="estimated probability that the caption is right; null or absent for models "
+        "without a calibrator",
+    )
     beta: list[float] | None = Field(description="[T], the gate; null for models without it")
-    cells: list[Any] | None = Field(None, description="[T], cells that hard attention looked at")
-    paths: list[list[int]] | None = Field(None, description="[M][T], sampled ways of looking")
+    cells: list[Any] | None = Field(None, description="[T], cells that hard attention selected")
+    paths: list[list[int]] | None = Field(
+        None, description="[M][T], cells of sampled attention paths"
+    )
     maps: list[list[list[float]]] | None = Field(
         None, description="[T][rows][columns], each word's map sums to 1"
     )
@@ -97,15 +124,17 @@ class CaptionsAnswer(BaseModel):
 class ScoreAnswer(BaseModel):
     model: str
     caption: CaptionBody
-    log_prob: float = Field(description="of the whole caption with its end, in nats")
-    unknown_words: list[str] = Field(description="read as unknown words")
+    log_prob: float = Field(description="of the caption with its end token, in nats")
+    unknown_words: list[str] = Field(
+        description="words outside the vocabulary, scored as the unknown word"
+    )
 
 
 class ModelBody(BaseModel):
     name: str
     attention: str = Field(description="soft or hard")
     decoder: str
-    beam_size: int = Field(description="where a request gives none")
+    beam_size: int = Field(description="used where a request gives none")
     max_words: int
     words: int = Field(description="size of the vocabulary")
 

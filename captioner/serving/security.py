@@ -1,19 +1,26 @@
-"""Who may ask, and what a browser may do with the answers."""
+"""Who may send requests, and what a browser may do with the responses."""
 
 from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from fastapi import Request
-from starlette.datastructures import MutableHeaders
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.serving.problems import Problem
 
-HEADERS = {
+# Names under which a server on loopback answers. Any other name belongs to another host that was
+# pointed here, so that its pages could read responses that need no login (DNS rebinding).
+LOOPBACK_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
+
+RESPONSE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -27,64 +34,121 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server at this address is reached from this machine alone."""
+    """Return whether only this machine reaches a server at the address."""
     try:
-        found = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
+        resolved = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         return False
-    addresses = {str(each[4][0]).partition("%")[0] for each in found}
+    addresses = {str(each[4][0]).partition("%")[0] for each in resolved}
     return bool(addresses) and all(ip_address(address).is_loopback for address in addresses)
 
 
-def check_loopback_name(request: Request) -> None:
-    """A dependency of a loopback server: it answers under loopback's names alone.
+class BearerToken(HTTPBearer):
+    """A dependency that requires `Authorization: Bearer TOKEN`."""
 
-    Any other name is another host's whose name was pointed here, so that its pages could read
-    answers that need no login (DNS rebinding).
-    """
-    name = request.url.hostname or ""
-    if name == "localhost" or name.endswith(".localhost"):
-        return
-    try:
-        if ip_address(name).is_loopback:
-            return
-    except ValueError:
-        pass
-    raise Problem(421, "this server answers at localhost and loopback addresses only")
+    def __init__(self, token: str) -> None:
+        super().__init__(scheme_name="token", auto_error=False)
+        self._token = token.encode()
 
-
-def token_check(token: str | None) -> Callable[[Request], None]:
-    """A dependency that lets in who brings the token; everybody where there is none."""
-
-    def check(request: Request) -> None:
-        if token is None:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    async def __call__(self, request: Request) -> HTTPAuthorizationCredentials:  # type: ignore[override]
+        given = await super().__call__(request)
         # Compared in constant time, so that nobody guesses a token letter by letter.
-        same = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
-        if scheme.lower() != "bearer" or not same:
+        text = given.credentials.strip().encode("latin-1") if given else b""
+        if given is None or not hmac.compare_digest(text, self._token):
             raise Problem(
                 401,
                 "this server asks for a token: send the header Authorization: Bearer TOKEN",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return given
 
-    return check
+
+class CheckHost:
+    """Middleware that answers 421 under host names that are not allowed, whatever the route.
+
+    Starlette's TrustedHostMiddleware decides; its own answer would be plain text.
+
+    Args:
+        app: the next application.
+        allowed_hosts: names and patterns of TrustedHostMiddleware.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str]) -> None:
+        self.app, self.allowed_hosts = app, list(allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = False
+
+        async def allow(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal allowed
+            allowed = True
+
+        async def discard(message: Message) -> None:
+            pass
+
+        check = TrustedHostMiddleware(allow, self.allowed_hosts, www_redirect=False)
+        await check(scope, receive, discard)
+        if allowed:
+            await self.app(scope, receive, send)
+            return
+        names = " and ".join(name for name in self.allowed_hosts if "*" not in name)
+        problem = Problem(421, f"this server answers at {names} only")
+        await problem.response()(scope, receive, send)
 
 
-class SecureHeaders:
-    """Middleware that puts HEADERS on every answer, and keeps answers out of caches."""
+class CheckOrigin:
+    """Middleware that refuses requests which a page of another origin makes (403).
+
+    A browser sends them with `Sec-Fetch-Site` and mostly with `Origin`; the order of the checks is
+    that of Go's `net/http.CrossOriginProtection`, applied to every method. Requests with neither
+    header come from programs, and are let through, as is following a link to this server.
+
+    Args:
+        app: the next application.
+        allowed_origins: origins whose pages may send requests, as `https://example.org`.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
+        self.app, self.allowed_origins = app, frozenset(allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._allowed(scope["method"], Headers(scope=scope)):
+            origin = Headers(scope=scope).get("origin", "another site")
+            problem = Problem(403, f"requests from pages of {origin} are not allowed")
+            await problem.response()(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _allowed(self, method: str, headers: Headers) -> bool:
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is not None and origin in self.allowed_origins:
+            return True
+        if site is not None:
+            link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
+            return site in ("same-origin", "none") or link
+        return origin is None or _host(origin) == headers.get("host", "").lower()
+
+
+def _host(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+class AddSecurityHeaders:
+    """Middleware that adds RESPONSE_HEADERS, and keeps responses out of caches."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in RESPONSE_HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        await self.app(scope, receive, with_headers)
+        await self.app(scope, receive, send_with_headers)

@@ -1,104 +1,135 @@
-"""The models, the reader of photos and the batcher: what a request asks, and its answer."""
+"""The models, the image decoder, the batcher and the painter: from a request to its answer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from captioner.captioner import Captioner
-from captioner.data.vocabulary import tokenize
-from captioner.serving.batching import Batcher, Gate
-from captioner.serving.images import PhotoReader, ReadPhoto
+from captioner.serving.admission import Admission
+from captioner.serving.batching import Batcher
 from captioner.serving.metrics import Metrics
-from captioner.serving.pictures import draw
-from captioner.serving.problems import Problem
-from captioner.serving.schemas import CaptionOptions, Looking, PictureOptions, ScoreOptions
+from captioner.serving.pool import DecodedImage, ImageDecoder, Painter
+from captioner.serving.problems import option_problem
+from captioner.serving.schemas import (
+    MAX_CAPTION_WORDS,
+    CaptionOptions,
+    ImageOptions,
+    PictureOptions,
+    ScoreOptions,
+)
 from captioner.types import Caption
 
-PICTURE_PX = 1280  # longest side of the photo in pictures
-Answer = TypeVar("Answer")
+PREVIEW_PX = 1280  # longest side of the image in pictures
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may cost.
+    """What requests may cost.
 
-    max_bytes: of a request's body. max_pixels: of a photo. max_requests: inside at once, waiting
-    and served; more are sent away. deadline_s: for an answer. decode_s: for decoding a photo.
-    max_batch, wait_s, passes: see Batcher.
+    Attributes:
+        max_bytes: of a request's body.
+        max_pixels: of an image.
+        max_requests: complete requests that wait or are processed at once.
+        max_held_bytes: of all bodies in memory (at least two bodies of `max_bytes`).
+        deadline_s: for a body to arrive, and again for the answer.
+        decode_s: for decoding an image.
+        draw_s: for drawing a picture.
+        max_batch, wait_s, passes: see Batcher.
     """
 
     max_bytes: int = 20 * 10**6
     max_pixels: int = 50 * 10**6
     max_requests: int = 128
+    max_held_bytes: int = 500 * 10**6
     deadline_s: float = 30.0
     decode_s: float = 10.0
+    draw_s: float = 15.0
     max_batch: int = 16
     wait_s: float = 0.010
     passes: int = 1
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """One photo of a pass, how many of its captions are wanted, and in what form."""
+class _CaptionRequest:
+    """One image of a batch.
 
-    photo: ReadPhoto
+    Attributes:
+        image: the decoded image.
+        count: captions that are wanted.
+        convert: makes the answer of them, in the model's thread.
+    """
+
+    image: DecodedImage
     count: int
-    form: Callable[[list[Caption]], Any]
+    convert: Callable[[list[Caption]], Any]
 
 
 class Service:
-    """Started and closed with the event loop that asks it."""
+    """Answers requests; started and closed in the event loop that uses it."""
 
     def __init__(self, models: Mapping[str, Captioner], limits: Limits) -> None:
         self.models, self.limits = dict(models), limits
-        self.metrics = Metrics()
-        self.gate = Gate(limits.max_requests)
-        self.metrics.watch(lambda: self.gate.inside)
+        held_bytes = max(limits.max_held_bytes, 2 * limits.max_bytes)
+        self.admission = Admission(limits.max_requests, held_bytes)
+        self.metrics = Metrics(lambda: self.admission.in_progress)
         self.ready = False
+        self.abandoned = False
 
     def start(self) -> None:
-        """Takes a second or two: the processes that decode begin."""
-        self._reader = PhotoReader(
+        """Start the processes that decode and draw; takes a second or two."""
+        self._decoder = ImageDecoder(
             max_pixels=self.limits.max_pixels, time_limit_s=self.limits.decode_s
         )
+        self._painter = Painter(time_limit_s=self.limits.draw_s)
         self._batcher = Batcher(
             max_batch=self.limits.max_batch,
             wait_s=self.limits.wait_s,
             passes=self.limits.passes,
-            observe=self.metrics.batches.observe,
+            observe=self.metrics.batch_sizes.observe,
         )
-        self._painter = ThreadPoolExecutor(1, thread_name_prefix="painter")
         self.ready = True
 
-    async def close(self) -> None:
-        """Finish what was begun."""
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Finish what waits for a model, and end the processes.
+
+        Args:
+            timeout_s: after this time, `abandoned` becomes true and a thread may still be running.
+        """
         self.ready = False
-        await self._batcher.close()
-        self._painter.shutdown()
-        self._reader.close()
+        self.abandoned = not await self._batcher.close(timeout_s)
+        await asyncio.to_thread(self._painter.close)
+        await asyncio.to_thread(self._decoder.close)
 
     async def captions(self, data: bytes, options: CaptionOptions) -> dict[str, Any]:
+        """Return the content of a `CaptionsAnswer`.
+
+        Raises:
+            Problem: the image or an option cannot be used.
+        """
         name, captioner = self._model(options)
         beam_size = options.beam_size or captioner.config.decoding.beam_size
         if options.num_captions > beam_size:
-            raise _wrong("num_captions", f"is at most beam_size, which is {beam_size}")
-        photo = await self._reader.read(data, captioner.transform)
-        form = partial(_as_dicts, maps=options.maps)
-        asked = _Asked(photo, options.num_captions, form)
-        captions = await self._written(name, beam_size, options, asked)
+            raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
+        image = await self._decoder.decode(data, captioner.transform)
+        convert = partial(_to_dicts, maps=options.maps)
+        request = _CaptionRequest(image, options.num_captions, convert)
+        captions = await self._caption(name, beam_size, options, request)
         return {"model": name, "beam_size": beam_size, "captions": captions}
 
     async def score(self, data: bytes, options: ScoreOptions) -> dict[str, Any]:
+        """Return the content of a `ScoreAnswer`.
+
+        Raises:
+            Problem: the image or an option cannot be used.
+        """
         name, captioner = self._model(options)
-        _check_text(options.caption)
-        photo = await self._reader.read(data, captioner.transform)
-        caption = await self._read(name, options.caption, options, photo)
-        words = tokenize(options.caption)
+        words = _check_words(captioner, options.caption)
+        image = await self._decoder.decode(data, captioner.transform)
+        caption = await self._score(name, options.caption, options, image)
         return {
             "model": name,
             "caption": caption.to_dict(maps=options.maps),
@@ -107,63 +138,79 @@ class Service:
         }
 
     async def picture(self, data: bytes, options: PictureOptions) -> tuple[bytes, str]:
-        """A file that shows where the model looked, and its media type."""
+        """Return a picture of a caption and its attention maps, and the file's media type.
+
+        Raises:
+            Problem: the image or an option cannot be used.
+        """
         name, captioner = self._model(options)
         if options.caption is not None:
-            _check_text(options.caption)
-        photo = await self._reader.read(data, captioner.transform, picture_px=PICTURE_PX)
+            _check_words(captioner, options.caption)
+        image = await self._decoder.decode(data, captioner.transform, preview_px=PREVIEW_PX)
         if options.caption is not None:
-            caption = await self._read(name, options.caption, options, photo)
+            caption = await self._score(name, options.caption, options, image)
         else:
             beam_size = options.beam_size or captioner.config.decoding.beam_size
-            asked = _Asked(photo, 1, lambda captions: captions[0])
-            caption = await self._written(name, beam_size, options, asked)
-        assert photo.picture is not None
-        geometry = caption.geometry.scaled(*photo.picture.size)
-        caption = replace(caption, geometry=geometry)
-        running = asyncio.get_running_loop()
-        return await running.run_in_executor(
-            self._painter, draw, options.format, photo.picture, caption, name
-        )
+            request = _CaptionRequest(image, 1, lambda captions: captions[0])
+            caption = await self._caption(name, beam_size, options, request)
+        assert image.preview is not None
+        caption = replace(caption, geometry=caption.geometry.scaled(*image.preview.size))
+        return await self._painter.draw(options.format, image.preview, caption, name)
 
-    def _model(self, options: Looking) -> tuple[str, Captioner]:
+    def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
         name = next(iter(self.models)) if options.model is None else options.model
         if name not in self.models:
-            raise _wrong("model", f"there is no model '{name}'; use {' or '.join(self.models)}")
+            names = " or ".join(self.models)
+            raise option_problem("model", f"there is no model '{name}'; use {names}")
         captioner = self.models[name]
-        if options.at_test and not captioner.looks_hard:
-            raise _wrong("at_test", f"is for models with hard attention, and {name} has soft")
+        if options.at_test and not captioner.has_hard_attention:
+            detail = f"is for models with hard attention, and {name} has soft"
+            raise option_problem("at_test", detail)
         return name, captioner
 
-    async def _written(self, name: str, beam_size: int, options: Looking, asked: _Asked) -> Any:
+    async def _caption(
+        self, name: str, beam_size: int, options: ImageOptions, request: _CaptionRequest
+    ) -> Any:
         key = ("caption", name, beam_size, options.at_test)
-        work = partial(_caption, self.models[name], beam_size=beam_size, at_test=options.at_test)
-        return await self._batcher.submit(key, work, asked)
+        work = partial(
+            _caption_images, self.models[name], beam_size=beam_size, at_test=options.at_test
+        )
+        return await self._batcher.submit(key, work, request)
 
-    async def _read(self, name: str, text: str, options: Looking, photo: ReadPhoto) -> Caption:
-        def work(photos: Sequence[ReadPhoto]) -> list[Caption]:
+    async def _score(
+        self, name: str, text: str, options: ImageOptions, image: DecodedImage
+    ) -> Caption:
+        def score_images(images: Sequence[DecodedImage]) -> list[Caption]:
             return [
-                self.models[name].score((p.pixels, p.geometry), text, at_test=options.at_test)
-                for p in photos
+                self.models[name].score((each.pixels, each.geometry), text, at_test=options.at_test)
+                for each in images
             ]
 
-        return await self._batcher.submit(("score", name, text, options.at_test), work, photo)
+        key = ("score", name, text, options.at_test)
+        return await self._batcher.submit(key, score_images, image)
 
 
-def _caption(captioner: Captioner, asked: Sequence[_Asked], **search: Any) -> list[Any]:
-    photos = [(each.photo.pixels, each.photo.geometry) for each in asked]
-    found = captioner.n_best(photos, max(each.count for each in asked), **search)
-    return [each.form(captions[: each.count]) for each, captions in zip(asked, found, strict=True)]
+def _caption_images(
+    captioner: Captioner, requests: Sequence[_CaptionRequest], **search: Any
+) -> list[Any]:
+    images = [(request.image.pixels, request.image.geometry) for request in requests]
+    n_best = captioner.n_best(images, max(request.count for request in requests), **search)
+    return [
+        request.convert(captions[: request.count])
+        for request, captions in zip(requests, n_best, strict=True)
+    ]
 
 
-def _as_dicts(captions: list[Caption], *, maps: bool) -> list[dict[str, Any]]:
+def _to_dicts(captions: list[Caption], *, maps: bool) -> list[dict[str, Any]]:
     return [caption.to_dict(maps=maps) for caption in captions]
 
 
-def _check_text(text: str) -> None:
-    if not tokenize(text):
-        raise _wrong("caption", "has no words; give at least one")
-
-
-def _wrong(name: str, detail: str) -> Problem:
-    return Problem(422, f"{name}: {detail}", errors=[{"name": name, "detail": detail}])
+def _check_words(captioner: Captioner, text: str) -> list[str]:
+    """Return the words of a caption to score; their number bounds what scoring and drawing cost."""
+    words = captioner.vocabulary.tokenizer.split(text)
+    if not words:
+        raise option_problem("caption", "has no words; give at least one")
+    if len(words) > MAX_CAPTION_WORDS:
+        detail = f"has {len(words)} words after Unicode normalisation; use at most"
+        raise option_problem("caption", f"{detail} {MAX_CAPTION_WORDS}")
+    return words

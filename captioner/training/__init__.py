@@ -1,4 +1,4 @@
-"""Training: losses, optimiser, validation, the loop."""
+"""Training: tasks, the loop, and runs in their folders."""
 
 from captioner.training.run import train
 

@@ -1,36 +1,54 @@
-"""What the captions of a photo agree on: CIDEr-D as a reward, and as weights of captions."""
+"""Agreement of an image's captions: CIDEr-D as a reward, and as weights of captions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from captioner.data.dataset import CaptionDataset
-from captioner.data.vocabulary import END, tokenize
+from captioner.data.captioned import CaptionedImage
+from captioner.data.dataset import EncodedCaptions
+from captioner.data.tokenizer import Tokenizer
+from captioner.data.vocabulary import END
 from captioner.evaluation.cider import CiderD
 
 
-def caption_reward(dataset: CaptionDataset) -> CiderD:
-    """With the data set's captions as references, the end of each being a token of it."""
+def caption_reward(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> CiderD:
+    """Return CIDEr-D against the images' captions, the end of each being a token of it."""
     return CiderD(
-        [[[*tokenize(caption), END] for caption in photo.captions] for photo in dataset.photos]
+        [[[*tokenizer.split(caption), END] for caption in image.captions] for image in images]
     )
 
 
-def consensus_weights(dataset: CaptionDataset, share: float) -> np.ndarray:
-    """Weights of a data set's captions: more for what a photo's captions agree on, float32.
+def consensus_weights(
+    images: Sequence[CaptionedImage],
+    captions: EncodedCaptions,
+    tokenizer: Tokenizer,
+    share: float,
+) -> np.ndarray:
+    """Return weights of captions that favour what an image's captions agree on.
 
-    (1 - share) + share * r / (the mean r of the photo's captions), where r is a caption's CIDEr-D
-    against the photo's others. The weighted cross-entropy of Phan et al. (2017, section 3.2) has r
-    itself.
+    A caption weighs (1 - share) + share * r / (the mean r of the image's captions), where r is its
+    CIDEr-D against the image's others; 1 where there are none. The weighted cross-entropy of Phan
+    et al. (2017, section 3.2) has r itself.
+
+    Args:
+        images: Training images.
+        captions: Their captions.
+        tokenizer: Splits the captions.
+        share: From 0, all captions weigh alike, to 1.
+
+    Returns:
+        float32 [C].
     """
-    reward = caption_reward(dataset)
-    weights = np.ones(len(dataset), dtype=np.float32)
-    by_photo: dict[int, list[int]] = {}
-    for caption, photo in enumerate(dataset.photo_of.tolist()):
-        by_photo.setdefault(photo, []).append(caption)
-    for photo, captions in by_photo.items():
-        written = [bool(tokenize(caption)) for caption in dataset.photos[photo].captions]
-        agreement = reward.agreement(photo)[written]
+    reward = caption_reward(images, tokenizer)
+    weights = np.ones(len(captions), dtype=np.float32)
+    captions_of: dict[int, list[int]] = {}
+    for caption, image in enumerate(captions.image_of.tolist()):
+        captions_of.setdefault(image, []).append(caption)
+    for image, members in captions_of.items():
+        has_words = [bool(tokenizer.split(caption)) for caption in images[image].captions]
+        agreement = reward.agreement(image)[has_words]
         if agreement.mean() > 0:
-            weights[captions] = 1 - share + share * agreement / agreement.mean()
+            weights[members] = 1 - share + share * agreement / agreement.mean()
     return weights

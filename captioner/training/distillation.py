@@ -1,4 +1,4 @@
-"""What other models would write, to be learnt beside the captions (Hinton et al., 2015)."""
+"""Knowledge distillation: the word probabilities of trained models as targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captioner.checkpoint import load_model, model_folder
 from captioner.config import Config
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.models.build import CaptionModel
@@ -19,10 +19,13 @@ from captioner.models.fused_encoder import fold_batch_norms
 
 
 class Teachers:
-    """Trained models that read a batch's captions on its photos, as the model that learns does.
+    """Trained models that read a batch's captions on its images, as the student does.
 
-    One with hard attention looks as it does at test time. They are no module of the objective's,
-    so that checkpoints do not hold them.
+    Hinton et al., 2015. One with hard attention attends as at test time. They are no module of the
+    task's, so that checkpoints do not hold them.
+
+    Args:
+        models: The teachers; they are put into evaluation mode and their batch norms are folded.
     """
 
     def __init__(self, models: Sequence[CaptionModel]) -> None:
@@ -32,44 +35,45 @@ class Teachers:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:
-        """Mean of their probabilities of every word, float32 [M, V], packed as the logits are."""
+        """Return the mean of their word probabilities, float32 [M, V], packed by step."""
         return torch.stack([_probabilities(model, batch) for model in self.models]).mean(0)
 
 
 def _probabilities(model: CaptionModel, batch: Batch) -> Tensor:
     grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-    forced: TeacherForcingOutput = model(grid, batch.image_index, batch.tokens, batch.lengths)
-    return torch.softmax(forced.logits.float(), dim=-1)
+    output: TeacherForcingOutput = model(grid, batch.image_index, batch.tokens, batch.lengths)
+    return torch.softmax(output.logits.float(), dim=-1)
 
 
 def load_teachers(
     config: Config, student: CaptionModel, vocabulary: Vocabulary, device: torch.device
 ) -> Teachers:
-    """The models of `loss.teachers`, for a student of the recipe.
+    """Load the models of `loss.teachers` for a student of this recipe.
 
     Raises:
-        CheckpointError: one cannot be read.
-        ConfigError: one has other words, or cannot read this recipe's photos.
+        CheckpointError: One cannot be read.
+        ConfigError: One has other words, or cannot read this recipe's images.
     """
     models = []
-    frozen = _frozen(student) if config.data.cache else ""
+    student_digest = _frozen_stages_digest(student) if config.data.cache else ""
     for name in config.loss.teachers:
-        with torch.random.fork_rng(devices=[]):  # or the run's own draws would be others
-            model, its, words = load_model(model_folder(name), device)
+        with torch.random.fork_rng(devices=[]):  # building it must not change the run's numbers
+            model, model_config, words = load_model(model_folder(name), device)
         same = {
             "vocabulary": words.tokens == vocabulary.tokens,
-            "preprocess": its.preprocess == config.preprocess,
+            "preprocess": model_config.preprocess == config.preprocess,
         }
-        if config.data.cache:  # it reads what the student's frozen stages made of a photo
-            same["frozen encoder"] = _frozen(model) == frozen
-        for key, alike in same.items():
-            if not alike:
+        if config.data.cache:  # it reads features that the student's frozen stages computed
+            same["frozen encoder"] = _frozen_stages_digest(model) == student_digest
+        for key, is_same in same.items():
+            if not is_same:
                 raise ConfigError(
                     f"loss.teachers: {name} has another {key} than this recipe; name a model that "
                     "began as this one does (train.start_from)"
                 )
-        decoder, reads = its.decoder, config.data.max_words + 1  # the start token too
-        if decoder.reads_at_most is not None and reads > decoder.reads_at_most:
+        decoder = model_config.decoder
+        num_tokens = (config.data.max_words or decoder.max_positions) + 1  # with the start token
+        if decoder.reads_at_most is not None and num_tokens > decoder.reads_at_most:
             raise ConfigError(
                 f"loss.teachers: {name} reads {decoder.max_positions} words and no more; lower "
                 f"data.max_words to {decoder.max_positions - 1}, or name another teacher"
@@ -78,8 +82,8 @@ def load_teachers(
     return Teachers(models)
 
 
-def _frozen(model: CaptionModel) -> str:
-    """What tells the frozen stages from others, even when stored in float16."""
+def _frozen_stages_digest(model: CaptionModel) -> str:
+    """Return a digest of the frozen stages that is the same when they are stored in float16."""
     encoder = model.encoder
     stages = [name for name, _ in encoder.backbone.named_parameters()]
     digest = hashlib.sha256(repr((encoder.frozen_stages, stages)).encode())

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal, put off to the end of a step."""
+"""Ctrl-C, SIGTERM and a closed terminal, deferred to the end of a step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from captioner.data.dataset import SIGNALS
 
 
-class Interrupts:
-    """As a context, turns these signals into KeyboardInterrupt, but not while it is held.
+class DeferredInterrupts:
+    """Context that turns these signals into KeyboardInterrupt, but not while they are deferred.
 
-    A step changes weights, optimiser and cursor one after another, and a checkpoint from between
-    them would resume as another run. So a signal that comes while held waits for `release`; a
-    second one does not wait, and then `held` is still true.
+    A step changes weights, optimizer and cursor one after another, and a checkpoint from between
+    them would resume as another run. So a signal that comes while `deferred` is true waits for
+    `release`; a second one does not wait, and `deferred` then still is true.
     """
 
     def __init__(self) -> None:
-        self.held = False
-        self._waiting = False
+        self.deferred = False
+        self._pending = False
         self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> DeferredInterrupts:
         for name in SIGNALS:
             number = getattr(signal, name, None)
-            # under nohup, a closed terminal is nothing to us
+            # under nohup, a closed terminal must not end the run
             if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
                 continue
             self._previous[number] = signal.signal(number, self._receive)
@@ -40,17 +40,22 @@ class Interrupts:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def hold(self) -> None:
-        self.held = True
+    def defer(self) -> None:
+        """Begin to defer signals."""
+        self.deferred = True
 
     def release(self) -> None:
-        """Raises KeyboardInterrupt if a signal came since `hold`."""
-        self.held = False
-        if self._waiting:
-            self._waiting = False
+        """Stop deferring.
+
+        Raises:
+            KeyboardInterrupt: A signal came since `defer`.
+        """
+        self.deferred = False
+        if self._pending:
+            self._pending = False
             raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self.held or self._waiting:
+        if not self.deferred or self._pending:
             raise KeyboardInterrupt
-        self._waiting = True
+        self._pending = True

@@ -1,72 +1,93 @@
-"""What training minimises, as named parts."""
+"""The loss of teacher-forced captions, as named terms."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step
-from captioner.training.reinforce import HardAttentionLoss
+
+if TYPE_CHECKING:
+    from captioner.training.reinforce import Reinforce
 
 
 def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
-    """Sum over cells of (1 - sum over words of alpha)^2, [N] (equation 14, before lambda).
+    """Return the penalty of equation 14 for each caption, before lambda.
 
-    maps: [N, T, L], zero where a caption has ended, so that padding adds nothing.
+    It is the sum over cells of (1 - sum over words of alpha)^2. (The original code averages over
+    the cells and sums over the batch, which makes its lambda N / L of this one.)
+
+    Args:
+        maps: [N, T, L], zero where a caption has ended, so that padding adds nothing.
+
+    Returns:
+        [N].
     """
     return (1.0 - maps.sum(1)).square().sum(1)
 
 
 def caption_losses(
-    forced: TeacherForcingOutput,
+    output: TeacherForcingOutput,
     targets: Tensor,
     lengths: Tensor,
     *,
     doubly_stochastic: float,
     label_smoothing: float = 0.0,
-    hard: HardAttentionLoss | None = None,
+    reinforce: Reinforce | None = None,
     weights: Tensor | None = None,
-    soft_targets: Tensor | None = None,
+    teacher_probs: Tensor | None = None,
     distillation: float = 0.0,
 ) -> dict[str, Tensor]:
-    """Loss of a batch: sums over each caption, as in equation 14, divided by the number of words.
+    """Return the loss of a batch: sums over each caption (equation 14) per word of the batch.
 
-    The paper sums the words of a caption and averages over captions. Dividing both parts by the
-    words of the batch instead keeps their ratio and makes the loss comparable between batches.
+    The paper sums the words of a caption and averages over captions. Dividing every term by the
+    words of the batch instead keeps their ratios and makes batches comparable.
 
-    targets: [N, T]; lengths: [N], falling. weights: [N], of the captions in what is minimised of
-    the cross-entropy; None weighs all alike. soft_targets: [M, V], teachers' probabilities of the
-    words; the target is then `distillation` times these plus the rest times the caption's own word.
-    Returns `total`, `cross_entropy` (a word, of the captions alone), `smoothed` (what is minimised
-    of it), `doubly_stochastic` (a caption, before lambda), and the parts of `hard` where there is
-    one.
+    Args:
+        output: Teacher-forced output of the captions.
+        targets: [N, T].
+        lengths: [N] on the CPU, falling.
+        doubly_stochastic: lambda of equation 14.
+        label_smoothing: Share of the target's probability spread over the vocabulary.
+        reinforce: Terms of equation 12 for sampled attention, or None.
+        weights: [N], of the captions in what is minimised of the cross-entropy; None weighs all
+            alike.
+        teacher_probs: [M, V], teachers' word probabilities (Hinton et al., 2015), packed by step.
+        distillation: Their weight in the target; the caption's own word has the rest.
+
+    Returns:
+        `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
+        `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda) and
+        the metrics of `reinforce`.
     """
     words = pack_by_step(targets, lengths)
-    logits = forced.logits
+    logits = output.logits
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     log_probs = torch.log_softmax(logits, dim=-1)
     word_log_probs = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
-    cross_entropy = -word_log_probs.mean()
-    of_words = -word_log_probs
-    if label_smoothing:  # else its gradient of zeros would cost as much as that of the words
-        of_words = (1 - label_smoothing) * of_words - label_smoothing * log_probs.mean(-1)
-    if soft_targets is not None:
-        of_words = (1 - distillation) * of_words - distillation * (soft_targets * log_probs).sum(-1)
+    losses = -word_log_probs
+    if label_smoothing:  # otherwise its gradient of zeros would cost as much as that of the words
+        losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
+    if teacher_probs is not None:
+        from_teachers = (teacher_probs * log_probs).sum(-1)
+        losses = (1 - distillation) * losses - distillation * from_teachers
     if weights is not None:
-        of_words = of_words * pack_by_step(weights.unsqueeze(1).expand_as(targets), lengths)
-    smoothed = of_words.mean()
-    penalty = doubly_stochastic_penalty(forced.maps).mean()
-    share = len(lengths) / len(words)  # from a caption's sum to the mean over words
-    total = smoothed + doubly_stochastic * share * penalty
-    looked: dict[str, Tensor] = {}
-    if hard is not None:
-        looking, looked = hard(forced, word_log_probs, lengths)
-        total = total + looking
+        losses = losses * pack_by_step(weights.unsqueeze(1).expand_as(targets), lengths)
+    smoothed = losses.mean()
+    penalty = doubly_stochastic_penalty(output.maps).mean()
+    captions_per_word = len(lengths) / len(words)
+    total = smoothed + doubly_stochastic * captions_per_word * penalty
+    metrics: dict[str, Tensor] = {}
+    if reinforce is not None:
+        reinforce_loss, metrics = reinforce(output, word_log_probs, lengths)
+        total = total + reinforce_loss
     return {
         "total": total,
-        "cross_entropy": cross_entropy.detach(),
+        "cross_entropy": -word_log_probs.mean().detach(),
         "smoothed": smoothed.detach(),
         "doubly_stochastic": penalty.detach(),
-        **looked,
+        **metrics,
     }

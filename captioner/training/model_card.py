@@ -8,7 +8,7 @@ from captioner.config import Config, to_yaml
 
 
 def model_card(config: Config, figures: dict[str, Any]) -> str:
-    """What the model is, what it was trained on and how, and its validation figures."""
+    """Return the card: what the model was trained on and how, and its validation figures."""
     lines = [
         "# A captioner model",
         "",

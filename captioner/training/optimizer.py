@@ -1,90 +1,84 @@
-"""Optimiser, learning rate and averaged weights."""
+"""The optimizer and its parameter groups."""
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from captioner.config import OptimConfig
-from captioner.models.build import CaptionModel
+from captioner.training.reinforce import Baseline
+from captioner.training.rmsprop import GravesRMSprop
+from captioner.training.task import TrainingTask
+
+BASELINE_LR = 1e-3  # of a learned baseline
 
 
-def build_optimizer(
-    model: CaptionModel, config: OptimConfig, *, beside: Sequence[nn.Parameter] = ()
-) -> torch.optim.Optimizer:
-    """Two rates (decoder and fine-tuned backbone), weight decay on weight matrices only.
+def build_optimizer(task: TrainingTask, config: OptimConfig) -> torch.optim.Optimizer:
+    """Return the optimizer of all trainable parameters of a task.
 
-    beside: weights that are learned beside the model, at the decoder's rate and without decay.
+    The groups are: the fine-tuned backbone (`encoder_lr`), everything else (`lr`), each split into
+    weight matrices, which decay, and biases, norms and embeddings, which do not; and a learned
+    baseline, at a rate of its own and without clipping. Each group holds `base_lr`, the rate
+    before the schedule, and `clip`, whether its gradient counts in the clipped norm.
+
+    Args:
+        task: Owns the parameters.
+        config: The settings of `optim`.
     """
-    backbone = {id(parameter) for parameter in model.encoder.backbone.parameters()}
-    embeddings = {
-        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
-    }
+    backbone = {id(parameter) for parameter in task.model.encoder.backbone.parameters()}
+    embeddings: set[int] = set()
+    baselines: set[int] = set()
+    for module in task.modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.add(id(module.weight))
+        if isinstance(module, Baseline):
+            baselines.update(map(id, module.parameters()))
+    model = {id(parameter) for parameter in task.model.parameters()}
     # By kind and not by value, so that a run may be resumed with other rates in the same groups.
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for parameter in task.parameters():
         if not parameter.requires_grad:
             continue
-        decays = parameter.dim() > 1 and id(parameter) not in embeddings
-        groups.setdefault((id(parameter) in backbone, decays), []).append(parameter)
-    if beside:
-        groups.setdefault((False, False), []).extend(beside)
-    settings = []
-    for (pretrained, decays), parameters in groups.items():
-        rate = config.encoder_lr if pretrained else config.lr
-        decay = config.weight_decay if decays else 0.0
-        settings.append({"params": parameters, "lr": rate, "base_lr": rate, "weight_decay": decay})
+        identity = id(parameter)
+        kind = "backbone" if identity in backbone else "decoder"
+        kind = "baseline" if identity in baselines else kind
+        decays = identity in model and parameter.dim() > 1 and identity not in embeddings
+        groups.setdefault((kind, decays), []).append(parameter)
+    rates = {"backbone": config.encoder_lr, "decoder": config.lr, "baseline": BASELINE_LR}
+    settings = [
+        {
+            "params": parameters,
+            "lr": rates[kind],
+            "base_lr": rates[kind],
+            "weight_decay": config.weight_decay if decays else 0.0,
+            "clip": kind != "baseline",
+        }
+        for (kind, decays), parameters in groups.items()
+    ]
     if config.name == "adamw":
-        return torch.optim.AdamW(settings, betas=(0.9, 0.98))
+        return torch.optim.AdamW(settings, betas=(0.9, 0.98), eps=config.eps)
     if config.name == "adam":
-        return torch.optim.Adam(settings)
-    return torch.optim.RMSprop(settings)
+        return torch.optim.Adam(settings, eps=config.eps)
+    if config.name == "rmsprop_graves":
+        return GravesRMSprop(settings, alpha=config.alpha, momentum=config.momentum, eps=config.eps)
+    return torch.optim.RMSprop(
+        settings,
+        alpha=config.alpha,
+        momentum=config.momentum,
+        eps=config.eps,
+        centered=config.centered,
+    )
 
 
-def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Go on from a saved state, but with the rates and the decay that the optimiser has now.
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a saved state, but keep the rates and the decay that the optimizer has now.
 
     Raises:
-        ValueError: the state is of other groups of weights.
+        ValueError: The state is of other groups of parameters.
     """
-    given = [(group["base_lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    current = [(group["base_lr"], group["weight_decay"]) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, (rate, decay) in zip(optimizer.param_groups, given, strict=True):
+    for group, (rate, decay) in zip(optimizer.param_groups, current, strict=True):
         group["base_lr"], group["weight_decay"] = rate, decay
-
-
-def learning_rate_factor(
-    step: int, *, schedule: str, warmup_steps: int, total_steps: int, drops: int = 0
-) -> float:
-    """Factor on the base rate: a pure function of the step.
-
-    Linear warm-up, then constant, half a cosine down to zero at `total_steps`, or (plateau) a
-    tenth for each drop so far.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    if schedule == "cosine":
-        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-    return 0.1**drops if schedule == "plateau" else 1.0
-
-
-class AveragedModel:
-    """Exponential moving average of the weights, with a short memory at the start."""
-
-    def __init__(self, model: CaptionModel, decay: float) -> None:
-        self.decay = decay
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
-
-    @torch.no_grad()
-    def update(self, model: CaptionModel, step: int) -> None:
-        weight = 1.0 - min(self.decay, (1 + step) / (10 + step))
-        own = dict(self.model.named_parameters())
-        pairs = [(own[name], p) for name, p in model.named_parameters() if p.requires_grad]
-        torch._foreach_lerp_([a for a, _ in pairs], [b for _, b in pairs], weight)
-        torch._foreach_copy_(list(self.model.buffers()), list(model.buffers()))

@@ -1,4 +1,4 @@
-"""A training run in its folder: begin it, resume it, end it cleanly when told to."""
+"""A training run in its folder: begin it, resume it, end it cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,20 +22,23 @@ from captioner.config import Config, from_yaml, to_yaml
 from captioner.errors import CheckpointError, ConfigError
 from captioner.files import locked, save_bytes
 from captioner.runtime.device import choose_device
-from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
-    """Run a recipe; return the folder of the best model.
+    """Train by a recipe and return the folder of the best model.
 
     A resumed run goes through the same steps as one that was never interrupted, to the last bit
     (on the same CPU, with the same number of threads; a GPU adds up in any order).
 
+    Args:
+        config: The recipe.
+        resume: Go on with the run in `train.output`.
+
     Raises:
-        CaptionerError: in one sentence, whatever cannot be used.
-        KeyboardInterrupt: after a checkpoint was saved, on SIGINT and SIGTERM.
+        CaptionerError: Something cannot be used; one sentence says what.
+        KeyboardInterrupt: On SIGINT and SIGTERM, after a checkpoint was saved.
     """
     run = Path(config.train.output)
     checkpoint = _checkpoint_to_resume(run, config) if resume else None
@@ -62,16 +66,12 @@ def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | N
     if start_from is None and config.train.start_from is not None:
         start_from = model_folder(config.train.start_from)
         verify(start_from)
-    trainer = Trainer(prepare(config, device, start_from), run, device)
+    setup = prepare(config, device, start_from, resume=checkpoint is not None)
+    trainer = Trainer(setup, run, device)
     if checkpoint:
         trainer.restore(checkpoint)
     save_bytes(to_yaml(config).encode(), run / "config.yaml")
-    trainer.log = RunLog(run, resume_step=trainer.step)
-    try:
-        with trainer.interrupts:
-            trainer.fit()
-    finally:
-        trainer.log.close()
+    trainer.fit()
     return run / "best"
 
 
@@ -112,7 +112,7 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
             f"{run / 'config.yaml'}: damaged ({error}); write the recipe that the run began with "
             "there again"
         ) from None
-    fixed, changed = changes(before, config)
+    fixed, changed = changed_settings(before, config)
     if fixed:
         raise ConfigError(
             f"{', '.join(fixed)}: not the same as when {run} began; resume with its own settings "
@@ -123,23 +123,25 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
     return newest_checkpoint(run)
 
 
-def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
-    """Settings that differ between a run and the recipe to resume it with.
+def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
+    """Return the settings that differ between a run and the recipe to resume it with.
 
-    Returns those that cannot change, because data and model would be others, and those that can,
-    but make it another run than one that was never interrupted.
+    Returns:
+        Keys that cannot change, because data and model would be others; and keys that can, but
+        make it another run than one that was never interrupted.
     """
-    silent = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
-    silent |= {"train.checkpoint_every", "data.workers"}
+    ignored = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
+    ignored |= {"train.checkpoint_every", "data.workers"}
     # where the data lies; that it is the same data, the checkpoint knows
-    silent |= {"data.root", "data.file", "data.coco_splits"}
+    ignored |= {"data.root", "data.file", "data.coco_splits"}
     if bool(old.data.cache) == bool(new.data.cache):
-        silent.add("data.cache")
+        ignored.add("data.cache")
+    old, new = _without_places(old), _without_places(new)
     differing = [
         f"{section}.{key}"
         for section in vars(new)
         for key, value in vars(getattr(new, section)).items()
-        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in silent
+        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in ignored
     ]
     allowed = [
         key
@@ -148,11 +150,23 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
         in ("loss", "text", "hard", "self_critical", "optim", "train", "decoding")
         and key not in ("optim.name", "train.seed", "hard.baseline")
         and not (key == "optim.ema_decay" and 0 in (old.optim.ema_decay, new.optim.ema_decay))
-        and not (key in ("loss.visual_concepts", "text.file") and _concepts(old) != _concepts(new))
+        and not (
+            key in ("loss.visual_concepts", "text.file")
+            and _learns_word_concepts(old) != _learns_word_concepts(new)
+        )
     ]
     return [key for key in differing if key not in allowed], allowed
 
 
-def _concepts(config: Config) -> bool:
-    """Whether a run learns a table of words beside the model (training/concepts.py)."""
+def _without_places(config: Config) -> Config:
+    """Return the settings without where the sources of the data lie."""
+    sources = config.data.sources
+    if sources is None:
+        return config
+    placeless = tuple(replace(s, root="", file=None, coco_splits=None) for s in sources)
+    return replace(config, data=replace(config.data, sources=placeless))
+
+
+def _learns_word_concepts(config: Config) -> bool:
+    """Return whether a run learns a table of word concepts (training/word_concepts.py)."""
     return bool(config.loss.visual_concepts or config.text.file is not None)

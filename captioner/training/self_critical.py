@@ -1,14 +1,15 @@
-"""Training on captions that the model draws itself."""
+"""Self-critical training: on captions that the model samples itself, rewarded with CIDEr-D."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.data.dataset import Batch
+from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
@@ -18,17 +19,27 @@ from captioner.training.task import LossOutput, TrainingTask
 from captioner.types import Grid
 
 
-class SelfCritical(TrainingTask):
-    """Captions that the model draws itself, weighed by CIDEr-D (Rennie et al., 2017).
+class SelfCriticalTask(TrainingTask):
+    """Raise the probability of sampled captions that score better than a baseline.
 
-    The gradient is that of - sum over captions of (r - b) log p(y), divided by the number of words.
-    b is the reward of the model's own greedy caption (section 3.2 of the paper), or the mean of the
-    photo's other samples (Luo, 2020), which needs no further search. The reward counts the end of a
-    caption as a token: without it, captions learn to end in "a" or "of a".
+    Rennie et al., 2017. The gradient is that of - sum over captions of (r - b) log p(y), divided by
+    the number of words. b is the reward of the model's own greedy caption (section 3.2 of the
+    paper), or the mean of the image's other samples (Luo, 2020), which needs no further search. The
+    reward counts the end of a caption as a token: without it, captions learn to end in "a" or
+    "of a".
+
+    Args:
+        model: Model to train.
+        reward: CIDEr-D against the training captions, each with its end token.
+        vocabulary: Words of the model.
+        samples: Captions sampled for each image.
+        baseline: b.
+        max_words: Longest sampled caption.
     """
 
     def __init__(
         self,
+        model: CaptionModel,
         reward: CiderD,
         vocabulary: Vocabulary,
         *,
@@ -36,81 +47,92 @@ class SelfCritical(TrainingTask):
         baseline: Literal["greedy", "leave_one_out"],
         max_words: int,
     ) -> None:
-        super().__init__()
+        super().__init__(model)
         self.reward = reward
         self.vocabulary = vocabulary
         self.samples = samples
         self.baseline = baseline
         self.max_words = max_words
 
-    def forward(self, model: CaptionModel, batch: Batch) -> LossOutput:
-        # What is read must be what was drawn from, or the words that one network goes on drawing
-        # fall without end in the other: one grid for both, with the encoder's dropout, and a
-        # decoder without.
-        grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-        was_training = model.decoder.training
-        model.decoder.eval()
-        try:
-            return self._outcome(model, batch, grid)
-        finally:
-            model.decoder.train(was_training)
+    def forward(self, batch: Batch) -> LossOutput:
+        """Return the loss of a batch.
 
-    def _outcome(self, model: CaptionModel, batch: Batch, grid: Grid) -> LossOutput:
-        tokens, lengths = sample(
-            model.decoder, grid, samples=self.samples, max_words=self.max_words
-        )
-        rewards = self._rewards(batch.photos, tokens)  # [B, samples]
+        Metrics: `total`, `reward`, `advantage` (root mean square) and `cross_entropy` of the
+        sampled captions.
+        """
+        # Sampling and reading must use the same network, or words that one goes on sampling fall
+        # without end in the other: one grid for both, with the encoder's dropout, and a decoder
+        # without.
+        grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
+        was_training = self.model.decoder.training
+        self.model.decoder.eval()
+        try:
+            return self._loss(batch, grid)
+        finally:
+            self.model.decoder.train(was_training)
+
+    def _loss(self, batch: Batch, grid: Grid) -> LossOutput:
+        decoder = self.model.decoder
+        tokens, lengths = sample(decoder, grid, samples=self.samples, max_words=self.max_words)
+        rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
-            likeliest, _ = sample(
-                model.decoder, grid, samples=1, max_words=self.max_words, greedy=True
-            )
-            baseline = self._rewards(batch.photos, likeliest)
+            greedy, _ = sample(decoder, grid, samples=1, max_words=self.max_words, greedy=True)
+            baseline = self._rewards(batch.images, greedy)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
-        drawn, advantage = self._as_batch(batch, tokens, lengths, rewards - baseline)
-        forced: TeacherForcingOutput = model(grid, drawn.image_index, drawn.tokens, drawn.lengths)
-        words = pack_by_step(drawn.targets, drawn.lengths)
-        firsts, others = forced.logits.float().tensor_split([len(drawn.lengths)])
-        # over the words that could be drawn, as they were
-        logits = torch.cat([writable(firsts, first=True), writable(others, first=False)])
+        sampled, advantage = self._as_batch(batch, tokens, lengths, rewards - baseline)
+        output: TeacherForcingOutput = self.model(
+            grid, sampled.image_index, sampled.tokens, sampled.lengths
+        )
+        words = pack_by_step(sampled.targets, sampled.lengths)
+        first, later = output.logits.float().tensor_split([len(sampled.lengths)])
+        # probabilities over the words that could be sampled
+        logits = torch.cat([writable(first, first=True), writable(later, first=False)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
-        weights = pack_by_step(advantage.unsqueeze(1).expand_as(drawn.targets), drawn.lengths)
-        total = -(weights * log_probs).mean()
-        parts = {
-            "total": total,
+        weights = pack_by_step(advantage.unsqueeze(1).expand_as(sampled.targets), sampled.lengths)
+        loss = -(weights * log_probs).mean()
+        metrics = {
+            "total": loss.detach(),
             "reward": rewards.mean(),
             "advantage": (rewards - baseline).square().mean().sqrt(),
             "cross_entropy": -log_probs.detach().mean(),
         }
-        return parts, forced, drawn.lengths
+        return LossOutput(loss, metrics, output, sampled.lengths)
 
-    def _rewards(self, photos: Tensor, tokens: Tensor) -> Tensor:
-        """CIDEr-D [B, n] of captions [B, n, T]."""
+    def _rewards(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """Return CIDEr-D [B, samples] of captions [B, samples, T] of training images [B]."""
         count, samples, _ = tokens.shape
         captions = [
             [self.vocabulary.tokens[index] for index in caption if index != self.vocabulary.pad]
             for caption in tokens.flatten(0, 1).tolist()
         ]
-        scores = self.reward.scores(np.repeat(photos.tolist(), samples).tolist(), captions)
+        scores = self.reward.scores(np.repeat(images.tolist(), samples).tolist(), captions)
         return torch.from_numpy(scores).float().view(count, samples).to(tokens.device)
 
     def _as_batch(
         self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor
     ) -> tuple[Batch, Tensor]:
-        """The drawn captions as a batch to read, by falling length, and their advantages."""
+        """Return sampled captions as a batch for teacher forcing, and their advantages [N].
+
+        Args:
+            batch: Batch of the images.
+            tokens: [B, samples, T], ending in the end token.
+            lengths: [B, samples].
+            advantage: [B, samples].
+        """
         count, samples, _ = tokens.shape
         falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
         order = order.to(tokens.device)
         targets = tokens.flatten(0, 1)[order]
         start = torch.full_like(targets[:, :1], self.vocabulary.start)
         image_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
-        drawn = Batch(
-            inputs=batch.inputs,
-            photos=batch.photos,
+        sampled = replace(
+            batch,
             image_index=image_index,
             tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
             lengths=falling,
-            from_frozen=batch.from_frozen,
+            weights=None,
+            styles=None,
         )
-        return drawn, advantage.flatten()[order]
+        return sampled, advantage.flatten()[order]

@@ -1,12 +1,10 @@
-"""From a recipe to everything that the training loop works with."""
+"""Build from a recipe everything that the training loop works with."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,190 +12,261 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.checkpoint import VOCABULARY, load_matching_weights
-from captioner.config import Config, DataConfig
+from captioner.checkpoint import load_pretrained, load_vocabulary
+from captioner.config import Config, data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
-from captioner.data.dataset import CaptionBatches, CaptionDataset
-from captioner.data.feature_cache import FeatureCache, build_feature_cache
-from captioner.data.feature_views import FeatureCrop
-from captioner.data.readers import Split, read_split
+from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
+from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
+from captioner.data.readers import SourceImages, captions_digest, files_digest, read_sources
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
+from captioner.registry import TOKENIZERS
 from captioner.training.caption_consensus import caption_reward, consensus_weights
-from captioner.training.check import check, idle
-from captioner.training.cross_entropy import CrossEntropy, WithConcepts
-from captioner.training.distillation import Teachers, load_teachers
-from captioner.training.reinforce import build_hard_loss
-from captioner.training.self_critical import SelfCritical
+from captioner.training.cross_entropy import CrossEntropyTask
+from captioner.training.distillation import load_teachers
+from captioner.training.reinforce import build_reinforce
+from captioner.training.self_critical import SelfCriticalTask
 from captioner.training.task import TrainingTask
-from captioner.training.word_concepts import Concepts
+from captioner.training.validation import ValidationSource
+from captioner.training.word_concepts import WordConcepts, WordConceptTable
 
 KNOWN_WORDS = 0.9  # rare words make up a few hundredths of captions; fewer known than this is news
 
 
 @dataclass(frozen=True)
 class Setup:
-    """config is the recipe with the backbone's own preprocessing written out."""
+    """Everything that the training loop works with.
+
+    Args:
+        config: The recipe with the backbone's own preprocessing written out.
+        vocabulary: Words of the model.
+        task: Owns the model.
+        dataset: Training captions and images of all sources.
+        batches: Their order.
+        validation: Validation images of all sources, one source after another, with distinct ids.
+        validation_sources: How they divide into sources.
+        validation_transform: From a validation image to the model's input.
+        validation_cache: Features of the validation images, or None.
+        data_digests: By name, hashes that tell this data from other data, wherever it lies.
+        reported_unreadable: Unreadable images that were reported when the caches were made.
+    """
 
     config: Config
     vocabulary: Vocabulary
-    model: CaptionModel
+    task: TrainingTask
     dataset: CaptionDataset
     batches: CaptionBatches
     validation: list[CaptionedImage]
-    objective: TrainingTask
+    validation_sources: list[ValidationSource]
     validation_transform: ImageTransform
     validation_cache: FeatureCache | None
-
-    @cached_property
-    def data_digest(self) -> str:
-        """Tells these training photos and captions from others, wherever they lie."""
-        facts = [[str(photo.image_id), list(photo.captions)] for photo in self.dataset.photos]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-    @property
-    def named(self) -> set[str]:
-        """Unreadable photos that were told when the caches were made."""
-        caches = (
-            (self.dataset.photos, self.dataset.cache),
-            (self.validation, self.validation_cache),
-        )
-        return {str(photos[i].path) for photos, cache in caches if cache for i in cache.unreadable}
+    data_digests: dict[str, str]
+    reported_unreadable: set[str]
 
 
-def prepare(config: Config, device: torch.device, start_from: Path | None = None) -> Setup:
-    """Read the data, build the model, and fill the feature cache if one is asked for.
+def prepare(
+    config: Config,
+    device: torch.device,
+    start_from: Path | None = None,
+    *,
+    resume: bool = False,
+) -> Setup:
+    """Read the data, build the task, and fill the feature cache if one is asked for.
 
-    start_from: whole model folder whose vocabulary and weights the model begins with. They are
-    taken before the cache is filled, which holds what the frozen ones make of the photos.
+    Args:
+        config: The recipe.
+        device: Where the task is put.
+        start_from: Verified model folder that the model begins with: its words and those of the
+            training captions that it lacks, and its weights. They are loaded before the cache is
+            filled with what the frozen weights compute.
+        resume: `start_from` is a checkpoint of this run, whose words are all there are.
 
     Raises:
-        CaptionerError: in one sentence, whatever cannot be used.
+        CaptionerError: Something cannot be used; one sentence says what.
     """
-    check(config)
-    train = _read(config.data, config.data.train_split)
-    validation = _read(config.data, config.data.val_split)[: config.train.val_photos]
-    _check_one_is_readable(train, "training")
+    validate(config)
+    data, seed = config.data, config.train.seed
+    images = read_sources(
+        data_sources(data), max_validation_images=config.train.val_photos, warn=_warn
+    )
+    validation, validation_sources = _joined_validation(images)
+    _check_one_is_readable(images.training, "training")
     _check_one_is_readable(validation, "validation")
-    if len(validation) == 1 and config.train.metric == "CIDEr":
+    if config.train.metric == "CIDEr" and any(s.count == 1 for s in validation_sources):
         raise ConfigError(
             "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or ROUGE_L, "
             "or give more photos"
         )
-    if start_from is not None:
-        vocabulary = Vocabulary.load(start_from / VOCABULARY)
-    else:
-        captions = (caption for photo in train for caption in photo.captions)
-        vocabulary = Vocabulary.build(captions, min_count=config.data.min_count)
-    if len(vocabulary) < 5:
-        raise DataError(
-            f"{config.data.root}: no word occurs {config.data.min_count} times in the training "
-            "captions; lower data.min_count"
-        )
-    torch.manual_seed(config.train.seed)
-    # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
+    vocabulary = _vocabulary(config, images, start_from, resume=resume)
+    torch.manual_seed(seed)
     model = build_model(config, len(vocabulary))
     if start_from is not None:
-        found, of = load_matching_weights(model, start_from)
-        if found < of:
-            print(f"{start_from}: {found} of {of} weights taken", file=sys.stderr)
+        for sentence in load_pretrained(model, vocabulary, start_from, seed=seed).sentences():
+            _warn(sentence)
+    # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = model.to(device).to(memory_format=torch.channels_last)
-    whole = resolved(config, model)
-    augmentation = Augmentation(config.data.flip, config.data.min_area, config.data.colour)
-    train_transform = image_transform(whole.preprocess, augmentation)
-    plain_transform = image_transform(whole.preprocess)
-    # these before the cache, which takes long
+    config = resolved(config, model)
+    augmentation = Augmentation(data.flip, data.min_area, data.colour)
+    train_transform = image_transform(config.preprocess, augmentation)
+    validation_transform = image_transform(config.preprocess)
+    captions = encode_captions(images.training, vocabulary, max_words=data.max_words)
+    if not len(captions):
+        raise DataError(f"{data.root}: the training captions hold no words")
+    _check_vocabulary(captions, vocabulary, start_from)
+    for sentence in unused_settings(config, captions=len(captions)):
+        _warn(sentence)
+    task = _task(config, model, images, captions, validation, vocabulary, device).to(device)
+    # All that can be wrong is found before the caches, which take long.
+    cache = validation_cache = None
+    if data.cache:
+        validation_cache = _cache(config, model, device, validation, validation_transform, views=1)
+        cache = _cache(
+            config, model, device, images.training, train_transform, views=data.cache_views
+        )
+    caption_weights = None
+    if config.loss.consensus and not config.self_critical.samples:
+        caption_weights = consensus_weights(
+            images.training, captions, vocabulary.tokenizer, config.loss.consensus
+        )
     dataset = CaptionDataset(
-        train,
-        vocabulary,
+        images.training,
+        captions,
         train_transform,
-        max_words=config.data.max_words,
-        seed=config.train.seed,
+        seed=seed,
+        weights=images.loss_weights(captions, caption_weights),
+        styles=images.styles_of(captions),
+        cache=cache,
+        cache_crop=(
+            FeatureCrop(data.cache_min_area, data.flip) if data.cache_min_area < 1 else None
+        ),
     )
-    if not len(dataset):
-        raise DataError(f"{config.data.root}: the training captions hold no words")
-    _check_vocabulary(dataset, vocabulary, start_from)
-    for sentence in idle(config, captions=len(dataset)):
-        print(sentence, file=sys.stderr)
-    teachers = load_teachers(whole, model, vocabulary, device) if config.loss.teachers else None
-    texts = _texts(whole, vocabulary, validation)
-    validation_cache = None
-    if config.data.cache:
-        validation_cache = _cache(whole, model, device, validation, plain_transform, views=1)
-        views = config.data.cache_views
-        dataset.cache = _cache(whole, model, device, train, train_transform, views=views)
-    if config.data.cache_min_area < 1:
-        dataset.cache_crop = FeatureCrop(config.data.cache_min_area, config.data.flip)
     batches = CaptionBatches(
-        dataset.photo_of,
-        dataset.lengths,
-        batch_size=config.data.batch_size,
-        by=config.data.batch_by,
-        seed=config.train.seed,
+        captions,
+        batch_size=data.batch_size,
+        by=data.batch_by,
+        seed=seed,
+        source_of=images.source_of,
+        weights=images.weights,
     )
     return Setup(
-        config=whole,
+        config=config,
         vocabulary=vocabulary,
-        model=model,
+        task=task,
         dataset=dataset,
         batches=batches,
-        objective=_objective(
-            whole, dataset, vocabulary, teachers, texts, feature_dim=model.encoder.dim
-        ).to(device),
         validation=validation,
-        validation_transform=plain_transform,
+        validation_sources=validation_sources,
+        validation_transform=validation_transform,
         validation_cache=validation_cache,
+        data_digests={
+            "training captions": captions_digest(images.training),
+            "validation captions": captions_digest(validation),
+            "training photos": files_digest(images.training),
+            "validation photos": files_digest(validation),
+        },
+        reported_unreadable={
+            str(members[index].path)
+            for members, features in ((images.training, cache), (validation, validation_cache))
+            if features is not None
+            for index in features.unreadable
+        },
     )
 
 
-def _objective(
-    config: Config,
-    dataset: CaptionDataset,
-    vocabulary: Vocabulary,
-    teachers: Teachers | None,
-    texts: TextCaptions | None,
-    *,
-    feature_dim: int,
-) -> TrainingTask:
-    """Cross-entropy, or self-critical training where `self_critical.samples` asks for it.
+def _warn(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
-    feature_dim: D, the size of an annotation vector.
-    """
-    own = config.self_critical
-    if own.samples:
-        return SelfCritical(
-            caption_reward(dataset),
-            vocabulary,
-            samples=own.samples,
-            baseline=own.baseline,
-            max_words=config.data.max_words,
+
+def _joined_validation(
+    images: SourceImages,
+) -> tuple[list[CaptionedImage], list[ValidationSource]]:
+    """Return the validation images of all sources with distinct ids, and the sources."""
+    joined = []
+    for name, members in images.validation:
+        if len(images.validation) > 1:
+            members = [replace(image, image_id=f"{name}/{image.image_id}") for image in members]
+        joined += members
+    return joined, [ValidationSource(name, len(members)) for name, members in images.validation]
+
+
+def _vocabulary(
+    config: Config, images: SourceImages, start_from: Path | None, *, resume: bool
+) -> Vocabulary:
+    data = config.data
+    start = None if start_from is None else load_vocabulary(start_from)
+    if start is not None and resume:
+        return start
+    tokenizer = TOKENIZERS[data.tokenizer]() if start is None else start.tokenizer
+    vocabulary = Vocabulary.build(
+        images.captions, tokenizer, min_count=data.min_count, max_size=data.vocabulary_size
+    )
+    if start is not None:
+        return start.extended(vocabulary)
+    if not vocabulary.words:
+        raise DataError(
+            f"{data.root}: no word occurs {data.min_count} times in the training captions; lower "
+            "data.min_count"
         )
-    if config.loss.consensus:
-        dataset.weights = consensus_weights(dataset, config.loss.consensus)
-    hard = build_hard_loss(config) if config.attention.select == "hard" else None
-    captions = CrossEntropy(config.loss, hard, samples=config.hard.samples, teachers=teachers)
-    if not config.loss.visual_concepts and texts is None:
-        return captions
-    return WithConcepts(
-        captions,
-        Concepts(len(vocabulary), feature_dim),
-        dataset.words_of_photos(),
-        texts,
-        loss=config.loss,
-        text=config.text,
+    return vocabulary
+
+
+def _task(
+    config: Config,
+    model: CaptionModel,
+    images: SourceImages,
+    captions: EncodedCaptions,
+    validation: Sequence[CaptionedImage],
+    vocabulary: Vocabulary,
+    device: torch.device,
+) -> TrainingTask:
+    """Return self-critical training where `self_critical.samples` asks for it, or cross-entropy."""
+    if config.self_critical.samples:
+        return SelfCriticalTask(
+            model,
+            caption_reward(images.training, vocabulary.tokenizer),
+            vocabulary,
+            samples=config.self_critical.samples,
+            baseline=config.self_critical.baseline,
+            max_words=config.data.max_words or config.decoding.max_words,
+        )
+    word_concepts = None
+    texts = _texts(config, vocabulary, validation)
+    if config.loss.visual_concepts or texts is not None:
+        word_concepts = WordConcepts(
+            WordConceptTable(len(vocabulary), model.encoder.dim),
+            captions.words_of_images(len(images.training)),
+            texts,
+            detection_weight=config.loss.visual_concepts,
+            text_weight=config.text.weight,
+            text_batch_size=config.text.batch_size,
+            text_cells=config.text.cells,
+            label_smoothing=config.loss.label_smoothing,
+        )
+    return CrossEntropyTask(
+        model,
+        config.loss,
+        reinforce=build_reinforce(config) if config.attention.select == "hard" else None,
+        samples=config.hard.samples,
+        teachers=(
+            load_teachers(config, model, vocabulary, device) if config.loss.teachers else None
+        ),
+        word_concepts=word_concepts,
+        styles=len(images.styles),
     )
 
 
 def _texts(
-    config: Config, vocabulary: Vocabulary, validation: list[CaptionedImage]
+    config: Config, vocabulary: Vocabulary, validation: Sequence[CaptionedImage]
 ) -> TextCaptions | None:
-    """Captions without photos, where `text.file` names them; none of the validation photos'.
+    """Return captions without images, where `text.file` names them.
+
+    Those of the validation images are left out.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: The file cannot be read.
     """
     if config.text.file is None:
         return None
@@ -210,36 +279,15 @@ def _texts(
     )
 
 
-def _read(data: DataConfig, split_name: str) -> list[CaptionedImage]:
-    split: Split = read_split(
-        format=data.format,
-        root=data.root,
-        split=split_name,
-        file=data.file,
-        coco_splits=data.coco_splits,
-    )
-    for path in split.missing[:10]:
-        print(f"{path}: no such file, left out", file=sys.stderr)
-    if split.missing:
-        print(
-            f"{split_name}: {len(split.missing)} of {len(split.missing) + len(split.photos)} "
-            "photos are missing",
-            file=sys.stderr,
-        )
-    if not split.photos:
-        raise DataError(f"{data.root}: no photo of split {split_name!r} has a caption to learn")
-    return split.photos
-
-
 def _check_vocabulary(
-    dataset: CaptionDataset, vocabulary: Vocabulary, start_from: Path | None
+    captions: EncodedCaptions, vocabulary: Vocabulary, start_from: Path | None
 ) -> None:
-    """What the vocabulary lacks can neither be read nor written: tell it where it is much.
+    """Report it when the vocabulary lacks much of the captions: such words cannot be learned.
 
     Raises:
-        DataError: the model to begin with knows no word at all.
+        DataError: The model to start from knows no word at all.
     """
-    words = np.concatenate([target[:-1] for target in dataset.targets])  # without the end token
+    words = np.concatenate([target[:-1] for target in captions.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())
     if not known:
         raise DataError(
@@ -255,7 +303,11 @@ def _check_vocabulary(
 
 
 def _check_one_is_readable(photos: list[CaptionedImage], kind: str) -> None:
-    """Mostly the first one is, so that this costs nothing."""
+    """Refuse data of which no image can be read; mostly the first one can.
+
+    Raises:
+        DataError: Not one can be read.
+    """
     reason = ""
     for photo in photos:
         try:

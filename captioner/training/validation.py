@@ -1,4 +1,4 @@
-"""Validation on captions that the model writes freely, never on teacher-forced words."""
+"""Validation on generated captions, never on teacher-forced words."""
 
 from __future__ import annotations
 
@@ -19,14 +19,33 @@ from captioner.models.build import CaptionModel
 from captioner.runtime.parallel import prefetch
 from captioner.training.diagnostics import generated_attention_statistics
 
-BATCH = 25
+BATCH_SIZE = 25
+
+
+@dataclass(frozen=True)
+class ValidationSource:
+    """A slice of the validation images.
+
+    Args:
+        name: Of the data source.
+        count: Number of its images; the slices of all sources follow each other.
+    """
+
+    name: str
+    count: int
 
 
 @dataclass(frozen=True)
 class Validation:
-    """figures: metrics and diagnostics by name; captions by image id; grid_shape: rows, columns.
+    """Result of a validation.
 
-    unreadable: photos left out, each with the reason.
+    Args:
+        figures: Metrics and statistics by name. With several sources, `SOURCE/METRIC` for each and
+            METRIC for what decides: their mean, or that of the chosen source.
+        captions: Caption of each readable image.
+        hypotheses: Search result of each readable image.
+        grid_shape: Rows and columns of the grid.
+        unreadable: Images left out, each with the reason.
     """
 
     figures: dict[str, float]
@@ -38,7 +57,7 @@ class Validation:
 
 def validate(
     model: CaptionModel,
-    photos: Sequence[CaptionedImage],
+    images: Sequence[CaptionedImage],
     transform: ImageTransform,
     vocabulary: Vocabulary,
     *,
@@ -48,17 +67,33 @@ def validate(
     length_penalty: float,
     no_repeat_ngram: int = 0,
     cache: FeatureCache | None = None,
+    sources: Sequence[ValidationSource] = (),
+    decisive_source: str | None = None,
 ) -> Validation:
-    """Caption every readable photo and score the captions.
+    """Caption every readable image and score the captions.
+
+    Args:
+        model: Put into evaluation mode.
+        images: Of all sources, one source after another; their ids are distinct.
+        transform: From an image to the model's input.
+        vocabulary: Words of the model.
+        device: Where the model is.
+        beam_size: As for `search`; so are the next three.
+        max_words: Longest caption.
+        length_penalty: Exponent of the length.
+        no_repeat_ngram: Length of word groups that never occur twice; 0 allows all.
+        cache: Features of the images, instead of the images.
+        sources: How the images divide into sources; none takes them as one.
+        decisive_source: Source whose metrics stand without a prefix; None takes the mean.
 
     Raises:
-        ImageError: not one photo can be read.
+        ImageError: Not one image can be read.
     """
     model.eval()
-    found: dict[int | str, Hypothesis] = {}
+    hypotheses: dict[int | str, Hypothesis] = {}
     grid_shape = (0, 0)
     unreadable: list[tuple[str, str]] = []
-    for members, inputs in _batches(photos, transform, cache, device, unreadable):
+    for batch, inputs in _batches(images, transform, cache, device, unreadable):
         with torch.inference_mode():
             grid = model.encoder(inputs.to(device).float(), from_frozen=cache is not None)
         grid_shape = (grid.height, grid.width)
@@ -70,44 +105,73 @@ def validate(
             length_penalty=length_penalty,
             no_repeat_ngram=no_repeat_ngram,
         )
-        found |= {photo.image_id: result[0] for photo, result in zip(members, results, strict=True)}
-    if not found:
+        hypotheses |= {
+            image.image_id: result[0] for image, result in zip(batch, results, strict=True)
+        }
+    if not hypotheses:
         raise ImageError("none of the validation photos can be read")
     captions = {
-        image_id: " ".join(vocabulary.decode(hypothesis.tokens))
-        for image_id, hypothesis in found.items()
+        image_id: vocabulary.tokenizer.join(vocabulary.decode(hypothesis.tokens))
+        for image_id, hypothesis in hypotheses.items()
     }
-    references = {photo.image_id: photo.captions for photo in photos if photo.image_id in captions}
-    figures = dict(quick_scores(captions, references))
-    figures |= generated_attention_statistics(list(found.values()))
+    figures = _scores(captions, images, sources, decisive_source)
+    figures |= generated_attention_statistics(list(hypotheses.values()))
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
-    figures["words"] = sum(len(h.tokens) for h in found.values()) / len(found)
-    return Validation(figures, captions, found, grid_shape, unreadable)
+    figures["words"] = sum(len(h.tokens) for h in hypotheses.values()) / len(hypotheses)
+    return Validation(figures, captions, hypotheses, grid_shape, unreadable)
+
+
+def _scores(
+    captions: dict[int | str, str],
+    images: Sequence[CaptionedImage],
+    sources: Sequence[ValidationSource],
+    decisive_source: str | None,
+) -> dict[str, float]:
+    """Return the metrics of each source and those that decide about the best checkpoint."""
+    by_source: dict[str, dict[str, float]] = {}
+    first = 0
+    for source in sources or [ValidationSource("", len(images))]:
+        members = images[first : first + source.count]
+        first += source.count
+        references = {i.image_id: i.captions for i in members if i.image_id in captions}
+        if references:
+            readable = {image_id: captions[image_id] for image_id in references}
+            by_source[source.name] = dict(quick_scores(readable, references))
+    if decisive_source is not None and decisive_source not in by_source:
+        raise ImageError(f"none of the validation photos of {decisive_source} can be read")
+    decisive = [by_source[decisive_source]] if decisive_source else list(by_source.values())
+    scores = {name: sum(s[name] for s in decisive) / len(decisive) for name in decisive[0]}
+    if len(sources) > 1:
+        for source_name, figures in by_source.items():
+            scores |= {f"{source_name}/{name}": value for name, value in figures.items()}
+    return scores
 
 
 def _batches(
-    photos: Sequence[CaptionedImage],
+    images: Sequence[CaptionedImage],
     transform: ImageTransform,
     cache: FeatureCache | None,
     device: torch.device,
     unreadable: list[tuple[str, str]],
 ) -> Iterator[tuple[list[CaptionedImage], Tensor]]:
+    """Yield the readable images with their inputs; note the others in `unreadable`."""
+
     def read(index: int) -> Tensor | ImageError:
         try:
             if cache is not None:
                 return cache.read(index, 0)
-            return transform(open_image(photos[index].path))[0]
+            return transform(open_image(images[index].path))[0]
         except ImageError as error:
             return error
 
-    found = iter(prefetch(read, range(len(photos)), device))
-    for first in range(0, len(photos), BATCH):
+    results = iter(prefetch(read, range(len(images)), device))
+    for first in range(0, len(images), BATCH_SIZE):
         members, inputs = [], []
-        for photo, pixels in zip(photos[first : first + BATCH], found, strict=False):
+        for image, pixels in zip(images[first : first + BATCH_SIZE], results, strict=False):
             if isinstance(pixels, ImageError):
-                unreadable.append((str(photo.path), str(pixels)))
+                unreadable.append((str(image.path), str(pixels)))
             else:
-                members.append(photo)
+                members.append(image)
                 inputs.append(pixels)
         if members:
             yield members, torch.stack(inputs)

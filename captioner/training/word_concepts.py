@@ -1,44 +1,143 @@
-"""Words as cells: what a word would look like in a grid, and which words a grid shows."""
+"""Words as cells of a grid: detect words in images, and learn to write from text alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from captioner.data.batch import Batch
+from captioner.data.texts import TextCaptions
+from captioner.models.build import CaptionModel
+from captioner.models.decoders import TeacherForcingOutput
+from captioner.training.losses import caption_losses
 from captioner.types import Grid
 
-RARE = -8.0  # a cell's first logit: over some dozens of cells, a word is seen in a photo of fifty
+INITIAL_LOGIT = -8.0  # of a word in a cell: over some dozens of cells, a probability of about 0.02
 
 
-class Concepts(nn.Module):
-    """A vector of each word in the space of the annotation vectors, for training alone.
+class WordConceptTable(nn.Module):
+    """A vector for each word in the space of the annotation vectors, used in training only.
 
     The same vectors are read in both directions: as the cells of a grid from which the decoder
-    writes when only text is at hand, and as detectors of words in the cells of a photo. The second
-    draws photos to where the first has taught the decoder to read.
+    writes when only text is at hand, and as detectors of words in the cells of an image. The second
+    pulls images to where the first has taught the decoder to read.
+
+    Args:
+        vocabulary_size: V.
+        dim: D.
     """
 
     def __init__(self, vocabulary_size: int, dim: int) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary_size, dim)
         self.norm = nn.LayerNorm(dim)
-        self.bias = nn.Parameter(torch.full((vocabulary_size,), RARE))
+        self.bias = nn.Parameter(torch.full((vocabulary_size,), INITIAL_LOGIT))
 
     def as_grid(self, words: Tensor) -> Grid:
-        """Words [N, L] as a grid of one row, shaped like the encoder's projection."""
+        """Return words [N, L] as a grid of one row, shaped like the encoder's projection."""
         return Grid(torch.relu(self.norm(self.words(words))), 1, words.shape[1])
 
-    def loss(self, features: Tensor, seen: Tensor) -> Tensor:
-        """Cross-entropy of which words a photo's captions hold, divided by how many they are.
+    def detection_loss(self, features: Tensor, words: Tensor) -> Tensor:
+        """Return the cross-entropy of which words an image's captions hold, per word they hold.
 
-        A photo shows a word if one of its cells does: 1 - p_w = product over cells of (1 - p_iw),
-        the noisy-or of Fang et al. (2015, section 3).
+        An image shows a word if one of its cells does: 1 - p_w = product over cells of
+        (1 - p_iw), the noisy-or of Fang et al. (2015, section 3).
 
-        features: [B, L, D]. seen: bool [B, V].
+        Args:
+            features: [B, L, D].
+            words: bool [B, V], the words of the captions.
         """
         vectors = self.norm(self.words.weight) * features.shape[-1] ** -0.5
         logits = F.linear(features, vectors, self.bias).float()
         log_absent = -F.softplus(logits).sum(1)
         log_present = torch.log(-torch.expm1(log_absent.clamp(max=-1e-6)))
-        return -torch.where(seen, log_present, log_absent).sum() / seen.sum().clamp(min=1)
+        return -torch.where(words, log_present, log_absent).sum() / words.sum().clamp(min=1)
+
+
+class WordConcepts(nn.Module):
+    """Terms of the loss that share a table of word concepts: detection, text captions, or both.
+
+    Args:
+        table: Vectors of the words.
+        words_of_images: For each training image, the indices of its captions' words.
+        texts: Captions without images, or None.
+        detection_weight: Weight of the detection loss (`loss.visual_concepts`).
+        text_weight: Weight of the text captions' cross-entropy.
+        text_batch_size: Text captions in a step.
+        text_cells: Words that each text caption is written from.
+        label_smoothing: As for the captions of images.
+    """
+
+    def __init__(
+        self,
+        table: WordConceptTable,
+        words_of_images: Sequence[np.ndarray],
+        texts: TextCaptions | None,
+        *,
+        detection_weight: float,
+        text_weight: float,
+        text_batch_size: int,
+        text_cells: int,
+        label_smoothing: float,
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.words_of_images = words_of_images
+        self.texts = texts
+        self.detection_weight = detection_weight
+        self.text_weight = text_weight
+        self.text_batch_size = text_batch_size
+        self.text_cells = text_cells
+        self.label_smoothing = label_smoothing
+        self.text_step = 0  # a plain number: a tensor would have to be copied from the GPU
+
+    def forward(
+        self, model: CaptionModel, grid: Grid, batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted terms, and each as a metric."""
+        loss = torch.zeros((), device=grid.features.device)
+        metrics = {}
+        if self.detection_weight:
+            words = self._words(batch.images).to(grid.features.device, non_blocking=True)
+            detection = self.table.detection_loss(grid.features, words)
+            loss = loss + self.detection_weight * detection
+            metrics["visual_concepts"] = detection.detach()
+        if self.texts is not None:
+            text_losses = self._text_losses(model, self.texts)
+            loss = loss + self.text_weight * text_losses["total"]
+            metrics["text_cross_entropy"] = text_losses["cross_entropy"]
+        return loss, metrics
+
+    def _words(self, images: Tensor) -> Tensor:
+        """Return bool [B, V], the words of each image's captions."""
+        words = torch.zeros(len(images), self.table.words.num_embeddings, dtype=torch.bool)
+        for row, image in enumerate(images.tolist()):
+            words[row, torch.from_numpy(self.words_of_images[image])] = True
+        return words
+
+    def _text_losses(self, model: CaptionModel, texts: TextCaptions) -> dict[str, Tensor]:
+        batch = texts.batch(self.text_step, size=self.text_batch_size, cells=self.text_cells)
+        self.text_step += 1
+        device = self.table.words.weight.device
+        grid = self.table.as_grid(batch.cells.to(device, non_blocking=True))
+        rows = torch.arange(len(batch.lengths), device=device)
+        tokens = batch.tokens.to(device, non_blocking=True)
+        targets = batch.targets.to(device, non_blocking=True)
+        output: TeacherForcingOutput = model(grid, rows, tokens, batch.lengths)
+        return caption_losses(
+            output,
+            targets,
+            batch.lengths,
+            doubly_stochastic=0.0,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def get_extra_state(self) -> int:
+        return self.text_step
+
+    def set_extra_state(self, state: int) -> None:
+        self.text_step = state

@@ -1,10 +1,9 @@
-"""Where the model looked, painted on the photo: overlays, sheets, pages, animations, files."""
+"""Attention maps drawn over their image: overlays, sheets, pages, animations, files."""
 
 from __future__ import annotations
 
-from captioner.visualization.animation import save_caption_gif, save_gif, save_growth_gif
+from captioner.visualization.animation import caption_gif, growth_gif
 from captioner.visualization.arrays import caption_arrays, caption_from_arrays, jpeg, shrunk
-from captioner.visualization.comparison import comparison_sheet, vector_comparison
 from captioner.visualization.files import (
     comparison_name,
     is_picture_of,
@@ -15,42 +14,39 @@ from captioner.visualization.files import (
     sheet_name,
     word_names,
 )
-from captioner.visualization.heat import attention_heat, colour_scale
-from captioner.visualization.look import Look
+from captioner.visualization.heat import attention_heat
 from captioner.visualization.matrix import alignment_matrix, vector_matrix
-from captioner.visualization.overlay import (
-    COLOUR_MAPS,
-    OPACITY,
-    STYLES,
-    ColourMap,
-    Style,
-    outline_cell,
-    overlay,
+from captioner.visualization.overlay import outline_cell, overlay, word_overlay
+from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
+from captioner.visualization.report import ReportedImage, report_page
+from captioner.visualization.sheet import (
+    attention_sheet,
+    comparison_sheet,
+    vector_comparison,
+    vector_sheet,
 )
-from captioner.visualization.page import Entry, caption_page, gallery_page
-from captioner.visualization.report import ReportedPhoto, report_page
-from captioner.visualization.sheet import attention_sheet, vector_sheet
+from captioner.visualization.style import COLOUR_MAPS, STYLES, ColourMap, OverlayStyle, StyleName
 from captioner.visualization.words import word_images
 
 __all__ = [
     "COLOUR_MAPS",
-    "OPACITY",
     "STYLES",
     "ColourMap",
     "Entry",
-    "Look",
-    "ReportedPhoto",
-    "Style",
+    "OverlayStyle",
+    "ReportedImage",
+    "StyleName",
     "alignment_matrix",
     "attention_heat",
     "attention_sheet",
     "caption_arrays",
     "caption_from_arrays",
+    "caption_gif",
     "caption_page",
-    "colour_scale",
     "comparison_name",
     "comparison_sheet",
     "gallery_page",
+    "growth_gif",
     "is_picture_of",
     "jpeg",
     "matrix_name",
@@ -58,9 +54,6 @@ __all__ = [
     "output_names",
     "overlay",
     "report_page",
-    "save_caption_gif",
-    "save_gif",
-    "save_growth_gif",
     "save_npz",
     "save_png",
     "sheet_name",
@@ -68,6 +61,8 @@ __all__ = [
     "vector_comparison",
     "vector_matrix",
     "vector_sheet",
+    "viewer_script",
     "word_images",
     "word_names",
+    "word_overlay",
 ]

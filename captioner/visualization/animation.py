@@ -4,45 +4,43 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageColor, ImageDraw
 
-from captioner.errors import CaptionerError
-from captioner.files import save_bytes
-from captioner.visualization.comparison import comparison_sheet
-from captioner.visualization.heat import colour_scale
-from captioner.visualization.labels import BAR_COLOURS
-from captioner.visualization.look import Look
-from captioner.visualization.overlay import ColourMap, colour_table, resized
+from captioner.visualization.labels import LABEL_COLOURS
+from captioner.visualization.overlay import resize_captioned
+from captioner.visualization.sheet import comparison_sheet
+from captioner.visualization.style import OverlayStyle
 from captioner.visualization.typography import INK, MUTED, font, one_line
 from captioner.visualization.words import word_images
 
 if TYPE_CHECKING:
     from captioner.types import Caption
 
-LONGEST_SIDE_PX = 640  # of the photo in an animation
+LONGEST_SIDE_PX = 640  # of the image in an animation
 WIDEST_GROWTH_PX = 1400
 _GROWTH_ACROSS = 6  # panels in a line, as large as that leaves them
 WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
 _PALE = "#a9b1bc"
 
 
-def gif(
-    frames: Sequence[Image.Image], seconds: Sequence[float], *, colour_map: ColourMap = "cividis"
-) -> bytes:
-    """Frames of one size as a GIF that repeats for ever; seconds: how long each stays.
+def gif(frames: Sequence[Image.Image], seconds: Sequence[float], style: OverlayStyle) -> bytes:
+    """Return frames of one size as a GIF that repeats for ever.
 
-    Every frame is dithered with 256 colours: the colour map's, so that legends keep theirs, those
-    of text and bars, and for the rest what suits the frame.
+    Every frame is dithered with 256 colours: those of the legend and of text and bars, and for
+    the rest what suits the frame.
+
+    Args:
+        seconds: How long each frame stays.
+        style: Of the overlays and their legend.
 
     Raises:
-        ValueError: no frames, or frames of several sizes.
+        ValueError: No frames, or frames of several sizes.
     """
     if not frames or len({frame.size for frame in frames}) > 1:
         raise ValueError(f"a GIF needs frames of one size, not {[f.size for f in frames]}")
-    indexed = [_indexed(frame, colour_map) for frame in frames]
+    indexed = [_indexed(frame, style) for frame in frames]
     file = io.BytesIO()
     indexed[0].save(
         file,
@@ -56,57 +54,31 @@ def gif(
     return file.getvalue()
 
 
-def save_gif(
-    frames: Sequence[Image.Image],
-    seconds: Sequence[float],
-    path: str | Path,
-    *,
-    colour_map: ColourMap = "cividis",
-) -> None:
-    """Write what `gif` gives.
+def caption_gif(image: Image.Image, caption: Caption, style: OverlayStyle | None = None) -> bytes:
+    """Return a GIF of a caption: the image, then one frame a word.
 
     Raises:
-        CaptionerError: the file cannot be written.
-        ValueError: no frames, or frames of several sizes.
+        ImageError: An image of another size than the caption's.
     """
-    save_bytes(gif(frames, seconds, colour_map=colour_map), path)
-
-
-def caption_gif(photo: Image.Image, caption: Caption, look: Look | None = None) -> bytes:
-    """A GIF of a caption: the photo, then one frame a word.
-
-    Raises:
-        ImageError: a photo of another size than the caption's.
-    """
-    look = look or Look()
-    frames = list(caption_frames(photo, caption, look))
+    style = style or OverlayStyle()
+    frames = list(caption_frames(image, caption, style))
     seconds = [STILL_SECONDS] + [WORD_SECONDS] * (len(frames) - 1)
     if len(frames) > 1:
         seconds[-1] = STILL_SECONDS
-    return gif(frames, seconds, colour_map=look.colour_map)
+    return gif(frames, seconds, style)
 
 
-def save_caption_gif(
-    photo: Image.Image, caption: Caption, path: str | Path, look: Look | None = None
-) -> None:
-    """Write what `caption_gif` gives.
-
-    Raises:
-        ImageError: a photo of another size than the caption's.
-        CaptionerError: the file cannot be written.
-    """
-    save_bytes(caption_gif(photo, caption, look), path)
-
-
-def caption_frames(photo: Image.Image, caption: Caption, look: Look) -> Iterator[Image.Image]:
-    """The photo under its caption, then each word's overlay, the caption written up to there."""
-    pictures = list(word_images(photo, caption, **vars(look), max_side_px=LONGEST_SIDE_PX))
-    scale = min(1.0, LONGEST_SIDE_PX / max(photo.size))
-    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
-    if pictures:  # which enlarge small photos
+def caption_frames(
+    image: Image.Image, caption: Caption, style: OverlayStyle
+) -> Iterator[Image.Image]:
+    """Yield the image under its caption, then each word's overlay with that word set off."""
+    pictures = list(word_images(image, caption, style, max_side_px=LONGEST_SIDE_PX))
+    scale = min(1.0, LONGEST_SIDE_PX / max(image.size))
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    if pictures:  # which enlarge small images
         factor = max(1.0, pictures[0].width / size[0]) if max(size) < 320 else 1.0
         size = round(size[0] * factor), round(size[1] * factor)
-    plain = resized(photo, caption.geometry, size)
+    plain = resize_captioned(image, caption.geometry, size)
     still = Image.new("RGB", pictures[0].size if pictures else plain.size, "white")
     still.paste(plain, ((still.width - plain.width) // 2, 0))
     for index, picture in enumerate([still, *pictures]):
@@ -114,7 +86,7 @@ def caption_frames(photo: Image.Image, caption: Caption, look: Look) -> Iterator
 
 
 def _under_sentence(picture: Image.Image, words: Sequence[str], current: int) -> Image.Image:
-    """The picture below the caption, in which the current word stands out; -1: all alike."""
+    """Put the caption above a picture; the current word is set off (-1: none is)."""
     text = max(15, picture.width // 26)
     face, strong = font(text), font(text, bold=True)
     margin, line_height, space = text, round(1.4 * text), face.getlength(" ")
@@ -139,28 +111,22 @@ def _under_sentence(picture: Image.Image, words: Sequence[str], current: int) ->
     return frame
 
 
-def save_growth_gif(
-    photo: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
-    path: str | Path,
-    look: Look | None = None,
-) -> None:
-    """A GIF of what a model wrote and where it looked, one frame a name (such as `epoch 3`).
+def growth_gif(
+    image: Image.Image, captions: Sequence[tuple[str, Caption]], style: OverlayStyle | None = None
+) -> bytes:
+    """Return a GIF of a model's captions of one image with their attention, one frame a name.
 
-    All frames share one colour scale.
+    Args:
+        captions: Names (such as `epoch 3`) and captions, at least one.
 
     Raises:
-        ImageError: a photo of another size than a caption's.
-        CaptionerError: there are no captions, or the file cannot be written.
+        ImageError: An image of another size than a caption's.
+        ValueError: No captions.
     """
-    if not captions:
-        raise CaptionerError(f"{path}: there are no captions to draw")
-    look = look or Look()
-    vmax = max(colour_scale(caption, smooth=look.smooth) for _, caption in captions)
-    sheets = [
-        comparison_sheet(photo, [named], **vars(look), vmax=vmax, across=_GROWTH_ACROSS)
-        for named in captions
-    ]
+    style = style or OverlayStyle()
+    sheets = [comparison_sheet(image, [named], style, across=_GROWTH_ACROSS) for named in captions]
+    if not sheets:
+        raise ValueError("there are no captions to draw")
     width = min(WIDEST_GROWTH_PX, sheets[0].width)
     height = max(sheet.height for sheet in sheets)
     frames = []
@@ -170,12 +136,12 @@ def save_growth_gif(
         size = width, round(height * width / sheet.width)
         frames.append(frame.resize(size, Image.Resampling.LANCZOS))
     seconds = [EPOCH_SECONDS] * (len(frames) - 1) + [2 * EPOCH_SECONDS]
-    save_gif(frames, seconds, path, colour_map=look.colour_map)
+    return gif(frames, seconds, style)
 
 
-def _indexed(frame: Image.Image, colour_map: ColourMap) -> Image.Image:
-    kept = colour_table(colour_map)[::4].tobytes()
-    for colour in ("white", INK, MUTED, *BAR_COLOURS):
+def _indexed(frame: Image.Image, style: OverlayStyle) -> Image.Image:
+    kept = style.ramp(64).tobytes()
+    for colour in ("white", INK, MUTED, *LABEL_COLOURS):
         kept += bytes(ImageColor.getrgb(colour))
     suiting = 256 - len(kept) // 3
     chosen = frame.quantize(suiting, method=Image.Quantize.MEDIANCUT).getpalette() or []

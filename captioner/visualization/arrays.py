@@ -13,10 +13,11 @@ from captioner.types import Caption, Geometry
 
 
 def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
-    """All that a caption holds, as named arrays that need no pickle.
+    """Return all that a caption holds, as named arrays that need no pickle.
 
-    words, maps [T, rows, columns], log_probs; beta, end_log_prob, cells, heads and paths where
-    there are any; and the fields of its geometry, by their names.
+    Returns:
+        words, maps [T, rows, columns], log_probs; beta, end_log_prob, cells, heads and paths where
+        there are any; and the fields of its geometry, by their names.
     """
     arrays = {"words": np.array(caption.words, dtype=np.str_)}
     for name in ("maps", "log_probs", "end_log_prob", "beta", "cells", "heads", "paths"):
@@ -26,10 +27,11 @@ def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
 
 
 def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
-    """The caption that `caption_arrays` took apart, such as np.load gives it.
+    """Return the caption of such arrays, as `caption_arrays` returns or np.load reads them.
 
     Raises:
-        KeyError, ValueError: arrays that are not those of a caption.
+        KeyError: An array is missing.
+        ValueError: Arrays that are not those of a caption.
     """
     geometry = Geometry(**{field.name: arrays[field.name].item() for field in fields(Geometry)})
     return Caption(
@@ -46,18 +48,19 @@ def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
 
 
 def shrunk(
-    photo: Image.Image, caption: Caption, *, longest_side_px: int
+    image: Image.Image, caption: Caption, *, longest_side_px: int
 ) -> tuple[Image.Image, Caption]:
-    """A photo of at most this size, and its caption with the geometry that belongs to it."""
-    scale = min(1.0, longest_side_px / max(photo.size))
+    """Return the image at this size at most, and its caption with the geometry of that size."""
+    scale = min(1.0, longest_side_px / max(image.size))
     if scale == 1.0:
-        return photo, caption
-    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
-    small = photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+        return image, caption
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
     return small, replace(caption, geometry=caption.geometry.scaled(*size))
 
 
-def jpeg(photo: Image.Image, *, quality: int = 88) -> bytes:
+def jpeg(image: Image.Image, *, quality: int = 88) -> bytes:
+    """Return the bytes of an image as JPEG."""
     file = io.BytesIO()
-    photo.save(file, format="JPEG", quality=quality, optimize=True)
+    image.save(file, format="JPEG", quality=quality, optimize=True)
     return file.getvalue()

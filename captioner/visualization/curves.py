@@ -1,4 +1,4 @@
-"""Curves of a training run: losses, rates, metrics of validation, what became of attention."""
+"""Curves of a training run: losses, rates, metrics of validation, statistics of attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from captioner.files import save_bytes
 from captioner.visualization.typography import INK, MUTED
 
-# Title, and which figures (kind, name) share a panel. What a run did not log is left out.
+# Title, and which figures (kind, name) share a panel. Those that a run did not log are left out.
 _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("loss", (("train", "total"), ("train", "cross_entropy"), ("train", "smoothed"))),
     (
@@ -35,7 +35,7 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("REINFORCE term", (("train", "reinforce"),)),
     ("reward", (("train", "reward"), ("train", "advantage"))),
 )
-# Okabe and Ito's colours, told apart by every kind of colour vision; and lines differ too.
+# Okabe and Ito's colours, distinct for every kind of colour vision; and lines differ too.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
 _PANEL_INCHES = (4.4, 2.9)
@@ -49,14 +49,16 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
     validations, one an epoch.
 
     Args:
-        entries: the lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
+        entries: The lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
             figure was not finite.
+        paths: Files to write.
+        title: Of the figure.
 
     Raises:
-        CaptionerError: a file cannot be written.
+        CaptionerError: A file cannot be written.
     """
     import matplotlib
-    from matplotlib.figure import Figure  # without pyplot, which may look for a display
+    from matplotlib.figure import Figure  # without pyplot, which may search for a display
 
     panels = [(name, lines) for name, keys in _PANELS if (lines := _lines(entries, keys))]
     down = max(1, math.ceil(len(panels) / _ACROSS))
@@ -92,9 +94,8 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
 def _lines(
     entries: Sequence[Mapping[str, Any]], keys: Sequence[tuple[str, str]]
 ) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
-    """For each figure that was logged: steps, values (NaN where not finite), whether at every
-    validation."""
-    found = {}
+    """Return steps, values (NaN where not finite), and whether of validation, by logged figure."""
+    lines = {}
     for kind, name in keys:
         logged = [entry for entry in entries if entry["kind"] == kind and name in entry]
         if logged:
@@ -102,8 +103,8 @@ def _lines(
             values = [math.nan if entry[name] is None else entry[name] for entry in logged]
             both = len({one for one, _ in keys}) > 1
             label = {"train": "training", "validation": "validation"}[kind] if both else name
-            found[label] = (steps, np.array(values, dtype=float), kind == "validation")
-    return found
+            lines[label] = (steps, np.array(values, dtype=float), kind == "validation")
+    return lines
 
 
 def _draw_panel(
@@ -135,7 +136,7 @@ def _draw_panel(
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over a window, a twentieth of the run, around each value; NaN is left out."""
+    """Return the mean over a window, a twentieth of the run, around each value; NaN is left out."""
     half = max(1, len(values) // 40)
     windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     means = [w[np.isfinite(w)].mean() if np.isfinite(w).any() else math.nan for w in windows]

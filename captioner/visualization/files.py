@@ -33,19 +33,19 @@ def save_npz(arrays: Mapping[str, Any], path: str | Path) -> None:
     save(path, lambda file: np.savez_compressed(file, **arrays))
 
 
-def output_names(photos: Sequence[str | Path]) -> list[str]:
-    """One NAME for each photo of a run, under which its pictures are saved in one folder.
+def output_names(images: Sequence[str | Path]) -> list[str]:
+    """Return one NAME for each image of a run, under which its pictures are saved in one folder.
 
-    NAME is the photo's file name without its suffix. Where photos would share a NAME, or names
+    NAME is the image's file name without its suffix. Where images would share a NAME, or names
     that differ only in case, which some file systems do not tell apart, each of them keeps its
-    suffix; where that is not enough, the folders that hold it come in front. So no photo of a run
-    overwrites another's pictures, and a name does not depend on the order of the photos. The same
-    photo given twice has one NAME.
+    suffix; where that is not enough, the folders that hold it come in front. So no image of a run
+    overwrites another's pictures, and a name does not depend on the order of the images. The same
+    image given twice has one NAME.
 
     >>> output_names(["dog.jpg", "in/cat.jpg", "in/cat.png", "out/cat.png"])
     ['dog', 'cat.jpg', 'in-cat.png', 'out-cat.png']
     """
-    paths = [Path(os.path.abspath(photo)) for photo in photos]
+    paths = [Path(os.path.abspath(image)) for image in images]
     detail = dict.fromkeys(paths, 0)
     while True:
         names = {path: _name(path, level) for path, level in detail.items()}
@@ -56,7 +56,7 @@ def output_names(photos: Sequence[str | Path]) -> list[str]:
             break
         for path in grown:
             detail[path] += 1
-    # Whole paths can still meet, as a-b/c and a/b-c do: number those, in order of their paths.
+    # Full paths can still meet, as a-b/c and a/b-c do: number those, in order of their paths.
     for path in sorted(shared):
         number = 2
         while f"{names[path]}-{number}".casefold() in uses:
@@ -74,22 +74,22 @@ def _name(path: Path, level: int) -> str:
 
 
 def sheet_name(name: str, kind: str = "png") -> str:
-    """File name of a photo's sheet, animation, page or maps: NAME.attention.png, .gif and so on."""
+    """Return the file name of a sheet, animation, page or maps: NAME.attention.png, .gif, ..."""
     return f"{name}.attention.{kind}"
 
 
 def comparison_name(name: str, kind: str = "png") -> str:
-    """File name of a photo's comparison of models: NAME.comparison.png and so on."""
+    """Return the file name of a comparison of models: NAME.comparison.png, ..."""
     return f"{name}.comparison.{kind}"
 
 
 def matrix_name(name: str, kind: str = "png") -> str:
-    """File name of a photo's alignment matrix: NAME.matrix.png and so on."""
+    """Return the file name of an alignment matrix: NAME.matrix.png, ..."""
     return f"{name}.matrix.{kind}"
 
 
 def word_names(name: str, words: Sequence[str]) -> list[str]:
-    """File names of a photo's pictures a word: NAME.01-word.png and so on, in reading order.
+    """Return the file names of the pictures of words: NAME.01-word.png, ..., in reading order.
 
     Of a word, letters, digits and hyphens are kept, at most 32 of them; what is left empty
     becomes `word`. The number makes every name different.
@@ -104,10 +104,11 @@ def word_names(name: str, words: Sequence[str]) -> list[str]:
     ]
 
 
-def is_picture_of(file: str, photos: Container[str]) -> bool:
-    """Whether a file has the name of a picture that was drawn of one of these photos.
+def is_picture_of(file: str, images: Container[str]) -> bool:
+    """Return whether a file has the name of a picture that was drawn of one of these images.
 
-    photos: their file names, each with its suffix and without.
+    Args:
+        images: Their file names, each with its suffix and without.
 
     >>> is_picture_of("dog.attention.png", {"dog", "dog.jpg"})
     True
@@ -120,7 +121,7 @@ def is_picture_of(file: str, photos: Container[str]) -> bool:
     name = match["name"]
     # output_names puts folders, each with a hyphen behind it, in front where it must.
     starts = [0, *(hyphen.end() for hyphen in re.finditer("-", name))]
-    return any(name[start:] in photos for start in starts)
+    return any(name[start:] in images for start in starts)
 
 
 def _in_a_file_name(word: str) -> str:

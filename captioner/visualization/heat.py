@@ -1,7 +1,7 @@
-"""Attention over grid cells as heat over the pixels of the original photo.
+"""Attention over grid cells as heat over the pixels of the original image.
 
-Heat is measured in multiples of uniform attention: 1 is what every point would get if the model
-looked everywhere alike, so heat can be compared between words, photos and grids of any size.
+Heat is measured in multiples of uniform attention: 1 is what every point would get if attention
+were spread evenly, so heat can be compared between words, images and grids of any size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # below 1 %. Twice as wide, it would take most of a single hot cell's height away.
 SIGMA_CELLS = 0.5
 
-FLAT_SCALE = 4.0  # smallest top of a colour scale: uniform attention stays in its lowest quarter
+FLAT_BELOW = 2.0  # a map whose highest cell has less than this, times uniform, counts as flat
 
 
 def attention_heat(
@@ -31,25 +31,26 @@ def attention_heat(
     height_px: int,
     smooth: bool = True,
 ) -> np.ndarray:
-    """Lay maps over the cells on the photo, drawn at a size of width_px x height_px.
-
-    `smooth` is the paper's way (section 5.4): enlarge every cell, then blur with a Gaussian. It is
-    computed in closed form, so it does not depend on the size that is drawn, and the row of cells
-    is mirrored at its ends, so that a uniform map stays uniform up to the border and no attention
-    is lost. Without it every pixel takes the value of the cell that holds its centre.
+    """Lay maps over the cells on the image, drawn at a size of width_px x height_px.
 
     Args:
         maps: [..., rows, columns], each summing to 1; row-major cells of the network's input.
-        geometry: undoes the squash, letterbox, crop or mirror that made the input.
-        width_px, height_px: size at which the whole photo is drawn; any, so that a small panel
-            costs little however large the photo is.
+        geometry: Undoes the squash, letterbox, crop or mirror that made the input.
+        width_px: Width at which the image is drawn; any, so that a small panel costs little
+            however large the image is.
+        height_px: Height at which it is drawn.
+        smooth: Enlarge every cell, then blur with a Gaussian, as the paper does (section 5.4).
+            It is computed in closed form, so it does not depend on the size that is drawn, and
+            the row of cells is mirrored at its ends, so that a uniform map stays uniform up to
+            the border and no attention is lost. False gives every pixel the value of the cell
+            that holds its centre.
 
     Returns:
         float32 [..., height_px, width_px], in multiples of uniform attention; 0 where the network
-        did not see the photo.
+        did not see the image.
 
     Raises:
-        ValueError: maps that are not finite numbers over a grid.
+        ValueError: Maps that are not finite numbers over a grid.
     """
     maps = np.asarray(maps, dtype=np.float32)
     if maps.ndim < 2 or 0 in maps.shape[-2:] or not np.isfinite(maps).all():
@@ -66,50 +67,42 @@ def attention_heat(
     return heat
 
 
-def colour_scale(caption: Caption, *, smooth: bool = True) -> float:
-    """Top of the one colour scale that all words of a caption share, in multiples of uniform.
+def peak(cells: np.ndarray) -> float:
+    """Return the attention of the highest cell of a map, in multiples of uniform attention."""
+    return float(cells.max()) * cells.size
 
-    It is the largest heat of any word, but at least FLAT_SCALE: scaled to its own largest value,
-    attention that is flat but for noise would look as sharp as attention that found something.
+
+def is_flat(caption: Caption) -> bool:
+    """Return whether every map of a caption stays below FLAT_BELOW times uniform attention."""
+    return all(peak(cells) < FLAT_BELOW for cells in caption.maps)
+
+
+def cell_profile(steps_per_cell: int) -> np.ndarray:
+    """Return how much of a cell's attention reaches a point, by the distance to its centre.
+
+    Args:
+        steps_per_cell: Samples in the width of a cell.
+
+    Returns:
+        float64, one value every 1 / steps_per_cell cells from distance 0, along one side, up to
+        where less than 1e-4 is left.
     """
-    if not caption.words:
-        return FLAT_SCALE
-    rows, columns = caption.maps.shape[-2:]
-    # Nine samples along a cell find a peak to well within 1 %.
-    heat = attention_heat(
-        caption.maps,
-        caption.geometry,
-        width_px=9 * columns,
-        height_px=9 * rows,
-        smooth=smooth,
-    )
-    return max(FLAT_SCALE, float(heat.max()))
-
-
-def ticks(vmax: float, *, at_most: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 (times a power of ten) from 0 to vmax, `at_most` of them or fewer.
-
-    >>> ticks(12.3)
-    [0.0, 5.0, 10.0]
-    >>> ticks(4.0)
-    [0.0, 1.0, 2.0, 3.0, 4.0]
-    """
-    step = 10.0 ** math.floor(math.log10(vmax / at_most))
-    steps = (step * factor for factor in (1, 2, 5, 10, 20, 50))
-    step = next(step for step in steps if math.floor(vmax / step + 1e-9) + 1 <= at_most)
-    return [float(f"{count * step:.6g}") for count in range(math.floor(vmax / step + 1e-9) + 1)]
+    distance = np.arange(0, 2.5 + 1e-9, 1 / steps_per_cell)
+    return _normal_cdf((distance + 0.5) / SIGMA_CELLS) - _normal_cdf((distance - 0.5) / SIGMA_CELLS)
 
 
 @lru_cache(maxsize=16)  # the words of a caption share these
 def _weights(
-    drawn_px: int, photo_px: int, start_px: float, length_px: float, cells: int, smooth: bool
+    drawn_px: int, image_px: int, start_px: float, length_px: float, cells: int, smooth: bool
 ) -> np.ndarray:
-    """Share of each cell of one side in the heat of each drawn pixel; float32 [drawn_px, cells].
+    """Return the share of each cell of one side in the heat of each drawn pixel.
 
-    The network's input covers length_px of the photo's photo_px, from start_px. Rows sum to 1, or
-    to 0 outside it.
+    The network's input covers length_px of the image's image_px, from start_px.
+
+    Returns:
+        float32 [drawn_px, cells]; rows sum to 1, or to 0 outside the input.
     """
-    centres_px = (np.arange(drawn_px) + 0.5) * (photo_px / drawn_px)
+    centres_px = (np.arange(drawn_px) + 0.5) * (image_px / drawn_px)
     positions = (centres_px - start_px) * (cells / length_px)  # in cells
     inside = (positions >= 0) & (positions < cells)
     if smooth:

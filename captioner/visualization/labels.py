@@ -1,4 +1,4 @@
-"""What stands under the pictures: a word with its probability and gate, and the colour legend.
+"""Labels of the pictures: a word with its probability and gate, the scale, the key to the signs.
 
 Everything is drawn in multiples of one text size, so the same label serves every picture.
 """
@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from captioner.visualization.heat import ticks
-from captioner.visualization.look import Look
-from captioner.visualization.overlay import cell_is_visible, colour_table, contour_levels
-from captioner.visualization.typography import INK, MUTED, fit, font, one_line
+from captioner.visualization.heat import is_flat, peak
+from captioner.visualization.overlay import cell_is_visible
+from captioner.visualization.style import (
+    MOST_LINES,
+    SCALE_TICKS,
+    UNSURE_PROBABILITY,
+    OverlayStyle,
+    scale_position,
+)
+from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line
 from captioner.visualization.vector import Page, pen
 
 if TYPE_CHECKING:
@@ -27,95 +33,104 @@ LEGEND_HEIGHT = 3.4
 _WIDEST_BAR = 20.0
 _LEGEND_WIDTH = 20.0
 
-_TRACK = "#e6e9ee"
-_PROBABILITY = "#2f6db3"  # blue and amber: told apart by every kind of colour vision
-_GATE = "#c98a1b"
-BAR_COLOURS = (_TRACK, _PROBABILITY, _GATE)
+TRACK_COLOUR = "#e6e9ee"
+PROBABILITY_COLOUR = "#2f6db3"  # blue and amber: distinct for every kind of colour vision
+GATE_COLOUR = "#c98a1b"
+LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
+
+
+def is_unsure(caption: Caption) -> bool:
+    """Return whether the caption's confidence is below its model's threshold, where it has both."""
+    confidence = getattr(caption, "confidence", None)
+    threshold = getattr(caption, "confidence_threshold", None)
+    return confidence is not None and threshold is not None and confidence < threshold
+
+
+def caption_note(caption: Caption) -> str:
+    """Return one line about what a reader of the picture should know first, or ""."""
+    notes = []
+    if is_unsure(caption):
+        notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")
+    if caption.words and is_flat(caption):
+        highest = max(peak(cells) for cells in caption.maps)
+        notes.append(
+            f"Attention is spread almost evenly for every word: never above {highest:.1f} × uniform"
+        )
+    return ". ".join(notes)
 
 
 def draw_word_label(
-    page: Page,
-    *,
-    left: int,
-    top: int,
-    width: int,
-    size: int,
-    word: str,
-    log_prob: float,
-    beta: float | None,
+    page: Page, caption: Caption, index: int, *, left: int, top: int, width: int, size: int
 ) -> None:
-    """Draw a word over bars with numbers, 0 to 1: p, its probability, and β, its gate if any."""
+    """Draw a word over bars with numbers from 0 to 1: p, its probability, and β, its gate if any.
+
+    A question mark stands after a word whose probability is below UNSURE_PROBABILITY.
+
+    Args:
+        index: Of the word.
+        size: Of the text, in pixels.
+    """
     draw = pen(page)
-    text, face = fit(one_line(word), width, size_px=round(1.5 * size), smallest_px=size, bold=True)
-    draw.text((left, top + 1.95 * size), text, fill=INK, font=face, anchor="ls")
+    probability = math.exp(float(caption.log_probs[index]))
+    unsure = probability < UNSURE_PROBABILITY
+    room = width - (size if unsure else 0)
+    word = one_line(caption.words[index])
+    text, face = fit(word, room, size_px=round(1.5 * size), smallest_px=size, bold=True)
+    baseline = top + 1.95 * size
+    draw.text((left, baseline), text, fill=INK, font=face, anchor="ls")
+    if unsure:
+        after = left + face.getlength(text) + 0.15 * size
+        sign = font(round(1.2 * size), bold=True)
+        draw.text((after, baseline), "?", fill=WARNING, font=sign, anchor="ls")
     width = min(width, round(_WIDEST_BAR * size))
-    rows = [("p", math.exp(log_prob), _PROBABILITY)]
-    if beta is not None:
-        rows.append(("β", beta, _GATE))
+    rows = [("p", probability, PROBABILITY_COLOUR)]
+    if caption.beta is not None:
+        rows.append(("β", float(caption.beta[index]), GATE_COLOUR))
     for row, (name, value, colour) in enumerate(rows):
         middle = top + round((3.1 + 1.3 * row) * size)
         draw.text((left, middle), name, fill=MUTED, font=font(size), anchor="lm")
-        draw.text((left + width, middle), _share(value), fill=INK, font=font(size), anchor="rm")
+        number = two_decimals(value)
+        draw.text((left + width, middle), number, fill=INK, font=font(size), anchor="rm")
         start, stop = left + round(1.1 * size), left + width - round(3.3 * size)
         y0, y1 = middle - round(0.24 * size), middle + round(0.24 * size)
-        draw.rectangle((start, y0, stop, y1), fill=_TRACK)
+        draw.rectangle((start, y0, stop, y1), fill=TRACK_COLOUR)
         filled = round((stop - start + 1) * min(max(value, 0.0), 1.0))
         if filled:
             draw.rectangle((start, y0, start + filled - 1, y1), fill=colour)
 
 
-def _share(value: float) -> str:
+def two_decimals(value: float) -> str:
+    """Return a number between 0 and 1 with two decimals; a small one is not called zero."""
     return "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
 
 
 def draw_legend(
-    page: Page, *, left: int, top: int, width: int, size: int, vmax: float, look: Look
+    page: Page, style: OverlayStyle, *, left: int, top: int, width: int, size: int
 ) -> None:
-    """Draw the scale of a look, from 0 to vmax, with ticks in multiples of uniform attention."""
+    """Draw the scale, which is the same in every picture, with ticks in multiples of uniform."""
     draw = pen(page)
-    title, face = fit("attention, × uniform", width, size_px=size, smallest_px=size // 2)
+    title = "attention, × uniform (1: evenly spread)"
+    title, face = fit(title, width, size_px=size, smallest_px=size // 2)
     draw.text((left, top + size), title, fill=MUTED, font=face, anchor="ls")
     y0, y1 = top + round(1.45 * size), top + round(2.1 * size)
-    ramp = Image.fromarray(np.repeat(_ramp(width, vmax, look)[None], y1 - y0, axis=0))
+    ramp = Image.fromarray(np.repeat(style.ramp(width)[None], y1 - y0, axis=0))
     page.paste(ramp, (left, y0, left + width, y1))
-    for tick in ticks(vmax, at_most=max(2, round(width / (3 * size)))):
-        x = left + round((width - 1) * tick / vmax)
+    for value, label in SCALE_TICKS:
+        x = left + round((width - 1) * scale_position(value))
         draw.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
         # The first and last numbers stay within the bar's width.
-        label, half = f"{tick:g}", font(size).getlength(f"{tick:g}") / 2
+        half = font(size).getlength(label) / 2
         centre = min(max(x, left + half), left + width - half)
         draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=font(size), anchor="ms")
 
 
-def _ramp(width: int, vmax: float, look: Look) -> np.ndarray:
-    """Colours from 0 to vmax, uint8 [width, 3]: what is below the threshold is pale."""
-    heat = np.linspace(0, vmax, width)
-    levels = np.linspace(0, 255, width).round().astype(int)
-    below = heat < look.threshold
-    if look.style == "mask":
-        kept = 1 - look.opacity * (1 - np.where(below, 0, levels) / 255)
-        return np.repeat((255 * kept).round()[:, None], 3, axis=1).astype(np.uint8)
-    colours = colour_table(look.colour_map)[levels].astype(float)
-    if look.style == "contour":  # the lines, and nothing between them
-        lines = np.array(contour_levels(vmax))
-        lines = lines[lines >= look.threshold]
-        shown = np.zeros(width, dtype=bool)
-        places = ((width - 1) * lines / vmax).round().astype(int)
-        thick = max(1, width // 120)
-        for place in places:
-            shown[max(0, place - thick) : place + thick + 1] = True
-        below = ~shown
-    colours[below] += 0.85 * (255 - colours[below])
-    return colours.round().astype(np.uint8)
-
-
 def footer_height(captions: Sequence[Caption], width: int, *, size: int) -> int:
-    """Height that draw_footer needs."""
+    """Return the height that draw_footer needs, in pixels."""
     return _footer_places(captions, width, size)[2]
 
 
 def _footer_places(captions: Sequence[Caption], width: int, size: int) -> tuple[int, int, int]:
-    """Where the signs begin, from the left and from the top, and the height of all."""
+    """Return where the signs begin, from the left and from the top, and the height of all."""
     lines = round(1.7 * size) * len(_key(captions))
     if not any(caption.words for caption in captions):
         return 0, 0, lines
@@ -129,50 +144,59 @@ def _footer_places(captions: Sequence[Caption], width: int, size: int) -> tuple[
 def draw_footer(
     page: Page,
     captions: Sequence[Caption],
+    style: OverlayStyle,
     *,
     left: int,
     top: int,
     width: int,
     size: int,
-    vmax: float,
-    look: Look,
 ) -> None:
-    """The colour legend and the meaning of the signs: side by side, or stacked where narrow.
+    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow.
 
-    captions: those on the picture. size: of the text, in pixels.
+    Args:
+        captions: Those on the picture.
+        size: Of the text, in pixels.
     """
     across, down, _ = _footer_places(captions, width, size)
-    worded = any(caption.words for caption in captions)
-    if worded:
-        bar = round(_LEGEND_WIDTH * size)
-        draw_legend(page, left=left, top=top, width=bar, size=size, vmax=vmax, look=look)
+    with_words = any(caption.words for caption in captions)
+    if with_words:
+        draw_legend(page, style, left=left, top=top, width=round(_LEGEND_WIDTH * size), size=size)
     draw = pen(page)
-    indent = round(1.6 * size) if worded else 0
+    indent = round(1.6 * size) if with_words else 0
     for number, (sign, meaning) in enumerate(_key(captions)):
         baseline = top + down + size + round(1.7 * size) * number
         x = left + across
-        draw.text((x, baseline), sign, fill=INK, font=font(size, bold=True), anchor="ls")
+        colour = WARNING if sign == "?" else INK
+        draw.text((x, baseline), sign, fill=colour, font=font(size, bold=True), anchor="ls")
         text, face = fit(meaning, width - across - indent, size_px=size, smallest_px=size // 2)
         draw.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
 
 
 def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
-    """Signs on the sheet with their meanings."""
+    """Return the signs on the sheet with their meanings."""
     if not any(caption.words for caption in captions):
         return [("", "The caption has no words, so there is no attention to show.")]
     key = [("p", "probability of the word, given the words before it")]
     if any(caption.beta is not None for caption in captions):
         key.append(("β", "gate: how much the word draws on the picture"))
-    looked = [caption for caption in captions if caption.cells is not None]
-    if looked:
+    if any((np.exp(caption.log_probs) < UNSURE_PROBABILITY).any() for caption in captions):
+        key.append(("?", f"unsure word: probability below {UNSURE_PROBABILITY:g}"))
+    hard = [caption for caption in captions if caption.cells is not None]
+    if hard:
         all_visible = all(
             cell_is_visible(caption, index)
-            for caption in looked
+            for caption in hard
             for index in range(len(caption.words))
         )
-        beyond = "" if all_visible else " (no outline: outside the photo)"
-        key.append(("□", f"cell looked at for the word{beyond}"))
+        outside = "" if all_visible else " (no outline: outside the photo)"
+        key.append(("□", f"cell that the word attends to{outside}"))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
-        key.append(("●", f"cells of {max(paths)} sampled paths, with the steps to them"))
+        key.append(
+            (
+                "●",
+                f"where {max(paths)} sampled paths go, ○ from where: the {MOST_LINES} most frequent"
+                " steps, thicker the more paths take them",
+            )
+        )
     return key

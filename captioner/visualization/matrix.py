@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from captioner.visualization.heat import FLAT_SCALE
 from captioner.visualization.labels import LEGEND_HEIGHT, draw_legend
-from captioner.visualization.look import Look
-from captioner.visualization.overlay import ColourMap, colour_table
+from captioner.visualization.style import OverlayStyle, colour_table, scale_levels
 from captioner.visualization.typography import INK, MUTED, fit, font, one_line, wrap
 from captioner.visualization.vector import VectorPage, new_page, pen
 
@@ -27,30 +25,26 @@ _WIDEST_WORD = 220
 _LEGEND_WIDTH = 20 * _TEXT
 
 
-def alignment_matrix(caption: Caption, *, colour_map: ColourMap = "cividis") -> Image.Image:
+def alignment_matrix(caption: Caption, style: OverlayStyle | None = None) -> Image.Image:
     """Draw attention as a matrix: words × cells (row by row), words × rows, words × columns.
 
-    Rows and columns are sums over the grid as the photo shows it; they share a scale, the cells
-    have another, both in multiples of uniform attention. The cells that hard attention looked at
-    are marked.
-
-    Raises:
-        ConfigError: an unknown colour map.
+    Rows and columns are sums over the grid as the image shows it. All are on the scale of every
+    picture, in multiples of uniform attention. The cells that hard attention sampled are marked.
     """
-    matrix: Image.Image = _matrix(caption, colour_map, vector=False)
+    matrix: Image.Image = _draw_matrix(caption, style or OverlayStyle(), vector=False)
     return matrix
 
 
-def vector_matrix(caption: Caption, *, colour_map: ColourMap = "cividis") -> VectorPage:
-    """The same as a page to save as PDF or SVG."""
-    matrix: VectorPage = _matrix(caption, colour_map, vector=True)
+def vector_matrix(caption: Caption, style: OverlayStyle | None = None) -> VectorPage:
+    """Draw the same as a page to save as PDF or SVG."""
+    matrix: VectorPage = _draw_matrix(caption, style or OverlayStyle(), vector=True)
     return matrix
 
 
 def alignments(caption: Caption) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Attention [T, L] over cells, [T, rows] and [T, columns], in multiples of uniform attention.
+    """Return attention [T, L] over cells, [T, rows] and [T, columns], in multiples of uniform.
 
-    Columns run from the photo's left to its right.
+    Columns run from the image's left to its right.
     """
     maps = caption.maps[:, :, ::-1] if caption.geometry.flipped else caption.maps
     count, rows, columns = maps.shape
@@ -58,24 +52,22 @@ def alignments(caption: Caption) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return cells, maps.sum(2) * rows, maps.sum(1) * columns
 
 
-def _matrix(caption: Caption, colour_map: ColourMap, *, vector: bool) -> Any:
+def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
     cells, by_row, by_column = alignments(caption)
     count, length = cells.shape
     rows, columns = caption.maps.shape[1:]
-    vmax = max(FLAT_SCALE, float(cells.max(initial=0)))
-    vmax_of_sums = max(FLAT_SCALE / 2, *(float(v.max(initial=0)) for v in (by_row, by_column)))
     unit = min(max(_CELLS_WIDTH // length, _NARROWEST), _WIDEST)
     label_width = round(
         max([font(_TEXT).getlength(one_line(word)) for word in caption.words], default=0)
     )
     label_width = min(label_width, _WIDEST_WORD) + _TEXT // 2
     parts = [
-        (f"{length} cells, row by row", cells, unit, vmax),
-        (f"{rows} rows, from the top", by_row, _WIDEST, vmax_of_sums),
-        (f"{columns} columns, from the left", by_column, _WIDEST, vmax_of_sums),
+        (f"{length} cells, row by row", cells, unit),
+        (f"{rows} rows, from the top", by_row, _WIDEST),
+        (f"{columns} columns, from the left", by_column, _WIDEST),
     ]
     lefts, left = [], _MARGIN + label_width
-    for heading, values, wide, _ in parts:
+    for heading, values, wide in parts:
         lefts.append(left)
         head = round(font(_TEXT).getlength(heading))
         left += max(values.shape[1] * wide, head) + _GAP
@@ -98,13 +90,12 @@ def _matrix(caption: Caption, colour_map: ColourMap, *, vector: bool) -> Any:
         text, face = fit(one_line(word), _WIDEST_WORD, size_px=_TEXT, smallest_px=_TEXT // 2)
         x, y = _MARGIN + label_width - _TEXT // 2, top + _ROW * index + _ROW // 2
         draw.text((x, y), text, fill=INK, font=face, anchor="rm")
-    table = colour_table(colour_map)
-    for (heading, values, wide, top_heat), x in zip(parts, lefts, strict=True):
+    table = colour_table(style.colour_map)
+    for (heading, values, wide), x in zip(parts, lefts, strict=True):
         draw.text((x, top - _TEXT // 2), heading, fill=MUTED, font=font(_TEXT), anchor="ls")
         if not count:
             continue
-        levels = np.clip(values * (255 / top_heat) + 0.5, 0, 255).astype(np.uint8)
-        painted = np.repeat(np.repeat(table[levels], _ROW - 1, axis=0), wide, axis=1)
+        painted = np.repeat(np.repeat(table[scale_levels(values)], _ROW - 1, axis=0), wide, axis=1)
         for index in range(count):  # a white line between words
             y = top + _ROW * index
             strip = Image.fromarray(painted[index * (_ROW - 1) : (index + 1) * (_ROW - 1)])
@@ -119,26 +110,19 @@ def _matrix(caption: Caption, colour_map: ColourMap, *, vector: bool) -> Any:
                     cell += columns - 1 - 2 * (cell % columns)
                 _mark(draw, lefts[0] + cell * unit + unit / 2, top + _ROW * index + _ROW / 2, unit)
         if count:
-            text = "□ cell looked at for the word"
+            text = "□ cell that the word attends to"
             baseline = bottom + 2 * _TEXT + _TEXT
             x = lefts[0] + _LEGEND_WIDTH + 2 * _TEXT
             draw.text((x, baseline), text, fill=MUTED, font=font(_TEXT), anchor="ls")
-    for x, top_heat in ((lefts[0], vmax), (lefts[1], vmax_of_sums)):
-        if count:
-            draw_legend(
-                page,
-                left=x,
-                top=bottom + 2 * _TEXT,
-                width=_LEGEND_WIDTH,
-                size=_TEXT,
-                vmax=top_heat,
-                look=Look(colour_map=colour_map),
-            )
+    if count:
+        legend = OverlayStyle(kind="colour", colour_map=style.colour_map)
+        top = bottom + 2 * _TEXT
+        draw_legend(page, legend, left=lefts[0], top=top, width=_LEGEND_WIDTH, size=_TEXT)
     return page
 
 
 def _mark(draw: Any, x: float, y: float, unit: int) -> None:
-    """A small square with a border that shows on every colour."""
+    """Draw a small square with a border that shows on every colour."""
     half = max(2, min(unit // 2 - 2, 6))
     left, top = round(x - half), round(y - half)
     for colour, less in (("#000000", 0), ("#ffffff", 1), ("#000000", 3)):

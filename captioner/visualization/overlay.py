@@ -1,155 +1,132 @@
-"""Heat painted over a photo, on a colour scale that the caller gives."""
+"""One word's attention painted over its image, with the cells that hard attention sampled."""
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from captioner.errors import ConfigError, ImageError
-from captioner.visualization.heat import ticks
+from captioner.errors import ImageError
+from captioner.visualization.heat import attention_heat
+from captioner.visualization.style import (
+    CONTOUR_LEVELS,
+    MOST_LINES,
+    SCALE_LOW,
+    OverlayStyle,
+    colour_table,
+    lookup_table,
+    scale_levels,
+)
 
 if TYPE_CHECKING:
     from captioner.types import Caption, Geometry
 
-ColourMap = Literal["cividis", "viridis"]
-COLOUR_MAPS: tuple[ColourMap, ...] = ("cividis", "viridis")  # both safe for the colour-blind
-Style = Literal["colour", "contour", "mask"]
-STYLES: tuple[Style, ...] = ("colour", "contour", "mask")
-OPACITY = 0.65  # less, and the middle of cividis (a grey) is lost on a grey photo
 
-
-def overlay(
-    photo: Image.Image,
-    heat: np.ndarray,
-    *,
-    vmax: float,
-    style: Style = "colour",
-    colour_map: ColourMap = "cividis",
-    opacity: float = OPACITY,
-    threshold: float = 0.0,
+def word_overlay(
+    image: Image.Image, caption: Caption, index: int, style: OverlayStyle
 ) -> Image.Image:
-    """Paint heat over a photo; returns a new RGB image.
-
-    Resize the photo once and pass it for every word.
+    """Draw the map of a word over the image, and the cells that hard attention sampled.
 
     Args:
-        heat: [height, width] of the photo, in any unit.
-        vmax: heat that takes the last colour; 0 takes the first.
-        style: `colour` turns the photo grey, so that colour means heat and nothing else, and lays
-            colours over it, equally opaque everywhere, so that equal heat has an equal tint.
-            `contour` draws lines of equal heat on the photo, at `contour_levels`. `mask` keeps
-            the photo's colours and dims it where there is little heat.
-        opacity: share of the colour in the mixture, 0 to 1; of a mask, how dark it is without
-            heat. Lines are always opaque.
-        threshold: heat below it is not painted (and is wholly dimmed by a mask); in heat's unit.
+        image: The captioned image, upright, at the size to draw; it is not changed.
+        index: Of the word.
+
+    Returns:
+        A new RGB image of the same size.
+    """
+    heat = attention_heat(
+        caption.maps[index],
+        caption.geometry,
+        width_px=image.width,
+        height_px=image.height,
+        smooth=style.smooth,
+    )
+    picture = overlay(image, heat, style)
+    mark_cells(picture, caption, index)
+    return picture
+
+
+def overlay(image: Image.Image, heat: np.ndarray, style: OverlayStyle | None = None) -> Image.Image:
+    """Paint heat over an image.
+
+    Args:
+        image: Not changed. Resize it once and pass it for every word.
+        heat: [height, width] of the image, in multiples of uniform attention.
+
+    Returns:
+        A new RGB image.
 
     Raises:
-        ConfigError: an unknown style or colour map, an opacity outside 0 to 1, or a threshold
-            that is not a number from 0 up.
-        ValueError: heat of another size than the photo, or vmax not above 0.
+        ValueError: Heat of another size than the image.
     """
-    if style not in STYLES:
-        raise ConfigError(f"style is {style!r}; the styles are {', '.join(STYLES)}")
-    if not 0 <= opacity <= 1:
-        raise ConfigError(f"opacity is {opacity}, and has to be between 0 and 1")
-    if not 0 <= threshold < math.inf:
-        raise ConfigError(f"threshold is {threshold}, and has to be a number from 0 up")
-    if heat.shape != (photo.height, photo.width):
-        raise ValueError(f"heat {list(heat.shape)} for {photo.height} x {photo.width} pixels")
-    if not vmax > 0:
-        raise ValueError(f"vmax is {vmax}, and has to be above 0")
-    table = colour_table(colour_map)
-    if style == "contour":
-        return _contours(photo, heat, vmax, table, threshold)
-    levels = _levels(heat, vmax)
-    below = heat < (threshold or -math.inf)  # without one, whatever the heat may be
-    if style == "mask":
+    style = style or OverlayStyle()
+    if heat.shape != (image.height, image.width):
+        raise ValueError(f"heat {list(heat.shape)} for {image.height} x {image.width} pixels")
+    if style.kind == "contour":
+        return _contours(image, heat, style)
+    levels = scale_levels(heat)
+    below = heat < style.threshold
+    grey = style.kind == "colour"  # colour then means attention and nothing else
+    source = np.asarray(image.convert("L").convert("RGB") if grey else image.convert("RGB"))
+    if not grey:
         levels[below] = 0
-        kept = 1 - opacity * (1 - levels.astype(np.float32) / 255)
-        pixels = np.asarray(photo.convert("RGB")) * kept[..., None]
-        return Image.fromarray((pixels + 0.5).astype(np.uint8))
-    colours = Image.fromarray(levels)
-    colours.putpalette(table.tobytes())
-    grey = photo.convert("L").convert("RGB")
-    painted = Image.blend(grey, colours.convert("RGB"), opacity)
-    if below.any():
-        painted.paste(grey, mask=Image.fromarray(below))
-    return painted
+    table = lookup_table(style.kind, style.colour_map, style.strength)
+    rows = levels.astype(np.uint16) << 8
+    pixels = np.empty_like(source)
+    for channel in range(3):
+        np.take(
+            table[channel].ravel(),
+            rows | source[..., channel],
+            out=pixels[..., channel],
+            mode="clip",
+        )
+    if grey and style.threshold:
+        pixels[below] = source[below]
+    return Image.fromarray(pixels)
 
 
-def contour_levels(vmax: float) -> list[float]:
-    """Heat of the lines of the style `contour`: evenly spaced round numbers up to vmax.
-
-    >>> contour_levels(12.3)
-    [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
-    """
-    return ticks(vmax, at_most=9)[1:]
-
-
-def _levels(heat: np.ndarray, vmax: float) -> np.ndarray:
-    """Which of the 256 colours each heat takes; uint8."""
-    levels: np.ndarray = np.clip(heat * (255.0 / vmax) + 0.5, 0, 255).astype(np.uint8)
-    return levels
-
-
-def _contours(
-    photo: Image.Image, heat: np.ndarray, vmax: float, table: np.ndarray, threshold: float
-) -> Image.Image:
-    """Lines in the colour of their level, light ones on a dark border and dark ones on a light."""
-    levels = contour_levels(vmax)
-    step = levels[0]
-    nearest = np.clip(np.floor(heat / step + 0.5), 1, len(levels)) * step
-    beside = np.pad(heat, 1, mode="edge")
+def _contours(image: Image.Image, heat: np.ndarray, style: OverlayStyle) -> Image.Image:
+    """Draw lines in the colour of their level, light ones on a dark border and dark on a light."""
+    # In octaves, in which the levels are evenly spaced; what has no attention is far below them.
+    octaves = np.log2(np.maximum(heat, SCALE_LOW / 4))
+    first, last = np.log2(CONTOUR_LEVELS[0]), np.log2(CONTOUR_LEVELS[-1])
+    nearest = np.clip(np.floor(octaves + 0.5), first, last)
+    padded = np.pad(octaves, 1, mode="edge")
     slope = np.hypot(
-        (beside[1:-1, 2:] - beside[1:-1, :-2]) / 2, (beside[2:, 1:-1] - beside[:-2, 1:-1]) / 2
+        (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2, (padded[2:, 1:-1] - padded[:-2, 1:-1]) / 2
     )
     # To first order, how many pixels away the line is.
-    away = np.full(heat.shape, np.inf)
-    np.divide(np.abs(heat - nearest), slope, out=away, where=slope > 0)
-    half = max(1.0, max(photo.size) / 400)  # of the line's width
-    drawn = nearest >= threshold
-    ink = np.clip(half + 0.5 - away, 0, 1) * drawn
-    border = 0.7 * np.clip(2 * half + 0.5 - away, 0, 1) * drawn
-    level = _levels(nearest, vmax)
-    pixels = np.asarray(photo.convert("RGB"), dtype=np.float64)
-    pixels = pixels + border[..., None] * (np.where(level < 128, 255.0, 0.0)[..., None] - pixels)
-    pixels = pixels + ink[..., None] * (table[level] - pixels)
+    distance = np.full(heat.shape, np.inf)
+    np.divide(np.abs(octaves - nearest), slope, out=distance, where=slope > 0)
+    half = max(1.0, max(image.size) / 400)  # of the line's width
+    drawn = 2**nearest >= style.threshold
+    ink = np.clip(half + 0.5 - distance, 0, 1) * drawn
+    border = 0.7 * np.clip(2 * half + 0.5 - distance, 0, 1) * drawn
+    levels = scale_levels(2**nearest)
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float64)
+    pixels = pixels + border[..., None] * (np.where(levels < 128, 255.0, 0.0)[..., None] - pixels)
+    pixels = pixels + ink[..., None] * (colour_table(style.colour_map)[levels] - pixels)
     return Image.fromarray((pixels + 0.5).astype(np.uint8))
 
 
-@lru_cache(maxsize=len(COLOUR_MAPS))
-def colour_table(name: ColourMap) -> np.ndarray:
-    """The 256 colours of a colour map, uint8 [256, 3], lowest first.
-
-    Raises:
-        ConfigError: a name that is not in COLOUR_MAPS.
-    """
-    if name not in COLOUR_MAPS:
-        raise ConfigError(f"colour_map is {name!r}; the colour maps are {', '.join(COLOUR_MAPS)}")
-    from matplotlib import colormaps  # here, because it takes longer to import than all of ours
-
-    return np.asarray(colormaps[name](np.arange(256), bytes=True)[:, :3])
-
-
-def mark_looks(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw in place what hard attention did for word `index`: its sampled paths, its cell."""
+def mark_cells(image: Image.Image, caption: Caption, index: int) -> None:
+    """Draw, in place, the sampled paths and the sampled cell of a word where there are any."""
     if caption.paths is not None:
-        mark_paths(image, caption, index)
+        draw_paths(image, caption, index)
     if caption.cells is not None:
         outline_cell(image, caption, index)
 
 
 def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw the border of the cell that each head looked at for word `index`, in place.
+    """Draw, in place, the border of the cell that each head attended for a word.
 
-    image: an overlay of any size.
+    Args:
+        image: An overlay of any size.
 
     Raises:
-        ValueError: a caption without such cells, or a cell that is not in its grid.
+        ValueError: A caption without such cells, or a cell that is not in its grid.
     """
     if caption.cells is None:
         raise ValueError("the caption has no sampled cells: its attention is soft")
@@ -164,40 +141,71 @@ def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
         draw.rectangle((left, top, right, bottom), outline="white", width=line)
 
 
-def mark_paths(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, a dot in each cell that the caption's paths sampled for word `index`.
+def frequent_steps(paths: np.ndarray, index: int) -> list[tuple[int, int, int]]:
+    """Return the most frequent steps of sampled paths to a word, at most MOST_LINES.
 
-    A dot's area grows with the number of paths that went there; a white line comes from where each
-    path was for the word before.
+    Args:
+        paths: int [M, T], cells of M paths.
+        index: Of the word; its first step leads from a cell to itself.
+
+    Returns:
+        (cell of the word before, cell of this word, number of paths), most frequent first; equal
+        counts in order of their cells.
+    """
+    before = paths[:, max(0, index - 1)]
+    counts = Counter(zip(before.tolist(), paths[:, index].tolist(), strict=True))
+    steps = sorted((-count, start, end) for (start, end), count in counts.items())
+    return [(start, end, -count) for count, start, end in steps[:MOST_LINES]]
+
+
+def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
+    """Draw, in place, the most frequent steps of the caption's sampled paths to a word.
+
+    A line leads from a ring (the cell of the word before) to a dot (the cell of this word); line
+    and dot are the thicker the more paths took the step. A step that stays is a ring with a dot.
 
     Raises:
-        ValueError: a caption without paths.
+        ValueError: A caption without paths.
     """
     if caption.paths is None:
         raise ValueError("the caption has no sampled paths")
     draw = ImageDraw.Draw(image)
     unit = max(image.size) / 200
+    casing = max(1, round(unit / 2))
 
     def centre(cell: int) -> tuple[float, float]:
         left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
         return (left + right) / 2, (top + bottom) / 2
 
-    if index:
-        for before, now in np.unique(caption.paths[:, index - 1 : index + 1], axis=0).tolist():
-            draw.line((*centre(before), *centre(now)), fill="white", width=max(1, round(unit / 2)))
-    cells, counts = np.unique(caption.paths[:, index], return_counts=True)
-    for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
+    def disc(cell: int, radius: float, **colours: str) -> None:
         x, y = centre(cell)
-        radius = unit * (1.5 + 3.5 * (count / len(caption.paths)) ** 0.5)
-        box = (x - radius, y - radius, x + radius, y + radius)
-        draw.ellipse(box, fill="white", outline="black", width=max(1, round(unit / 2)))
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), width=casing, **colours)
+
+    steps = frequent_steps(caption.paths, index)
+    widths = [unit * (0.4 + 2.6 * count / steps[0][2]) for _, _, count in steps]
+    for colour, grown in (("black", 2 * casing), ("white", 0)):
+        for (start, end, _), width in zip(steps, widths, strict=True):
+            thick = max(1, round(width)) + grown
+            if start != end:
+                draw.line((*centre(start), *centre(end)), fill=colour, width=thick)
+    ring = 3.5 * unit
+    for start, _, _ in steps:
+        disc(start, ring + casing, outline="black")
+        disc(start, ring, outline="white")
+        disc(start, ring - casing, outline="black")
+    ends = Counter[int]()
+    for _, end, count in steps:
+        ends[end] += count
+    for end, count in ends.items():
+        radius = unit * (1.5 + 1.5 * count / max(ends.values()))
+        disc(end, radius, fill="white", outline="black")
 
 
 def cell_is_visible(caption: Caption, index: int) -> bool:
-    """Whether any of the cells looked at for word `index` lies on the photo, not its letterbox.
+    """Return whether any of the attended cells of a word lies on the image, not its letterbox.
 
     Raises:
-        ValueError: a caption without such cells, or a cell that is not in its grid.
+        ValueError: A caption without such cells, or a cell that is not in its grid.
     """
     if caption.cells is None:
         raise ValueError("the caption has no sampled cells: its attention is soft")
@@ -215,26 +223,26 @@ def _box_px(caption: Caption, cell: int) -> tuple[float, float, float, float]:
 def _scaled(
     box_px: tuple[float, float, float, float], image: Image.Image, caption: Caption
 ) -> tuple[int, int, int, int]:
-    """A box of the photo in pixels of a picture of it."""
+    """Return a box of the original image in pixels of a drawing of it."""
     x_scale = image.width / caption.geometry.photo_width_px
     y_scale = image.height / caption.geometry.photo_height_px
     x0, y0, x1, y1 = box_px
     return round(x0 * x_scale), round(y0 * y_scale), round(x1 * x_scale), round(y1 * y_scale)
 
 
-def resized(photo: Image.Image, geometry: Geometry, size: tuple[int, int]) -> Image.Image:
-    """The photo at (width, height) as RGB; the photo itself stays as it is.
+def resize_captioned(image: Image.Image, geometry: Geometry, size: tuple[int, int]) -> Image.Image:
+    """Return the captioned image at (width, height) as RGB; it is not changed.
 
     Raises:
-        ImageError: a photo of another size than the caption's, such as one whose EXIF orientation
+        ImageError: An image of another size than the caption's, such as one whose EXIF orientation
             was not applied.
     """
     expected = (geometry.photo_width_px, geometry.photo_height_px)
-    if photo.size != expected:
+    if image.size != expected:
         raise ImageError(
-            f"is {photo.width} x {photo.height} pixels, but the caption belongs to a photo of "
+            f"is {image.width} x {image.height} pixels, but the caption belongs to a photo of "
             f"{expected[0]} x {expected[1]}: pass the upright photo that was captioned"
         )
-    rgb = photo if photo.mode == "RGB" else photo.convert("RGB")
-    # reducing_gap lets Pillow halve huge photos cheaply before the exact filter.
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
     return rgb.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)

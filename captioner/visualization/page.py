@@ -1,6 +1,6 @@
-"""Pages to open in a browser: a photo with its caption, and a gallery of such pages.
+"""Pages to open in a browser: an image with its caption, and a gallery of such pages.
 
-A page is one file that asks for nothing else: the photo is a data URL, the viewer (viewer.js,
+A page is one file that loads nothing else: the image is a data URL, the viewer (viewer.js,
 viewer.css) stands inside, and its Content-Security-Policy lets nothing in.
 """
 
@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,14 +20,14 @@ from urllib.parse import quote
 from PIL import Image
 
 from captioner.visualization.arrays import jpeg
-from captioner.visualization.look import Look
-from captioner.visualization.overlay import resized
+from captioner.visualization.overlay import resize_captioned
+from captioner.visualization.style import OverlayStyle, viewer_tables
 from captioner.visualization.typography import one_line
 
 if TYPE_CHECKING:
     from captioner.types import Caption
 
-LONGEST_SIDE_PX = 1600  # of the photo in a page; the viewer paints no finer either
+LONGEST_SIDE_PX = 1600  # of the image in a page; the viewer paints no finer either
 _THUMBNAIL_PX = 480
 
 _PAGE_CSS = """
@@ -56,7 +57,7 @@ noscript, .plain { display: block; }
 }
 """
 
-# The photo is in the page once: as the picture that is there without scripts too.
+# The image is in the page once: as the picture that is there without scripts too.
 _START = """
 (function () {
   "use strict";
@@ -70,53 +71,42 @@ _START = """
 
 
 def caption_page(
-    photo: Image.Image,
+    image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
     *,
     name: str,
-    look: Look | None = None,
+    style: OverlayStyle | None = None,
     layer: int | None = None,
     head: int | None = None,
     gallery: str | None = None,
 ) -> str:
-    """One HTML file: the photo, its caption, and for each word where the model looked.
+    """Return one HTML file: the image, its caption, and the attention map of each word.
 
-    It works without a network and without a server. The photo is in it as a JPEG of at most
-    LONGEST_SIDE_PX on its longer side; a footer says so where it is smaller than the photo.
+    It works without a network and without a server. The image is in it as a JPEG of at most
+    LONGEST_SIDE_PX on its longer side; a footer says so where it is smaller than the original.
 
     Args:
-        photo: the upright photo that was captioned.
-        captions: a name and a caption for each model; the reader switches between them. Give
+        image: The upright image that was captioned.
+        captions: A name and a caption for each model; the reader switches between them. Give
             captions with all their heads: layer and head say which are shown first.
-        name: of the photo, for the heading.
-        look: how attention is shown at first; the reader can change it.
-        gallery: address of a page to lead back to.
+        name: Of the image, for the heading.
+        style: How attention is shown at first; the reader can change it.
+        layer: Layer whose maps are shown first, from 1; None is the last.
+        head: Head whose maps are shown first, from 1; None is the mean of all.
+        gallery: Address of a page to lead back to.
 
     Raises:
-        ImageError: a photo of another size than a caption's.
-        ValueError: no captions.
+        ImageError: An image of another size than a caption's.
+        ValueError: No captions.
     """
     if not captions:
         raise ValueError("a page needs a caption")
-    look = look or Look()
-    scale = min(1.0, LONGEST_SIDE_PX / max(photo.size))
-    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
-    shown = resized(photo, captions[0][1].geometry, size)
+    scale = min(1.0, LONGEST_SIDE_PX / max(image.size))
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
-    content = {
-        "alt": alt,
-        "models": [{"name": model, **caption.to_dict(maps=True)} for model, caption in captions],
-        "look": {
-            "smooth": look.smooth,
-            "style": look.style,
-            "colourMap": look.colour_map,
-            "opacity": look.opacity,
-            "threshold": look.threshold,
-            "layer": layer,
-            "head": head,
-        },
-    }
-    about = f"Photo of {photo.width} × {photo.height} pixels"
+    content = viewer_content(captions, style or OverlayStyle(), layer=layer, head=head)
+    about = f"Photo of {image.width} × {image.height} pixels"
     if scale < 1:
         about += f", here {size[0]} × {size[1]}"
     models = ", ".join(model for model, _ in captions)
@@ -125,21 +115,52 @@ def caption_page(
     body = (
         f"{back}<h1>{html.escape(one_line(name))}</h1>\n"
         f"<main>{explorable(shown, content)}</main>\n"
-        f"<footer>{about}. {html.escape(models)}. The colours say how much the model looked at a "
-        "place before it wrote the word, in multiples of looking everywhere alike. The gate β says "
-        "how much the word draws on the picture. Made with captioner.</footer>"
+        f"<footer>{about}. {html.escape(models)}. A map shows how much the model attended to each "
+        "place before it wrote the word, in multiples of attention that is spread evenly. The gate "
+        "β says how much the word draws on the picture. Made with captioner.</footer>"
     )
     return document(title=alt or name, body=body, with_viewer=True)
 
 
-def explorable(photo: Image.Image, content: Mapping[str, Any]) -> str:
-    """A photo for the viewer, in a document that is made with it.
+def viewer_content(
+    captions: Sequence[tuple[str, Caption]],
+    style: OverlayStyle,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+) -> dict[str, Any]:
+    """Return what the viewer takes in addition to the image, as plain values for JSON."""
+    return {
+        "alt": captions[0][1].text,
+        "models": [{"name": model, **caption.to_dict(maps=True)} for model, caption in captions],
+        "display": {
+            "smooth": style.smooth,
+            "style": style.kind,
+            "colourMap": style.colour_map,
+            "opacity": style.opacity,
+            "threshold": style.threshold,
+            "layer": layer,
+            "head": head,
+        },
+    }
 
-    photo: at the size in which it is embedded. content: what the viewer takes beside the photo.
+
+def viewer_script() -> str:
+    """Return the viewer with the tables that it paints by: the text of /viewer.js."""
+    tables = json.dumps(viewer_tables(), ensure_ascii=False, separators=(",", ":"))
+    return f"window.captionViewerTables = {tables};\n{_resource('viewer.js')}"
+
+
+def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
+    """Return the part of a document (made with_viewer) in which the viewer shows an image.
+
+    Args:
+        image: At the size in which it is embedded.
+        content: As `viewer_content` returns it.
     """
     alt = html.escape(content["alt"])
     return (
-        f'<div class="captioner"><div class="plain"><img src="{_data_url(photo)}" alt="{alt}">'
+        f'<div class="captioner"><div class="plain"><img src="{_data_url(image)}" alt="{alt}">'
         f"<p>{alt}</p></div></div>\n"
         f'<script type="application/json">{_json(content)}</script>\n'
     )
@@ -147,7 +168,7 @@ def explorable(photo: Image.Image, content: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A photo in a gallery: its name, the address of its page, its caption, a small picture."""
+    """An image in a gallery: its name, the address of its page, its caption, a thumbnail."""
 
     name: str
     page: str
@@ -155,14 +176,15 @@ class Entry:
     thumbnail: str  # a data URL
 
     @classmethod
-    def of(cls, photo: Image.Image, *, name: str, page: str, caption: str) -> Entry:
-        small = photo.convert("RGB")
+    def of(cls, image: Image.Image, *, name: str, page: str, caption: str) -> Entry:
+        """Return the entry of an image; page: the file name of its page."""
+        small = image.convert("RGB")
         small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX), Image.Resampling.LANCZOS)
-        return cls(name, quote(page), caption, _data_url(small))
+        return cls(name, quote(os.fsencode(page)), caption, _data_url(small))
 
 
 def gallery_page(entries: Sequence[Entry]) -> str:
-    """One HTML file with small pictures and captions that lead to the pages of their photos."""
+    """Return one HTML file of thumbnails and captions that lead to the pages of their images."""
     items = "\n".join(
         f'<li><a href="{html.escape(entry.page)}"><img src="{entry.thumbnail}" alt="" '
         f'loading="lazy"><span class="caption">{html.escape(entry.caption or "(no words)")}</span>'
@@ -175,9 +197,9 @@ def gallery_page(entries: Sequence[Entry]) -> str:
 
 
 def document(*, title: str, body: str, css: str = "", with_viewer: bool = False) -> str:
-    """A whole HTML file that asks for nothing else; with_viewer: for what `explorable` gives."""
+    """Return an HTML file that loads nothing else; with_viewer: for what `explorable` returns."""
     css = (_resource("viewer.css") if with_viewer else "") + _PAGE_CSS + css
-    script = _resource("viewer.js") + _START if with_viewer else ""
+    script = viewer_script() + _START if with_viewer else ""
     rules = ["default-src 'none'", "img-src data:", f"style-src {_hash(css)}"]
     if script:
         rules.append(f"script-src {_hash(script)}")
@@ -188,7 +210,7 @@ def document(*, title: str, body: str, css: str = "", with_viewer: bool = False)
         f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        # A picture of nothing, or the browser asks the page's host for one.
+        # An empty icon, or the browser requests one from the page's host.
         '<link rel="icon" href="data:,">\n'
         f"<title>{html.escape(one_line(title))}</title>\n<style>{css}</style>\n</head>\n"
         f"<body>\n{body}{scripts}\n</body>\n</html>\n"
@@ -200,13 +222,13 @@ def _hash(text: str) -> str:
 
 
 def _json(content: Mapping[str, Any]) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element it stands in."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _data_url(photo: Image.Image) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg(photo)).decode()}"
+def _data_url(image: Image.Image) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg(image)).decode()}"
 
 
 def _resource(name: str) -> str:

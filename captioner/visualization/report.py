@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file with its figures, and photos to look at."""
+"""The report of an evaluation: one HTML file with its figures and example images."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.visualization.page import document, explorable
+from captioner.visualization.page import document, explorable, viewer_content
+from captioner.visualization.style import OverlayStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from captioner.types import Caption
 
-PHOTO_SIDE_PX = 640  # of the photos in a report
+IMAGE_SIDE_PX = 640  # of the images in a report
 
 _CSS = """
 main { display: block; }
@@ -40,24 +41,26 @@ thead th { border-bottom: 1px solid #8a94a3; font-weight: 600; }
 
 
 @dataclass(frozen=True)
-class ReportedPhoto:
-    """A photo of the report: its caption with maps, its references, its scores by metric."""
+class ReportedImage:
+    """An image of the report: its caption with maps, its references, its scores by metric."""
 
     name: str
-    photo: Image.Image
+    image: Image.Image
     caption: Caption
     references: Sequence[str]
     scores: Mapping[str, float]
 
 
 def report_page(
-    results: Mapping[str, Any], photos: Mapping[str, Sequence[ReportedPhoto]], *, title: str
+    results: Mapping[str, Any], examples: Mapping[str, Sequence[ReportedImage]], *, title: str
 ) -> str:
-    """One HTML file that needs no network: figures, distributions, and photos with their maps.
+    """Return one HTML file without a network address: figures, distributions, images with maps.
 
-    results: what `captioner evaluate` writes to results.json, with its statistics, intervals,
-        groups and images, and where they were measured grounding and faithfulness.
-    photos: heading -> photos to show under it, such as the best and the worst.
+    Args:
+        results: The content of results.json as `captioner evaluate` writes it, with its
+            statistics, intervals, groups and images, and where they were measured grounding and
+            faithfulness.
+        examples: Images to show under each heading, such as the best and the worst.
     """
     sections = [
         f"<h1>{html.escape(title)}</h1>\n<main>",
@@ -68,7 +71,7 @@ def report_page(
         _histogram(
             "words in a caption",
             [len(entry["caption"].split()) for entry in results["captions"]],
-            whole=True,
+            integers=True,
         ),
         _faithfulness(results["faithfulness"])
         if results.get("faithfulness", {"num_words": 0})["num_words"]
@@ -83,9 +86,9 @@ def report_page(
         sections += ["<h2>Attention on the objects that words name</h2>", _grounding(results)]
     for name, groups in results["groups"].items():
         sections += [f"<h2>By {html.escape(name)}</h2>", _groups(groups)]
-    for heading, chosen in photos.items():
+    for heading, chosen in examples.items():
         sections.append(f'<h2>{html.escape(heading)}</h2>\n<div class="photos">')
-        sections += [_photo(photo) for photo in chosen]
+        sections += [_example(example) for example in chosen]
         sections.append("</div>")
     signature = [[name, str(value)] for name, value in results["signature"].items()]
     sections += ["<h2>How this was computed</h2>", _table(["", ""], signature), "</main>"]
@@ -158,24 +161,24 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f'<div class="scroll"><table>\n{thead}<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _photo(photo: ReportedPhoto) -> str:
-    scores = ", ".join(f"{name} {value:.2f}" for name, value in photo.scores.items())
-    references = "\n".join(f"<li>{html.escape(text)}</li>" for text in photo.references)
-    small = photo.photo.copy()
-    small.thumbnail((PHOTO_SIDE_PX, PHOTO_SIDE_PX), Image.Resampling.LANCZOS)
-    caption = {"name": "model", **photo.caption.to_dict(maps=True)}
+def _example(example: ReportedImage) -> str:
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in example.scores.items())
+    references = "\n".join(f"<li>{html.escape(text)}</li>" for text in example.references)
+    small = example.image.copy()
+    small.thumbnail((IMAGE_SIDE_PX, IMAGE_SIDE_PX), Image.Resampling.LANCZOS)
+    content = viewer_content([("model", example.caption)], OverlayStyle())
     return (
-        f"<article><h3>{html.escape(photo.name)}</h3>\n"
-        + explorable(small, {"alt": photo.caption.text, "models": [caption]})
+        f"<article><h3>{html.escape(example.name)}</h3>\n"
+        + explorable(small, content)
         + f'\n<p class="about">{scores}</p>\n<ul class="references">\n{references}\n</ul></article>'
     )
 
 
-def _histogram(name: str, values: Sequence[float], *, whole: bool = False) -> str:
+def _histogram(name: str, values: Sequence[float], *, integers: bool = False) -> str:
     from matplotlib.ticker import MaxNLocator
 
     axes = _axes(name)
-    if whole:
+    if integers:
         axes.hist(values, bins=[n - 0.5 for n in range(int(max(values)) + 2)], color="#3f6fb0")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
@@ -186,19 +189,19 @@ def _histogram(name: str, values: Sequence[float], *, whole: bool = False) -> st
 
 def _faithfulness(found: Mapping[str, Any]) -> str:
     axes = _axes("share of the cells taken away")
-    for order, told in (
-        ("attention", "most looked at first"),
+    for order, label in (
+        ("attention", "most attended first"),
         ("random", "at random"),
-        ("reverse", "least first"),
+        ("reverse", "least attended first"),
     ):
-        axes.plot([0, *found["shares"]], [0, *found[order]], marker="o", label=told)
+        axes.plot([0, *found["shares"]], [0, *found[order]], marker="o", label=label)
     axes.set_ylabel("fall of a word's log-probability")
     axes.legend(frameon=False)
-    return _picture(axes, "How much less likely words become without the cells looked at")
+    return _picture(axes, "How much less likely words become without the cells they attend to")
 
 
 def _axes(label: str) -> Axes:
-    # No pyplot: it keeps figures alive and may look for a screen.
+    # No pyplot: it keeps figures alive and may open a display.
     from matplotlib.figure import Figure
 
     axes = Figure(figsize=(4.4, 3.0), layout="constrained").add_subplot()
@@ -208,7 +211,7 @@ def _axes(label: str) -> Axes:
 
 
 def _picture(axes: Axes, alt: str) -> str:
-    """A plot as an image of SVG: styles inside an image pass the page's security policy."""
+    """Return a plot as an image of SVG: styles inside an image pass the page's security policy."""
     file = io.BytesIO()
     figure = axes.get_figure(root=True)
     assert figure is not None

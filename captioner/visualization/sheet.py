@@ -1,164 +1,280 @@
-"""The sheet: a caption, its photo, and where the model looked for every word."""
+"""Sheets: an image with one overlay a word, for one caption or for several models' captions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.visualization.heat import colour_scale
 from captioner.visualization.labels import (
     WORD_LABEL_HEIGHT,
+    caption_note,
     draw_footer,
     draw_word_label,
     footer_height,
 )
-from captioner.visualization.look import Look, painted_word
-from captioner.visualization.overlay import OPACITY, ColourMap, Style, resized
-from captioner.visualization.typography import INK, MUTED, fit, font, one_line, wrap
-from captioner.visualization.vector import VectorPage, finer, new_page, pen
+from captioner.visualization.overlay import resize_captioned, word_overlay
+from captioner.visualization.style import OverlayStyle
+from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line, wrap
+from captioner.visualization.vector import Page, VectorPage, finer, new_page, pen
 
 if TYPE_CHECKING:
     from captioner.types import Caption
 
-# Everything below is in pixels.
-_PANEL_AREA = 360 * 270  # panels of every photo have this area, whatever the photo's shape
-_LONGEST_PANEL_SIDE = 720
-_NARROWEST_SLOT = 220  # a word, its bars and their numbers need this much
-_NARROWEST_CONTENT = 600  # for the title and the footer
+
+@dataclass(frozen=True)
+class _Layout:
+    """Sizes in pixels that a kind of sheet is laid out by."""
+
+    panel_area: int  # of every image, whatever its shape
+    longest_side: int  # of a panel
+    narrowest_slot: int  # a word, its bars and their numbers need this much
+    margin: int
+    gap: int
+    text: int
+    title: int
+
+    @property
+    def label_height(self) -> int:
+        return round(WORD_LABEL_HEIGHT * self.text)
+
+    @property
+    def title_line(self) -> int:
+        return round(1.3 * self.title)
+
+    @property
+    def note_line(self) -> int:
+        return round(1.8 * self.text)
+
+
+_SHEET = _Layout(360 * 270, 720, 220, margin=64, gap=36, text=19, title=42)
+_COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26)
+_NARROWEST_CONTENT = 600  # for the title and the footer of a sheet
 _WIDEST_CONTENT = 2600
-_SHEET_SHAPE = 1.35  # width to height that the number of columns aims at
-_MARGIN = 64
-_GAP = 36
-_TEXT, _TITLE = 19, 42
-_TITLE_LINE = round(1.3 * _TITLE)
-_LABEL_HEIGHT = round(WORD_LABEL_HEIGHT * _TEXT)
+_SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
+_FEWEST_ACROSS, _MOST_ACROSS = 6, 14  # panels in a row of a comparison
 
 
 def attention_sheet(
-    photo: Image.Image,
-    caption: Caption,
-    *,
-    smooth: bool = True,
-    style: Style = "colour",
-    colour_map: ColourMap = "cividis",
-    opacity: float = OPACITY,
-    threshold: float = 0.0,
-    vmax: float | None = None,
+    image: Image.Image, caption: Caption, style: OverlayStyle | None = None
 ) -> Image.Image:
-    """Draw a caption's sheet: the photo, then one overlay a word in reading order.
+    """Draw a caption's sheet: the image, then one overlay a word in reading order.
 
-    Under each overlay stand the word, its probability and its gate; below all, the one colour
-    scale that the words share. The cell that hard attention sampled is outlined. Panels have one
-    size in pixels and the photo's own shape, so the sheet does not grow with the photo.
+    Under each overlay stand the word, its probability and its gate; below all, the scale and the
+    key to the signs. The cell that hard attention sampled is outlined. Panels have one size in
+    pixels and the image's shape, so the sheet does not grow with the image.
 
     Args:
-        photo: the upright photo that was captioned; it is not changed.
-        smooth: False shows the raw cells.
-        style, colour_map, opacity, threshold: as in `overlay`, threshold in multiples of uniform
-            attention.
-        vmax: top of the colour scale in multiples of uniform attention, to compare captions;
-            None takes `colour_scale(caption)`.
+        image: The upright image that was captioned; it is not changed.
 
     Raises:
-        ImageError: a photo of another size than the caption's.
-        ConfigError: a look that `overlay` cannot paint.
+        ImageError: An image of another size than the caption's.
     """
-    look = Look(smooth, style, colour_map, opacity, threshold)
-    sheet: Image.Image = _sheet(photo, caption, look, vmax, vector=False)
+    sheet: Image.Image = _draw_sheet(image, caption, style or OverlayStyle(), vector=False)
     return sheet
 
 
 def vector_sheet(
-    photo: Image.Image, caption: Caption, look: Look | None = None, *, vmax: float | None = None
+    image: Image.Image, caption: Caption, style: OverlayStyle | None = None
 ) -> VectorPage:
-    """The same sheet as a page to save as PDF or SVG; its overlays are up to twice as fine."""
-    sheet: VectorPage = _sheet(photo, caption, look or Look(), vmax, vector=True)
+    """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
+    sheet: VectorPage = _draw_sheet(image, caption, style or OverlayStyle(), vector=True)
     return sheet
 
 
-def _sheet(
-    photo: Image.Image, caption: Caption, look: Look, vmax: float | None, *, vector: bool
-) -> Any:
-    if vmax is None:
-        vmax = colour_scale(caption, smooth=look.smooth)
-    size = panel_size(photo.size)
-    small = resized(photo, caption.geometry, finer(size, photo.size, vector=vector))
-    slot_width, slot_height = max(size[0], _NARROWEST_SLOT), size[1] + _LABEL_HEIGHT
-    panels = 1 + len(caption.words)
-    across = _columns(panels, slot_width, slot_height)
-    down = math.ceil(panels / across)
-    content = max(across * (slot_width + _GAP) - _GAP, _NARROWEST_CONTENT)
-    title_font = font(_TITLE, bold=True)
-    title = wrap(one_line(caption.text) or "(no words)", title_font, content, max_lines=6)
-    panels_top = _MARGIN + _TITLE_LINE * len(title) + _TEXT
-    footer_top = panels_top + down * (slot_height + _GAP)
-    height = footer_top + footer_height([caption], content, size=_TEXT) + _MARGIN
+def comparison_sheet(
+    image: Image.Image,
+    captions: Sequence[tuple[str, Caption]],
+    style: OverlayStyle | None = None,
+    *,
+    across: int = 0,
+) -> Image.Image:
+    """Draw the image, then a row a model: its name, its caption, one overlay a word.
 
-    sheet = new_page(content + 2 * _MARGIN, height, vector=vector, title=caption.text)
-    draw = pen(sheet)
-    for number, line in enumerate(title):
-        baseline = _MARGIN + round(0.8 * _TITLE) + _TITLE_LINE * number
-        draw.text((_MARGIN, baseline), line, fill=INK, font=title_font, anchor="ls")
-    for slot in range(panels):
-        left = _MARGIN + slot % across * (slot_width + _GAP)
-        top = panels_top + slot // across * (slot_height + _GAP)
-        panel = painted_word(small, caption, slot - 1, vmax=vmax, look=look) if slot else small
-        sheet.paste(panel, (left, top, left + size[0], top + size[1]))
-        if slot == 0:
-            about = f"photo, {photo.width} × {photo.height} px"
-            text, face = fit(about, slot_width, size_px=_TEXT, smallest_px=_TEXT // 2)
-            baseline = top + size[1] + round(1.95 * _TEXT)
-            draw.text((left, baseline), text, fill=MUTED, font=face, anchor="ls")
-        else:
-            draw_word_label(
-                sheet,
-                left=left,
-                top=top + size[1],
-                width=slot_width,
-                size=_TEXT,
-                word=caption.words[slot - 1],
-                log_prob=float(caption.log_probs[slot - 1]),
-                beta=None if caption.beta is None else float(caption.beta[slot - 1]),
-            )
-    draw_footer(
-        sheet,
-        [caption],
-        left=_MARGIN,
-        top=footer_top,
-        width=content,
-        size=_TEXT,
-        vmax=vmax,
-        look=look,
-    )
+    All rows are on the scale of every picture, so that sharp and flat attention differ at a
+    glance. A caption longer than the sheet is wide goes on in a second line.
+
+    Args:
+        image: The upright image that was captioned; it is not changed.
+        captions: A name and a caption for each model, all of this image.
+        across: Panels in a line; 0 takes what suits the longest caption.
+
+    Raises:
+        ImageError: An image of another size than a caption's.
+        ValueError: No captions.
+    """
+    style = style or OverlayStyle()
+    sheet: Image.Image = _draw_comparison(image, captions, style, across, vector=False)
     return sheet
+
+
+def vector_comparison(
+    image: Image.Image, captions: Sequence[tuple[str, Caption]], style: OverlayStyle | None = None
+) -> VectorPage:
+    """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
+    style = style or OverlayStyle()
+    page: VectorPage = _draw_comparison(image, captions, style, 0, vector=True)
+    return page
 
 
 def panel_size(
-    photo_size: tuple[int, int],
+    image_size: tuple[int, int],
     *,
-    area: int = _PANEL_AREA,
-    longest_side: int = _LONGEST_PANEL_SIDE,
+    area: int = _SHEET.panel_area,
+    longest_side: int = _SHEET.longest_side,
 ) -> tuple[int, int]:
-    """Width and height of a panel: the photo's shape, one area, no side too long.
+    """Return width and height of a panel: the image's shape, one area, no side too long.
 
     >>> panel_size((4000, 3000)), panel_size((100, 1000))
     ((360, 270), (72, 720))
     """
-    width, height = photo_size
-    scale = min(math.sqrt(area / (width * height)), longest_side / max(photo_size))
+    width, height = image_size
+    scale = min(math.sqrt(area / (width * height)), longest_side / max(image_size))
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
+def _draw_sheet(image: Image.Image, caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
+    layout = _SHEET
+    margin, gap, text = layout.margin, layout.gap, layout.text
+    size = panel_size(image.size)
+    small = resize_captioned(image, caption.geometry, finer(size, image.size, vector=vector))
+    slot_width, slot_height = max(size[0], layout.narrowest_slot), size[1] + layout.label_height
+    panels = 1 + len(caption.words)
+    across = _columns(panels, slot_width, slot_height)
+    down = math.ceil(panels / across)
+    content = max(across * (slot_width + gap) - gap, _NARROWEST_CONTENT)
+    head_height = _heading(None, caption, layout, left=margin, top=margin, width=content)
+    panels_top = margin + head_height + text
+    footer_top = panels_top + down * (slot_height + gap)
+    height = footer_top + footer_height([caption], content, size=text) + margin
+
+    sheet = new_page(content + 2 * margin, height, vector=vector, title=caption.text)
+    _heading(sheet, caption, layout, left=margin, top=margin, width=content)
+    for slot in range(panels):
+        left = margin + slot % across * (slot_width + gap)
+        top = panels_top + slot // across * (slot_height + gap)
+        if slot:
+            _draw_word(
+                sheet, small, caption, slot - 1, style, layout, (left, top), size, slot_width
+            )
+            continue
+        sheet.paste(small, (left, top, left + size[0], top + size[1]))
+        about, face = fit(_about(image), slot_width, size_px=text, smallest_px=text // 2)
+        baseline = top + size[1] + round(1.95 * text)
+        pen(sheet).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
+    draw_footer(sheet, [caption], style, left=margin, top=footer_top, width=content, size=text)
+    return sheet
+
+
+def _draw_comparison(
+    image: Image.Image,
+    captions: Sequence[tuple[str, Caption]],
+    style: OverlayStyle,
+    across: int,
+    *,
+    vector: bool,
+) -> Any:
+    if not captions:
+        raise ValueError("there is nothing to compare")
+    layout = _COMPARISON
+    margin, gap, text = layout.margin, layout.gap, layout.text
+    shown = [caption for _, caption in captions]
+    size = panel_size(image.size, area=layout.panel_area, longest_side=layout.longest_side)
+    longest = max(len(caption.words) for caption in shown)
+    across = across or min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
+    small = resize_captioned(image, shown[0].geometry, finer(size, image.size, vector=vector))
+    slot_width = max(size[0], layout.narrowest_slot) + gap
+    slot_height = size[1] + layout.label_height + gap
+    width = across * slot_width - gap
+    name_line = round(1.9 * text)
+    tops = [margin + size[1] + 2 * gap]  # of each row, and of the footer
+    heads = []  # heights of a model's name and caption
+    for caption in shown:
+        heading = _heading(None, caption, layout, left=margin, top=0, width=width)
+        heads.append(name_line + heading + text // 2)
+        lines = math.ceil(len(caption.words) / across)
+        tops.append(tops[-1] + heads[-1] + lines * slot_height + gap)
+
+    height = tops[-1] + footer_height(shown, width, size=text) + margin
+    sheet = new_page(width + 2 * margin, height, vector=vector, title=shown[0].text)
+    sheet.paste(small, (margin, margin, margin + size[0], margin + size[1]))
+    corner = (margin + size[0] + gap, margin + size[1])
+    draw = pen(sheet)
+    draw.text(corner, _about(image), fill=MUTED, font=font(text), anchor="ls")
+    for (name, caption), head, top in zip(captions, heads, tops, strict=False):
+        label, face = fit(one_line(name), width, size_px=text, smallest_px=text // 2)
+        draw.text((margin, top + text), label, fill=MUTED, font=face, anchor="ls")
+        _heading(sheet, caption, layout, left=margin, top=top + name_line, width=width)
+        for index in range(len(caption.words)):
+            place = (
+                margin + index % across * slot_width,
+                top + head + index // across * slot_height,
+            )
+            _draw_word(sheet, small, caption, index, style, layout, place, size, slot_width - gap)
+    draw_footer(sheet, shown, style, left=margin, top=tops[-1], width=width, size=text)
+    return sheet
+
+
+def _heading(
+    sheet: Page | None, caption: Caption, layout: _Layout, *, left: int, top: int, width: int
+) -> int:
+    """Draw the caption, and a note under it where there is one; return their height in pixels.
+
+    Without a sheet nothing is drawn.
+    """
+    face = font(layout.title, bold=True)
+    most = 6 if layout is _SHEET else 3
+    lines = wrap(one_line(caption.text) or "(no words)", face, width, max_lines=most)
+    note = caption_note(caption)
+    if sheet is not None:
+        draw = pen(sheet)
+        baseline = top + round(0.8 * layout.title)
+        for line in lines:
+            draw.text((left, baseline), line, fill=INK, font=face, anchor="ls")
+            baseline += layout.title_line
+        if note:
+            note, small = fit(note, width, size_px=layout.text, smallest_px=layout.text // 2)
+            below = top + layout.title_line * len(lines) + layout.text
+            draw.text((left, below), note, fill=WARNING, font=small, anchor="ls")
+    return layout.title_line * len(lines) + (layout.note_line if note else 0)
+
+
+def _draw_word(
+    sheet: Page,
+    image: Image.Image,
+    caption: Caption,
+    index: int,
+    style: OverlayStyle,
+    layout: _Layout,
+    place: tuple[int, int],
+    size: tuple[int, int],
+    width: int,
+) -> None:
+    """Draw a word's overlay and its label: panels of `size`, labels of `width`, at `place`."""
+    left, top = place
+    panel = word_overlay(image, caption, index, style)
+    sheet.paste(panel, (left, top, left + size[0], top + size[1]))
+    draw_word_label(
+        sheet, caption, index, left=left, top=top + size[1], width=width, size=layout.text
+    )
+
+
+def _about(image: Image.Image) -> str:
+    return f"photo, {image.width} × {image.height} px"
+
+
 def _columns(panels: int, slot_width: int, slot_height: int) -> int:
-    """Panels in a row: the sheet comes near _SHEET_SHAPE with few empty places."""
+    """Return panels in a row: the sheet comes near _SHEET_SHAPE with few empty places."""
+    gap = _SHEET.gap
 
     def badness(across: int) -> float:
         down = math.ceil(panels / across)
-        shape = across * (slot_width + _GAP) / (down * (slot_height + _GAP))
+        shape = across * (slot_width + gap) / (down * (slot_height + gap))
         empty = (across * down - panels) / panels
         return abs(math.log(shape / _SHEET_SHAPE)) + empty
 
-    most = max(1, (_WIDEST_CONTENT + _GAP) // (slot_width + _GAP))
+    most = max(1, (_WIDEST_CONTENT + gap) // (slot_width + gap))
     return min(range(1, min(panels, most) + 1), key=badness)

@@ -1,4 +1,4 @@
-"""Typography: DejaVu Sans from matplotlib's own files, and text that fits its place."""
+"""Text of the pictures: DejaVu Sans from matplotlib's files, fitted to the room there is."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from PIL import ImageFont
 
 INK = "#16191d"
 MUTED = "#667080"
+WARNING = "#b3471e"
 
 
 @lru_cache(maxsize=64)
 def font(size_px: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which has β, × and the letters of most alphabets."""
+    """Return DejaVu Sans, which has β, × and the letters of most alphabets."""
     import matplotlib  # here, because it takes longer to import than all of ours
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
@@ -21,12 +22,12 @@ def font(size_px: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and other characters that cannot be drawn."""
+    """Return the text without line breaks and other characters that cannot be drawn."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def shorten(text: str, face: ImageFont.FreeTypeFont, width_px: float) -> str:
-    """The text, or as much of its start as fits in the width, and an ellipsis."""
+    """Return the text, or as much of its start as fits in the width, and an ellipsis."""
     if face.getlength(text) <= width_px:
         return text
     fits, too_long = 0, len(text)
@@ -42,7 +43,7 @@ def shorten(text: str, face: ImageFont.FreeTypeFont, width_px: float) -> str:
 def fit(
     text: str, width_px: float, *, size_px: int, smallest_px: int, bold: bool = False
 ) -> tuple[str, ImageFont.FreeTypeFont]:
-    """The text with the largest font in which it fits; shortened where the smallest is too wide."""
+    """Return the text and the largest font in which it fits, shortened if none is."""
     for size in range(size_px, smallest_px, -1):
         if font(size, bold=bold).getlength(text) <= width_px:
             return text, font(size, bold=bold)
@@ -51,7 +52,7 @@ def fit(
 
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines: int) -> list[str]:
-    """The text in lines no wider than width_px; what does not fit max_lines ends in an ellipsis."""
+    """Break the text into lines within width_px; what exceeds max_lines ends in an ellipsis."""
     lines: list[str] = []
     line = ""
     words = text.split(" ")

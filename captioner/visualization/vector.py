@@ -1,4 +1,4 @@
-"""A page of vector graphics that is drawn on by the calls of Pillow, and saved as PDF or SVG.
+"""A page of vector graphics with the drawing calls of Pillow, saved as PDF or SVG.
 
 So one layout serves the PNG and the figure of a paper. Text, bars and rules are vectors; overlays
 are pictures in it, as fine as they were given.
@@ -40,7 +40,7 @@ class VectorPage:
         font: ImageFont.FreeTypeFont,
         anchor: Literal["ls", "ms", "rs", "lm", "rm"],
     ) -> None:
-        """As in ImageDraw; anchors: left, middle, right; s the baseline, m the middle."""
+        """Write text as ImageDraw does; anchor: left, middle, right; s baseline, m middle."""
         from matplotlib.font_manager import FontProperties
 
         x, y = xy
@@ -60,7 +60,7 @@ class VectorPage:
         )
 
     def rectangle(self, xy: tuple[float, float, float, float], *, fill: str) -> None:
-        """Corners are pixels, both inside, as in ImageDraw."""
+        """Fill a box whose corner pixels are both inside, as ImageDraw does."""
         from matplotlib.patches import Rectangle
 
         x0, y0, x1, y1 = xy
@@ -68,6 +68,7 @@ class VectorPage:
         self._axes.add_patch(box)
 
     def line(self, xy: tuple[float, float, float, float], *, fill: str, width: int) -> None:
+        """Draw a line of `width` pixels."""
         from matplotlib.lines import Line2D
 
         x0, y0, x1, y1 = xy
@@ -75,7 +76,7 @@ class VectorPage:
         self._axes.add_line(Line2D((x0, x1), (y0, y1), color=fill, lw=points, zorder=self._above()))
 
     def paste(self, image: Image.Image, box: tuple[int, int, int, int]) -> None:
-        """A picture, of any resolution, in a box (left, top, right, bottom)."""
+        """Place a picture, of any resolution, in a box (left, top, right, bottom)."""
         left, top, right, bottom = box
         self._axes.imshow(
             np.asarray(image.convert("RGB")),
@@ -119,17 +120,18 @@ Page: TypeAlias = "Image.Image | VectorPage"
 
 
 def pen(page: Page) -> Any:
-    """What draws on the page: text, rectangle, line."""
+    """Return the object that draws on the page: text, rectangle, line."""
     return ImageDraw.Draw(page) if isinstance(page, Image.Image) else page
 
 
 def new_page(width: int, height: int, *, vector: bool, title: str = "") -> Any:
+    """Return a white page of vectors (for PDF and SVG) or of pixels."""
     if vector:
         return VectorPage(width, height, title=title)
     return Image.new("RGB", (width, height), "white")
 
 
-def finer(drawn: tuple[int, int], photo: tuple[int, int], *, vector: bool) -> tuple[int, int]:
-    """Size of the picture in a place of size `drawn`: on a vector page up to twice as fine."""
-    factor = min(max(photo[0] / drawn[0], 1.0), 2.0) if vector else 1.0
+def finer(drawn: tuple[int, int], image: tuple[int, int], *, vector: bool) -> tuple[int, int]:
+    """Return pixels of a picture that is drawn at size `drawn`: on a vector page up to twice."""
+    factor = min(max(image[0] / drawn[0], 1.0), 2.0) if vector else 1.0
     return round(drawn[0] * factor), round(drawn[1] * factor)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from programs import LossOutput, Programs
+from programs import ProgramResult, Programs
 
 from captioner.captioner import Captioner
 
 
-def export(programs: Programs, *arguments: object) -> LossOutput:
+def export(programs: Programs, *arguments: object) -> ProgramResult:
     return programs.run("captioner", "export", *arguments)
 
 
@@ -46,3 +46,8 @@ def test_a_setting_that_cannot_be_used_is_refused_by_name(
     refused = export(programs, tiny_model, tmp_path / "small", "--beam-size", 0)
     assert "decoding.beam_size" in refused.sentence()
     assert not (tmp_path / "small").exists()
+
+
+def test_a_bundled_model_is_exported_by_its_name(programs: Programs, tmp_path: Path) -> None:
+    assert export(programs, "soft", tmp_path / "small").code == 0
+    assert "nothing" in export(programs, "nothing", tmp_path / "none").sentence()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from programs import REPOSITORY, Programs
 
 from captioner import __version__
-from captioner.__main__ import COMMANDS, main
+from captioner.__main__ import main
+from captioner.cli import printable, run_command
+from captioner.cli.commands import COMMANDS
+from captioner.errors import CheckpointError
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
-def test_the_version_is_told(programs: Programs, option: str) -> None:
+def test_the_version_is_printed(programs: Programs, option: str) -> None:
     outcome = programs.run("captioner", option)
     assert (outcome.code, outcome.stdout, outcome.stderr) == (0, f"captioner {__version__}\n", "")
 
@@ -23,6 +30,10 @@ def test_help_names_every_command(programs: Programs, option: str) -> None:
     outcome = programs.run("captioner", option)
     assert outcome.code == 0
     assert all(f"  {name}" in outcome.stdout for name in COMMANDS)
+    assert "examples:" in outcome.stdout
+    lines = outcome.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) < 80, "it fits a terminal of 80 x 24"
     assert outcome.stderr == ""
 
 
@@ -86,3 +97,108 @@ def test_the_scripts_are_the_commands(programs: Programs) -> None:
     for script, command in (("train.py", "train"), ("caption.py", "caption")):
         one, other = programs.run(script, "--help"), programs.run("captioner", command, "--help")
         assert (one.code, one.stdout) == (other.code, other.stdout)
+
+
+# -------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a dog \u2013 caf\u00e9 \u5199\u771f", "a dog \u2013 caf\u00e9 \u5199\u771f"),
+        ("\x1b[2J", r"\u001b[2J"),
+        ("a\nb\tc\r", r"a\u000ab\u0009c\u000d"),
+        ("\x9b31m\u202etxt", r"\u009b31m\u202etxt"),
+        ("caf\udce9", r"caf\udce9"),
+    ],
+)
+def test_control_characters_are_visible(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_an_error_is_one_line_without_frames_of_cpp(capsys: pytest.CaptureFixture[str]) -> None:
+    frames = "\n".join(f"frame #{n}: c10::function() + 0x{n:x}" for n in range(40))
+
+    def command() -> int:
+        raise CheckpointError(
+            "model: cannot be built (bad size)\nException raised from f at x.cpp:3 "
+            f"(most recent call first):\n{frames}"
+        )
+
+    assert run_command(command) == 2
+    assert capsys.readouterr().err == "error: model: cannot be built (bad size)\n"
+
+
+def test_a_device_that_is_not_there_is_not_suggested() -> None:
+    import torch
+
+    from captioner.errors import ConfigError
+    from captioner.runtime.device import choose_device
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigError) as error:
+        choose_device("cuda")
+    assert "use auto or cpu" in str(error.value)
+
+
+# ----------------------------------------------------------------------------- doctor, completion
+
+
+def test_doctor_names_what_is_there_and_what_is_missing(programs: Programs) -> None:
+    outcome = programs.run("captioner", "doctor", "--json", PATH="/nowhere")
+    assert outcome.code == 0, outcome.stdout
+    report = json.loads(outcome.stdout)
+    assert report["works"] is True
+    checks = {check["name"]: check for check in report["checks"]}
+    assert {"Python", "torch", "model soft", "Java", "font", "pillow-heif"} <= set(checks)
+    assert checks["Java"]["status"] == "optional"
+    assert "default-jre-headless" in checks["Java"]["remedy"]
+
+
+def test_doctor_fails_on_a_damaged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from captioner import checkpoint
+
+    shutil.copytree(checkpoint.MODELS / "soft", tmp_path / "soft")
+    (tmp_path / "soft" / "config.yaml").write_text("changed")
+    monkeypatch.setattr(checkpoint, "MODELS", tmp_path)
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "!!  model soft" in printed
+    assert "config.yaml" in printed
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["captioner", "ca"], {"caption"}),
+        (["captioner", "caption", "--rec"], {"--recursive"}),
+        (["captioner", "caption", "--model", ""], {"hard", "soft"}),
+        (["captioner", "train", "--decoder.k"], {"--decoder.kind"}),
+        (["captioner", "evaluate", "--format", "fl"], {"flickr8k"}),
+        (["captioner", "caption", "pho"], set()),  # bash completes files by itself
+    ],
+)
+def test_bash_completes(tmp_path: Path, typed: list[str], offered: set[str]) -> None:
+    from captioner.cli.completion import script
+
+    file = tmp_path / "completion"
+    file.write_text(script("bash"))
+    words = " ".join(shlex.quote(word) for word in typed)
+    code = (
+        f"source {file}; COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _captioner; "
+        'printf "%s\n" "${COMPREPLY[@]}"'
+    )
+    answer = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stderr == ""
+    assert set(answer.stdout.split()) == offered
+
+
+def test_other_shells_get_a_script_too() -> None:
+    from captioner.cli.completion import script
+
+    assert "bashcompinit" in script("zsh")
+    assert "-l recursive" in script("fish")

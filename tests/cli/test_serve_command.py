@@ -55,7 +55,7 @@ def test_many_clients_at_once_lose_nothing_and_mix_nothing_up(
     assert float(passes.split()[1]) < REQUESTS / 2, "they went through the model together"
 
 
-def test_sigterm_answers_who_was_inside_and_ends_with_0(
+def test_sigterm_answers_requests_that_have_begun_and_ends_with_0(
     programs: Programs, tiny_model: Path, drawn_photos: Path
 ) -> None:
     photo = (drawn_photos / "01.jpg").read_bytes()
@@ -78,6 +78,77 @@ def test_sigterm_answers_who_was_inside_and_ends_with_0(
     assert "HTTP/1.1 200" in answers[0], answers
     assert outcome.code == 0, outcome
     assert outcome.stderr == ""
+
+
+def send_head(address: str, path: str, length: int, content: bytes = b"") -> socket.socket:
+    """A connection with a request of which only a part has been sent."""
+    host, _, port = urlsplit(address).netloc.partition(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\n"
+    connection = socket.create_connection((host, int(port)), timeout=120)
+    connection.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode() + content)
+    return connection
+
+
+def test_sigterm_has_a_deadline(programs: Programs, tiny_model: Path, drawn_photos: Path) -> None:
+    photo = (drawn_photos / "01.jpg").read_bytes()
+    with started(programs, "--checkpoint", tiny_model, "--deadline", 2) as (address, server):
+        ask(address, photo)
+        path = "/v1/pictures?format=gif&caption=" + "+".join(["disc"] * 60)
+        working = [send_head(address, path, len(photo), photo) for _ in range(8)]
+        stalled = [send_head(address, "/v1/captions", 5000, photo[:100]) for _ in range(8)]
+        time.sleep(0.5)
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        outcome = server.wait()
+        for connection in (*working, *stalled):
+            connection.close()
+    assert time.monotonic() - began < 30  # 2 + 5 s, and a busy machine
+    assert outcome.code == 0, outcome
+    assert "Traceback" not in outcome.stderr
+
+
+def test_more_unfinished_connections_than_it_takes_keep_nobody_out_and_fill_no_log(
+    programs: Programs, tiny_model: Path, drawn_photos: Path
+) -> None:
+    photo = (drawn_photos / "01.jpg").read_bytes()
+    with started(programs, "--checkpoint", tiny_model) as (address, server):
+        ask(address, photo)
+        host, _, port = urlsplit(address).netloc.partition(":")
+        sockets = []
+        for number in range(700):
+            connection = socket.create_connection((host, int(port)), timeout=120)
+            connection.sendall(b"POST /v1/captions HTTP/1.1\r\nHost: a\r\n"[: number % 40])
+            sockets.append(connection)
+        sockets += [send_head(address, "/v1/captions", 5000, photo[:100]) for _ in range(128)]
+        began = time.monotonic()
+        assert ask(address, photo)
+        assert time.monotonic() - began < 20
+        for connection in sockets:
+            connection.close()
+        for _ in range(200):
+            with socket.create_connection((host, int(port)), timeout=120) as connection:
+                connection.sendall(b"nonsense\r\n\r\n")
+                assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+        server.signal(signal.SIGTERM)
+        outcome = server.wait()
+    assert outcome.code == 0
+    assert 0 < len(outcome.stderr.splitlines()) <= 10, outcome.stderr
+
+
+def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
+    programs: Programs, tiny_model: Path, drawn_photos: Path
+) -> None:
+    photo = (drawn_photos / "01.jpg").read_bytes()
+    options = ["--checkpoint", tiny_model, "--allow-origin", "https://friend.example"]
+    with started(programs, *options) as (address, _):
+        for origin, status in (("https://friend.example", 200), ("https://foe.example", 403)):
+            connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
+            headers = {"Content-Type": "image/jpeg", "Origin": origin}
+            connection.request("POST", "/v1/captions", photo, headers)
+            assert connection.getresponse().status == status
+    wrong = programs.run("captioner", "serve", "--allow-origin", "friend.example/page")
+    assert wrong.code == 2
+    assert "friend.example/page" in wrong.stderr
 
 
 def test_ctrl_c_ends_it_the_same_way(programs: Programs, tiny_model: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from programs import LossOutput, Programs, Running
 
 from captioner import Captioner
 from captioner.checkpoint import STATE, load_training_state, verify
-from captioner.config import Config, from_yaml, to_yaml
+from captioner.cli.train import parse_settings
+from captioner.config import Config, data_sources, from_yaml, to_yaml
+from captioner.errors import ConfigError
 
 STEPS = 11  # an epoch: 21 batches by twos
 
@@ -355,16 +359,51 @@ def test_a_setting_on_the_command_line_goes_over_the_recipe(
     assert not (tmp_path / "run").exists()
 
 
-def test_help_tells_every_setting_with_its_meaning_and_default(programs: Programs) -> None:
+def test_help_has_every_setting_with_its_meaning_range_and_default(programs: Programs) -> None:
     outcome = programs.run("train.py", "--help")
     assert outcome.code == 0
-    for told in (
-        "--optim.lr",
-        "--data.root",
+    assert outcome.stderr == ""
+    shown = "".join(outcome.stdout.split())  # lines break anywhere
+    for section, settings in vars(Config()).items():
+        meanings = inspect.getdoc(type(settings)).split("Args:")[1]  # type: ignore[union-attr]
+        for key in vars(settings):
+            (meaning,) = re.findall(rf"^ +{key}: (.*)$", meanings, re.MULTILINE)
+            start = "".join(f"--{section}.{key}".split())
+            assert start in shown
+            assert "".join(meaning.split()) in shown, f"{section}.{key}"
+    for fact in (
+        "Dropoutonthewordembeddings.",
+        "default:0.0005",
+        "{additive,concat,dot,scaled_dot,general,cosine,location}",
         "--resume",
         "--config",
-        "Doubly"[1:],
-        "default: 0.0005",
     ):
-        assert told in outcome.stdout, told
-    assert outcome.stderr == ""
+        assert fact in shown, fact
+
+
+def test_a_recipe_that_ships_is_found_by_its_name(tmp_path: Path, programs: Programs) -> None:
+    sentence = programs.run(
+        "train.py", "--config", "flickr8k_soft", "--data.root", tmp_path / "none", cwd=tmp_path
+    ).sentence()
+    assert str(tmp_path / "none") in sentence
+    missing = programs.run("train.py", "--config", "flickr8k_sofd", cwd=tmp_path).sentence()
+    assert "flickr8k_sofd" in missing
+    assert "flickr8k_soft" in missing
+
+
+def test_roots_name_their_source(tmp_path: Path) -> None:
+    text = "data: {sources: [{name: a, root: r}, {name: b, format: table}]}"
+    (tmp_path / "two.yaml").write_text(text)
+    recipe = ["--config", str(tmp_path / "two.yaml")]
+
+    def roots(*options: str) -> list[str]:
+        config, _ = parse_settings([*options[:1], *recipe, *options[1:]])
+        return [source.root for source in data_sources(config.data)]
+
+    assert roots("--data.root=b=/x=y") == ["r", "/x=y"]
+    assert roots("--data.root=b=x", "--data.root", "a=y") == ["y", "x"]
+    assert roots("--data.root=b=x,a=y") == ["y", "x"]
+    with pytest.raises(ConfigError, match=r"^data\.root: .*a, b"):
+        roots("--data.root=x")
+    config, _ = parse_settings(["--data.root=x", "--data.root", "y"])
+    assert config.data.root == "y"

@@ -12,12 +12,21 @@ import tiny
 import torch
 from PIL import Image
 
+from captioner.data.batch import Batch
 from captioner.data.captioned import CaptionedImage
-from captioner.data.dataset import Batch, CaptionBatches, CaptionDataset, load_batches
+from captioner.data.dataset import (
+    CaptionBatches,
+    CaptionDataset,
+    EncodedCaptions,
+    encode_captions,
+    load_batches,
+)
 from captioner.data.readers import read_split
+from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
-from captioner.data.vocabulary import Vocabulary, tokenize
+from captioner.data.vocabulary import Vocabulary
 
+tokenize = WordTokenizer().split
 MODES = ["photo", "length"]
 VOCABULARY = Vocabulary(tiny.WORDS)
 AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
@@ -32,22 +41,21 @@ def dataset(
 ) -> CaptionDataset:
     return CaptionDataset(
         photos,
-        VOCABULARY,
+        encode_captions(photos, VOCABULARY, max_words=max_words),
         transform(AUGMENTATION if augment else None),
-        max_words=max_words,
         seed=seed,
     )
 
 
 @pytest.fixture(scope="session")
 def photos(drawn_photos: Path) -> list[CaptionedImage]:
-    return read_split(format="table", root=drawn_photos, split="train").photos
+    return read_split(format="table", root=drawn_photos, split="train").images
 
 
 @pytest.fixture
 def breakable(tmp_path: Path) -> list[CaptionedImage]:
     """Photos that a test may break."""
-    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").photos
+    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").images
 
 
 def made_up(photos: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -58,8 +66,11 @@ def made_up(photos: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batches(by: str, *, size: int = 16, seed: int = 1, captions: int = 0) -> CaptionBatches:
-    photo_of, lengths = made_up(seed=captions)
-    return CaptionBatches(photo_of, lengths, batch_size=size, by=by, seed=seed)  # type: ignore[arg-type]
+    return CaptionBatches(encoded(*made_up(seed=captions)), batch_size=size, by=by, seed=seed)  # type: ignore[arg-type]
+
+
+def encoded(image_of: np.ndarray, lengths: np.ndarray) -> EncodedCaptions:
+    return EncodedCaptions(image_of, [np.zeros(length) for length in lengths], lengths)
 
 
 def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
@@ -143,7 +154,7 @@ def test_batches_by_photo_are_as_full_as_whole_photos_allow() -> None:
 
 def test_a_photo_with_more_captions_than_a_batch_is_a_batch_of_its_own() -> None:
     photo_of = np.array([0, 1, 1, 1, 1, 1, 2])
-    by_photo = CaptionBatches(photo_of, np.full(7, 3), batch_size=3, by="photo", seed=0)
+    by_photo = CaptionBatches(encoded(photo_of, np.full(7, 3)), batch_size=3, by="photo", seed=0)
     assert sorted(sorted(b.tolist()) for b in by_photo.epoch(0))[-1] == [1, 2, 3, 4, 5]
     assert sorted(np.concatenate(by_photo.epoch(0)).tolist()) == list(range(7))
 
@@ -200,8 +211,8 @@ def test_captions_without_words_are_left_out() -> None:
         ]
     )
     assert len(data) == 2
-    assert data.photo_of.tolist() == [0, 3]
-    assert data.lengths.tolist() == [4, 3]
+    assert data.captions.image_of.tolist() == [0, 3]
+    assert data.captions.lengths.tolist() == [4, 3]
 
 
 def test_a_word_that_the_vocabulary_lacks_is_unknown(drawn_photos: Path) -> None:
@@ -250,7 +261,7 @@ def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(
     assert whole.unreadable[1][1] == "no such file"
     assert len(whole) == len(data) - 4
     assert len(whole.inputs) == len(breakable) - 2
-    good = [c for c in range(len(data)) if data.photo_of[c] not in (1, 3)]
+    good = [c for c in range(len(data)) if data.captions.image_of[c] not in (1, 3)]
     expected = data[0, good]
     for name in ("inputs", "image_index", "tokens", "targets", "lengths"):
         assert torch.equal(getattr(whole, name), getattr(expected, name))
@@ -260,7 +271,7 @@ def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(
 def test_a_batch_may_become_empty(breakable: list[CaptionedImage], workers: int) -> None:
     breakable[0].path.write_bytes(b"no photo")
     data = dataset(breakable)
-    order = CaptionBatches(data.photo_of, data.lengths, batch_size=2, by="photo", seed=0)
+    order = CaptionBatches(data.captions, batch_size=2, by="photo", seed=0)
     found = list(load_batches(data, order, 0, workers=workers))
     (empty,) = [batch for batch in found if not len(batch)]
     assert empty.unreadable[0][0] == str(breakable[0].path)
@@ -283,7 +294,7 @@ def equal(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("by", MODES)
 def test_no_and_two_workers_give_identical_tensors(by: str, photos: list[CaptionedImage]) -> None:
     data = dataset(photos)
-    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
+    order = CaptionBatches(data.captions, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
     none = list(load_batches(data, order, 2))
     two = list(load_batches(data, order, 2, workers=2))
     assert len(none) == len(order.epoch(2)) == len(two) > 3
@@ -296,7 +307,7 @@ def test_resuming_from_a_batch_gives_the_same_remaining_batches(
     by: str, first: int, photos: list[CaptionedImage]
 ) -> None:
     data, again = dataset(photos), dataset(photos)
-    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
+    order = CaptionBatches(data.captions, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
     whole = list(load_batches(data, order, 1))
     torch.manual_seed(99)
     rest = list(load_batches(again, order, 1, first=first))
@@ -306,7 +317,7 @@ def test_resuming_from_a_batch_gives_the_same_remaining_batches(
 
 def test_resuming_behind_the_last_batch_gives_none(photos: list[CaptionedImage]) -> None:
     data = dataset(photos)
-    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by="photo", seed=9)
+    order = CaptionBatches(data.captions, batch_size=5, by="photo", seed=9)
     assert list(load_batches(data, order, 0, first=len(order.epoch(0)))) == []
 
 
@@ -317,7 +328,7 @@ def test_loading_leaves_the_generator_of_dropout_alone(
     # A run resumed in mid-epoch begins to load once more often than one that was not interrupted,
     # so if that drew a number, all dropout after it would differ.
     data = dataset(photos)
-    order = CaptionBatches(data.photo_of, data.lengths, batch_size=5, by="photo", seed=9)
+    order = CaptionBatches(data.captions, batch_size=5, by="photo", seed=9)
     before = torch.get_rng_state()
     next(load_batches(data, order, 0, workers=workers))
     assert torch.equal(torch.get_rng_state(), before)

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from captioner.data import feature_cache
-from captioner.data.dataset import CaptionBatches, CaptionDataset, load_batches
-from captioner.data.feature_cache import FeatureCache, build_feature_cache
-from captioner.data.feature_views import FeatureCrop
+from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
+from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
 from captioner.data.readers import read_split
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
@@ -380,12 +379,11 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     photos[2].write_bytes(b"damaged")
-    captioned = read_split(format="table", root=photos[0].parent, split="train").photos
+    captioned = read_split(format="table", root=photos[0].parent, split="train").images
     cache = build(tmp_path / "cache", [photo.path for photo in captioned], Encode(encoder))
-    data = CaptionDataset(
-        captioned, Vocabulary(tiny.WORDS), transform(), max_words=9, seed=1, cache=cache
-    )
-    order = CaptionBatches(data.photo_of, data.lengths, batch_size=6, by="photo", seed=1)
+    captions = encode_captions(captioned, Vocabulary(tiny.WORDS), max_words=9)
+    data = CaptionDataset(captioned, captions, transform(), seed=1, cache=cache)
+    order = CaptionBatches(captions, batch_size=6, by="photo", seed=1)
     views: list[set[int]] = [set() for _ in captioned]
     reported: set[str] = set()
     for epoch in range(4):
@@ -409,16 +407,15 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
 def test_the_dataset_crops_cached_features_anew_each_epoch_and_alike_each_time(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
-    captioned = read_split(format="table", root=photos[0].parent, split="train").photos
+    captioned = read_split(format="table", root=photos[0].parent, split="train").images
     cache = build(tmp_path / "cache", [photo.path for photo in captioned], Encode(encoder), views=1)
-    words = Vocabulary(tiny.WORDS)
+    captions = encode_captions(captioned, Vocabulary(tiny.WORDS), max_words=9)
 
     def inputs(epoch: int, min_area: float) -> torch.Tensor:
         data = CaptionDataset(
             captioned,
-            words,
+            captions,
             transform(),
-            max_words=9,
             seed=1,
             cache=cache,
             cache_crop=None if min_area == 1 else FeatureCrop(min_area, flip=0.5),
@@ -452,13 +449,14 @@ def test_photos_of_the_same_name_in_two_folders_are_two(
 
 
 OTHER_RUN = """
-import fcntl, shutil, sys
+import shutil, sys
+from pathlib import Path
+from captioner.files import locked
 folder, made = sys.argv[1:]
-with open(folder + "/.lock", "w") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
+with locked(Path(folder) / ".lock", wait=False):
     print("locked", flush=True)
     sys.stdin.readline()
-    for name in ("features.npy", "progress.json"):
+    for name in ("features.npy", "checksums.npy", "progress.json"):
         shutil.copy(made + "/" + name, folder)
 """
 
@@ -485,3 +483,108 @@ def test_a_cache_that_another_run_is_making_is_waited_for(
     assert encode.calls == 0
     assert f"{folder}: waiting for another run" in capfd.readouterr().err
     assert (found[0].folder / "features.npy").read_bytes() == (made / "features.npy").read_bytes()
+
+
+# ------------------------------------------------------------------------------- damaged values
+
+
+def quarter_of_zeros(folder: Path) -> None:
+    path = folder / "features.npy"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(path.stat().st_size // 4))
+
+
+def flipped_bit(folder: Path) -> None:
+    path = folder / "features.npy"
+    data = bytearray(path.read_bytes())
+    data[-1000] ^= 4
+    path.write_bytes(data)
+
+
+def no_checksum_file(folder: Path) -> None:
+    (folder / "checksums.npy").write_bytes(b"not an array")
+
+
+@pytest.mark.parametrize("damage", [quarter_of_zeros, flipped_bit, no_checksum_file])
+def test_values_that_are_not_those_written_are_noticed(
+    tmp_path: Path, photos: list[Path], encoder: Encoder, damage: Callable[[Path], None]
+) -> None:
+    cache = build(tmp_path / "cache", photos, Encode(encoder))
+    damage(cache.folder)
+    with pytest.raises(DataError, match="the feature cache is damaged .*; delete this") as caught:
+        build(tmp_path / "cache", photos, Encode(encoder))
+    assert "\n" not in str(caught.value)
+    assert str(cache.folder) in str(caught.value)
+
+
+def test_damage_to_an_interrupted_build_is_noticed_before_it_goes_on(
+    tmp_path: Path, photos: list[Path], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_cache, "SAVE_EVERY", 8)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "cache", photos, Encode(encoder, 3))
+    (array,) = (tmp_path / "cache").rglob("features.npy")
+    with array.open("r+b") as file:
+        file.seek(400)
+        file.write(bytes(100))
+    with pytest.raises(DataError, match="entries are not what was written"):
+        build(tmp_path / "cache", photos, Encode(encoder))
+
+
+def test_a_cache_without_checksums_gets_those_of_what_it_holds(
+    tmp_path: Path, photos: list[Path], encoder: Encoder
+) -> None:
+    """As one that an earlier version made."""
+    cache = build(tmp_path / "cache", photos, Encode(encoder))
+    (cache.folder / "checksums.npy").unlink()
+    counting = Encode(encoder)
+    again = build(tmp_path / "cache", photos, counting)
+    assert counting.calls == 0
+    np.testing.assert_array_equal(again.features, cache.features)
+    flipped_bit(cache.folder)
+    with pytest.raises(DataError, match="damaged"):
+        build(tmp_path / "cache", photos, Encode(encoder))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "3",
+        "null",
+        "{}",
+        '{"done": "many", "unreadable": {}}',
+        '{"done": true, "unreadable": {}}',
+        '{"done": -3, "unreadable": {}}',
+        '{"done": 34, "unreadable": {}}',
+        '{"done": 33, "unreadable": []}',
+        '{"done": 33, "unreadable": {"x": "gone"}}',
+        '{"done": 33, "unreadable": {"1": 7}}',
+        "[" * 100_000,
+        "\ud800",
+    ],
+    ids=lambda content: content[:20],
+)
+def test_notes_of_nonsense_are_one_sentence(
+    tmp_path: Path, photos: list[Path], encoder: Encoder, content: str
+) -> None:
+    cache = build(tmp_path / "cache", photos, Encode(encoder))
+    (cache.folder / "progress.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    with pytest.raises(DataError, match="the feature cache is damaged") as caught:
+        build(tmp_path / "cache", photos, Encode(encoder))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_killed_build_left_is_swept(
+    tmp_path: Path, photos: list[Path], encoder: Encoder
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "cache", photos, Encode(encoder, 1))
+    (folder,) = (tmp_path / "cache").iterdir()
+    (folder / ".0123456789abcdef.tmp").write_bytes(b"half")
+    build(tmp_path / "cache", photos, Encode(encoder))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"features.npy", "checksums.npy", "progress.json", ".lock"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.data.feature_views import FeatureCrop
+from captioner.data.feature_cache import FeatureCrop
 
 
 class Drawn:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from captioner.data.captioned import CaptionedImage
-from captioner.data.readers import Split, read_captions, read_split
+from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.readers import read_captions, read_split
 from captioner.errors import DataError
 
 
@@ -25,11 +25,11 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def names(split: Split) -> list[str]:
-    return [photo.path.name for photo in split.photos]
+    return [photo.path.name for photo in split.images]
 
 
 def ids(split: Split) -> list[int | str]:
-    return [photo.image_id for photo in split.photos]
+    return [photo.image_id for photo in split.images]
 
 
 def sentence(**arguments: Any) -> str:
@@ -186,7 +186,7 @@ def test_karpathy_reads_raw_captions_and_positions_as_ids(tmp_path: Path) -> Non
     )
     texts = read_captions(format="karpathy", root=tmp_path, split="train")
     assert texts == ["A dog.", "Dog!", "A cat.", "Not there."], "those of photos not there too"
-    assert read_split(format="karpathy", root=tmp_path, split="val").photos[0].captions == (
+    assert read_split(format="karpathy", root=tmp_path, split="val").images[0].captions == (
         "A café.",
     )
 
@@ -209,7 +209,7 @@ def test_karpathy_finds_images_in_the_archives_own_folders(
     more = {} if filepath is None else {"filepath": filepath}
     write_karpathy(tmp_path, karpathy_image("a.jpg", "test", "A dog.", **more))
     split = read_split(format="karpathy", root=tmp_path, split="test")
-    assert [photo.path for photo in split.photos] == [tmp_path / folder / "a.jpg"]
+    assert [photo.path for photo in split.images] == [tmp_path / folder / "a.jpg"]
 
 
 def test_karpathy_coco_joins_train_and_restval_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_the_captions_file_is_chosen_by_name_when_there_are_two(
     monkeypatch.chdir(tmp_path.parent)
     for file in ("dataset_2.json", two, Path(tmp_path.name, "dataset_2.json")):
         split = read_split(format="karpathy", root=tmp_path, split="train", file=file)
-        assert split.photos[0].captions == ("Two.",)
+        assert split.images[0].captions == ("Two.",)
     message = sentence(format="karpathy", root=tmp_path, split="train", file="three.json")
     assert f"the captions file {tmp_path / 'three.json'} does not exist" in message
 
@@ -440,7 +440,7 @@ def test_coco_lists_select_by_name_over_all_captions_of_2014(
     assert ids(read("val")) == [4]
     assert ids(read("test")) == [5, 2]
     assert ids(read("train+restval")) == [1, 3]
-    assert read("train+restval").photos[1] == CaptionedImage(
+    assert read("train+restval").images[1] == CaptionedImage(
         root / "val2014" / coco_name(3, "val2014"), ("3.",), 3
     )
 
@@ -485,7 +485,7 @@ def test_with_both_captions_the_image_on_disk_is_taken(
     name = {"2014": f"val2014/{coco_name(4, 'val2014')}", "2017": f"train2017/{coco_name(4)}"}
     touch(root, name[there])
     split = read_split(format="coco", root=root, split="val", coco_splits=split_lists)
-    assert [photo.path for photo in split.photos] == [root / name[there]]
+    assert [photo.path for photo in split.images] == [root / name[there]]
     assert split.missing == []
 
 
@@ -509,7 +509,7 @@ def test_wrong_coco_lists_are_named(tmp_path: Path, split_lists: Path) -> None:
     message = sentence(format="coco", root=root, split="val", coco_splits=tmp_path / "nowhere")
     assert f"there is no list {tmp_path / 'nowhere' / 'coco_val.txt'}" in message
     message = sentence(format="coco", root=root, split="val", coco_splits=split_lists)
-    assert "no annotations/captions_NAME.json beside a folder NAME" in message
+    assert "no annotations/captions_NAME.json next to a folder NAME" in message
 
 
 # ------------------------------------------------------------------------------------------- Table
@@ -711,26 +711,26 @@ def test_the_real_flickr8k_has_its_official_sizes(shared_data: Path) -> None:
     root = shared_data / "flickr8k"
     train = read_split(format="flickr8k", root=root, split="train")
     val = read_split(format="flickr8k", root=root, split="val")
-    assert (len(train.photos), len(val.photos)) == (6000, 1000)
+    assert (len(train.images), len(val.images)) == (6000, 1000)
     assert not train.missing
     assert not val.missing
-    assert {len(photo.captions) for photo in train.photos + val.photos} == {5}
+    assert {len(photo.captions) for photo in train.images + val.images} == {5}
     assert len(set(ids(train) + ids(val))) == 7000
     assert names(train)[0] == "2513260012_03d33305cf.jpg"
-    assert train.photos[0].captions[0] == "A black dog is running after a white dog in the snow ."
+    assert train.images[0].captions[0] == "A black dog is running after a white dog in the snow ."
 
 
 def test_the_real_coco_is_read_by_folder_and_by_the_papers_lists(shared_data: Path) -> None:
     root, lists = shared_data / "coco-tiny", shared_data / "coco-splits"
     both = read_split(format="coco", root=root, split="train2017+val2017")
-    assert len(both.photos) == 100
+    assert len(both.images) == 100
     assert not both.missing
-    assert all(photo.image_id == int(photo.path.stem) for photo in both.photos)
-    assert all(len(photo.captions) >= 5 for photo in both.photos)
+    assert all(photo.image_id == int(photo.path.stem) for photo in both.images)
+    assert all(len(photo.captions) >= 5 for photo in both.images)
     found = {}
     for split, size in {"val": 5000, "test": 5000, "restval": 30504}.items():
         part = read_split(format="coco", root=root, split=split, coco_splits=lists)
-        assert len(part.photos) + len(part.missing) == size
+        assert len(part.images) + len(part.missing) == size
         found[split] = ids(part)
     assert {split: len(part) for split, part in found.items()} == {
         "val": 10,
@@ -751,17 +751,17 @@ def test_real_coco_photos_in_a_karpathy_file_and_a_table(shared_data: Path, tmp_
             karpathy_image(
                 photo.path.name, "test", *photo.captions, filepath="val2017", cocoid=photo.image_id
             )
-            for photo in both.photos
+            for photo in both.images
         ),
     )
     with (tmp_path / "captions.jsonl").open("w") as file:
-        for photo in both.photos:
+        for photo in both.images:
             row = {"image": f"val2017/{photo.path.name}", "caption": photo.captions}
             file.write(json.dumps(row) + "\n")
     karpathy = read_split(format="karpathy", root=tmp_path, split="test")
     table = read_split(format="table", root=tmp_path, split="test")
     for split in (karpathy, table):
         assert names(split) == names(both)
-        assert [p.captions for p in split.photos] == [p.captions for p in both.photos]
+        assert [p.captions for p in split.images] == [p.captions for p in both.images]
     assert ids(karpathy) == ids(both)
     assert ids(table) == list(range(50))

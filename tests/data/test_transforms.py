@@ -146,7 +146,7 @@ def a_name_with_a_zero_byte(folder: Path) -> Path:
         (below_a_file, "cannot be read"),
         (a_broken_link, "no such file"),
         (a_link_to_itself, "cannot be read"),
-        (a_pipe, "is empty"),
+        (a_pipe, "is a pipe or a device"),
         (a_name_longer_than_any_file_s, "cannot be read"),
         (a_name_with_a_zero_byte, "cannot be read"),
     ],
@@ -433,6 +433,33 @@ def test_threads_that_read_photos_together_leave_the_warning_filters_alone() -> 
     assert warnings.filters == before
 
 
+@pytest.mark.parametrize(("width", "height"), [(12_000, 9_000), (3_000, 60_000)])
+def test_a_very_large_jpeg_is_read_at_half_its_size(width: int, height: int) -> None:
+    """108 megapixels, as phones have, and 180, over the second of Pillow's limits."""
+    image = Image.new("L", (width, height), 90)
+    image.paste(200, (0, 0, width // 2, height))
+    data = encoded(image, "JPEG", quality=50)
+    photo = open_image(data)
+    assert photo.size == (width // 2, height // 2)
+    assert photo.mode == "RGB"
+    left, right = photo.getpixel((5, 5)), photo.getpixel((width // 2 - 5, height // 2 - 5))
+    assert abs(left[0] - 200) < 3
+    assert abs(right[0] - 90) < 3
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [((15_000, 14_000), {}), ((12_000, 9_000), {"progressive": True})],
+    ids=["beyond every limit", "progressive"],
+)
+def test_a_jpeg_that_needs_too_much_memory_is_refused(
+    size: tuple[int, int], options: dict[str, bool]
+) -> None:
+    data = encoded(Image.new("L", size), "JPEG", quality=1, **options)
+    with pytest.raises(ImageError, match="over the limit"):
+        open_image(data)
+
+
 def test_the_limit_is_the_one_above_which_pillow_warns() -> None:
     assert MAX_IMAGE_PIXELS == Image.MAX_IMAGE_PIXELS
 
@@ -466,7 +493,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("resize", ["squash", "letterbox"])
+@pytest.mark.parametrize("resize", ["squash", "letterbox", "crop"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_geometry_says_where_every_input_pixel_comes_from(
     size: tuple[int, int], resize: str, view: str, interpolation: str
@@ -486,7 +513,7 @@ def test_the_geometry_says_where_every_input_pixel_comes_from(
     y = (boxes[..., 1] + boxes[..., 3]) / 2
     red, green, blue = inputs.numpy()
     seen = blue > 0.5
-    left, top = (geometry.left_px, geometry.top_px) if resize == "squash" else (0, 0)
+    left, top = (geometry.left_px, geometry.top_px) if resize != "letterbox" else (0, 0)
     inside = (x > left) & (x < width) & (y > top) & (y < height)
     if view in ("plain", "mirrored"):
         np.testing.assert_array_equal(seen, inside)  # the padding is what lies beyond the photo
@@ -533,9 +560,39 @@ def test_a_letterbox_keeps_the_shape_of_the_photo_and_pads_with_the_mean() -> No
     assert geometry.left_px == pytest.approx(-200)
 
 
+def test_a_crop_keeps_the_shape_and_the_centre_and_fills_the_input() -> None:
+    inputs, geometry = transform(resize="crop")(ramps(400, 120))
+    scale = HEIGHT / 120  # the shorter side becomes the input's
+    assert geometry.height_px == pytest.approx(120)
+    assert geometry.width_px == pytest.approx(WIDTH / scale)
+    assert geometry.left_px == pytest.approx((400 - WIDTH / scale) / 2)
+    assert geometry.top_px == 0
+    assert (inputs[2] == 1).all()
+    upright = transform(resize="crop")(ramps(100, 300))[1]
+    assert (upright.left_px, upright.width_px) == (0, 100)
+    assert upright.top_px == pytest.approx((300 - 60) / 2)
+    assert upright.height_px == pytest.approx(60)
+
+
+def test_a_crop_of_the_input_s_own_shape_is_the_squashed_image() -> None:
+    photo = Image.fromarray(noise(HEIGHT * 3, WIDTH * 3))
+    plain, geometry = transform(resize="squash")(photo)
+    cropped, same = transform(resize="crop")(photo)
+    assert same == geometry
+    assert torch.equal(plain, cropped)
+
+
+def test_a_crop_is_resizing_the_shorter_side_and_cropping_the_centre() -> None:
+    photo = Image.fromarray(noise(96, 240))
+    ours, _ = transform(resize="crop", interpolation="bilinear")(photo)
+    resized = photo.resize((120, 48), Image.Resampling.BILINEAR).crop((20, 0, 100, 48))
+    theirs = np.asarray(resized).transpose(2, 0, 1) / 255
+    np.testing.assert_allclose(ours.numpy()[:, :, 2:-2], theirs[:, :, 2:-2], atol=1.01 / 255)
+
+
 def test_photos_of_one_pixel_or_a_line_become_inputs() -> None:
     for size in ((1, 1), (1, 5000), (5000, 1), (2, 1)):
-        for resize in ("squash", "letterbox"):
+        for resize in ("squash", "letterbox", "crop"):
             for augmentation in (None, Augmentation(flip=0.5, min_area=0.01, colour=0.5)):
                 one = transform(resize=resize, augmentation=augmentation)
                 inputs, _ = one(Image.new("RGB", size, "white"), np.random.default_rng(0))

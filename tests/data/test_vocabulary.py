@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import captioner.data.vocabulary
-from captioner.data.vocabulary import Vocabulary, tokenize
+from captioner.data import tokenizer
+from captioner.data.tokenizer import WordTokenizer
+from captioner.data.vocabulary import Vocabulary
+
+tokenize = WordTokenizer().split
 
 
 def test_the_examples_of_the_docstrings_hold() -> None:
-    results = doctest.testmod(captioner.data.vocabulary)
+    results = doctest.testmod(tokenizer)
     assert results.attempted > 0
     assert results.failed == 0
 

@@ -62,7 +62,7 @@ def test_agreement_is_a_reference_s_score_against_the_photo_s_others() -> None:
 def _with_frequencies(of: CiderD, references: list[list[list[str]]]) -> CiderD:
     """Other references with the document frequencies of `of`."""
     other = CiderD(references)
-    other.frequency, other.log_photos = of.frequency, of.log_photos
+    other.frequency, other.log_images = of.frequency, of.log_images
     return other
 
 

@@ -17,7 +17,7 @@ from captioner.evaluation.intervals import (
     paired_bootstrap,
 )
 from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.scorers import ngram_scores
+from captioner.evaluation.scorers import python_scores
 
 WORDS = (
     "man dog red ball park tree runs running sits sat on the a big large old blue near kid".split()
@@ -38,18 +38,18 @@ def sentences(seed: int, count: int) -> tuple[list[str], list[list[str]]]:
 @pytest.mark.parametrize("seed", range(3))
 def test_bleu_of_any_multiset_of_images_follows_from_summed_counts(seed: int) -> None:
     candidates, references = sentences(seed, 30)
-    counts = np.array(ngram_scores(candidates, references)["Bleu_4"].counts)
+    counts = np.array(python_scores(candidates, references)["Bleu_4"].counts)
     chosen = random.Random(seed).choices(range(30), k=20)
-    table = ngram_scores([candidates[i] for i in chosen], [references[i] for i in chosen])
+    table = python_scores([candidates[i] for i in chosen], [references[i] for i in chosen])
     expected = [table[f"Bleu_{n}"].corpus for n in range(1, 5)]
     assert bleu(counts[chosen].sum(0)) == pytest.approx(expected, rel=1e-12, abs=1e-15)
-    each = [ngram_scores([candidates[i]], [references[i]])["Bleu_2"].corpus for i in range(30)]
+    each = [python_scores([candidates[i]], [references[i]])["Bleu_2"].corpus for i in range(30)]
     assert bleu(counts)[:, 1] == pytest.approx(each, rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="METEOR needs Java")
 def test_meteor_of_any_multiset_of_images_follows_from_summed_counts() -> None:
-    from captioner.evaluation.worker import meteor_scores
+    from captioner.evaluation.java_metrics import meteor_scores
 
     java = shutil.which("java")
     assert java is not None

@@ -456,8 +456,8 @@ def test_the_java_tokenizer_equals_pycocoevalcaps_wrapper(
 ) -> None:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
+    from captioner.evaluation.java_metrics import ptb_tokenize
     from captioner.evaluation.scorers import tokenize
-    from captioner.evaluation.worker import ptb_tokenize
 
     texts = [text for texts in coco_example[1].values() for text in texts]
     texts += ['He said: "no" (twice)...', "T.V.s & cafés -- 3/4 full; don't", "", "x"]

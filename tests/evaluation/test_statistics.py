@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from captioner.evaluation.intervals import ImageScores
-from captioner.evaluation.scorers import ngram_scores
+from captioner.evaluation.scorers import python_scores
 from captioner.evaluation.statistics import (
     corpus_statistics,
     scores_by_group,
@@ -43,7 +43,7 @@ def test_statistics_of_no_captions_are_zero() -> None:
 
 
 def scored(candidates: list[str], references: list[list[str]]) -> ImageScores:
-    table = ngram_scores(candidates, references)
+    table = python_scores(candidates, references)
     ids = [f"photo {n}" for n in range(len(candidates))]
     return ImageScores.of(
         {name: dict(zip(ids, row.images, strict=True)) for name, row in table.items()},
@@ -61,7 +61,7 @@ def test_groups_are_scored_as_their_photos_alone() -> None:
         (2, 30, 2),
         (30, 50, 1),
     ]
-    alone = ngram_scores(candidates[1:3], references[1:3])
+    alone = python_scores(candidates[1:3], references[1:3])
     for name in ("Bleu_1", "Bleu_2", "ROUGE_L"):
         assert groups[1][name] == pytest.approx(alone[name].corpus), name
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from PIL import Image
 from serving_tools import BASE
 from starlette.testclient import TestClient
@@ -18,6 +21,9 @@ from starlette.testclient import TestClient
 from captioner import Captioner
 from captioner.data.transforms import open_image
 from captioner.serving.app import PAGE, create_app
+from captioner.serving.problems import Problem
+from captioner.serving.requests import validate_options
+from captioner.serving.schemas import CAPTION_EXAMPLE, CaptionBody, CaptionOptions
 from captioner.serving.service import Limits
 
 JPEG = {"Content-Type": "image/jpeg"}
@@ -137,9 +143,14 @@ def test_pictures_of_a_large_photo_are_drawn_on_a_smaller_one(client: TestClient
         ("scores", {}, "caption"),
         ("scores", {"caption": "?!"}, "no words"),
         ("scores", {"caption": "a" * 1001}, "caption"),
+        ("scores", {"caption": "\ufdfa " * 500}, "9500 characters after Unicode normalisation"),
+        ("scores", {"caption": "a " * 61}, "61 words"),
+        ("scores", {"caption": "\ufdfa " * 16}, "64 words"),
         ("scores", {"caption": "a", "beam_size": 3}, "no such option"),
         ("pictures", {"format": "bmp"}, "format"),
         ("pictures", {"caption": "a disc", "beam_size": 3}, "not with caption"),
+        ("pictures", {"caption": "\ufdfa " * 500}, "after Unicode normalisation"),
+        ("pictures", {"caption": "a " * 61}, "61 words"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(
@@ -285,10 +296,106 @@ def test_a_page_of_another_name_that_points_here_reads_nothing(
 ) -> None:
     for name in ("evil.example", "localhost.evil.example", "192.0.2.1"):
         assert "localhost" in problem(client.get("/v1/models", headers={"Host": name}), 421)
-    for name in ("localhost:8000", "127.0.0.1", "[::1]:8000", "127.0.0.2"):
+        for address in ("/", "/page.js", "/openapi.json", "/nowhere", "/health/", "/metrics"):
+            problem(client.get(address, headers={"Host": name}, follow_redirects=False), 421)
+        problem(client.post("/v1/captions/", headers={"Host": name}, follow_redirects=False), 421)
+    problem(client.get("/health", headers={"Host": "two names"}), 421)
+    for name in ("localhost:8000", "127.0.0.1", "[::1]:8000", "captioner.localhost"):
         assert client.get("/v1/models", headers={"Host": name}).status_code == 200
-    with TestClient(create_app(tiny_models, any_host=True), base_url=BASE) as open_one:
+    with TestClient(create_app(tiny_models, allowed_hosts=["*"]), base_url=BASE) as open_one:
         assert open_one.get("/health", headers={"Host": "photos.example"}).status_code == 200
+
+
+OWN = BASE
+ELSEWHERE = "https://elsewhere.example"
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),  # a program
+        ({"Origin": OWN, "Sec-Fetch-Site": "same-origin"}, True),
+        ({"Origin": OWN}, True),  # an older browser
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Origin": ELSEWHERE}, False),
+        ({"Origin": ELSEWHERE, "Sec-Fetch-Site": "cross-site"}, False),
+        ({"Origin": "http://127.0.0.1:9000", "Sec-Fetch-Site": "same-site"}, False),
+        ({"Origin": "http://127.0.0.1:9000"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://[broken"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, False),  # a form
+    ],
+)
+def test_pages_of_other_sites_can_post_nothing(
+    client: TestClient, photo: bytes, headers: dict[str, str], allowed: bool
+) -> None:
+    sent = client.post("/v1/captions", content=photo, headers={**JPEG, **headers})
+    read = client.get("/v1/models", headers=headers)
+    if allowed:
+        assert (sent.status_code, read.status_code) == (200, 200)
+        return
+    problem(sent, 403)
+    if "navigate" not in headers.values():
+        problem(read, 403)
+    problem(client.post("/nowhere", headers=headers), 403)
+
+
+def test_links_from_other_sites_can_be_followed(client: TestClient) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert client.get("/", headers=link).status_code == 200
+
+
+def test_an_origin_that_is_allowed_can_use_the_interface(
+    tiny_models: dict[str, Captioner], photo: bytes
+) -> None:
+    app = create_app(tiny_models, allowed_origins=[ELSEWHERE])
+    with TestClient(app, base_url=BASE) as client:
+        site = {"Origin": ELSEWHERE, "Sec-Fetch-Site": "cross-site"}
+        asking = {
+            **site,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        for answer in (
+            client.options("/v1/captions", headers=asking),
+            client.post("/v1/captions", content=photo, headers={**JPEG, **site}),
+        ):
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == ELSEWHERE
+        other = {"Origin": "https://another.example", "Sec-Fetch-Site": "cross-site"}
+        problem(client.post("/v1/captions", content=photo, headers={**JPEG, **other}), 403)
+
+
+def test_a_caption_at_the_limit_is_scored_and_drawn(client: TestClient, photo: bytes) -> None:
+    text = "disc " * 60
+    assert client.post("/v1/scores", **form(photo, caption=text)).status_code == 200
+    assert client.post("/v1/pictures", **form(photo, caption=text)).status_code == 200
+
+
+def test_many_options_are_refused_in_linear_time(client: TestClient, photo: bytes) -> None:
+    query = "&".join(["a=1"] * 13_500)
+    answer = client.post(f"/v1/captions?{query}", content=photo, headers=JPEG)
+    assert "more than 20 options" in problem(answer, 422)
+
+    def seconds(count: int) -> float:
+        options = [(f"option{number % (count // 2)}", "1") for number in range(count)]
+        began = time.thread_time()
+        with pytest.raises(Problem, match="given twice"):
+            validate_options(CaptionOptions, options)
+        return time.thread_time() - began
+
+    assert min(seconds(20_000) for _ in range(3)) < 40 * min(seconds(2_000) for _ in range(5))
+
+
+def test_a_body_of_a_caption_may_have_a_confidence() -> None:
+    caption = CAPTION_EXAMPLE
+    for value in (0.25, None):
+        assert CaptionBody.model_validate({**caption, "confidence": value}).confidence == value
+    assert CaptionBody.model_validate(caption).confidence is None
+    assert "confidence" not in CaptionBody.model_json_schema()["required"]
+    with pytest.raises(ValueError, match="confidence"):
+        CaptionBody.model_validate({**caption, "confidence": 1.5})
 
 
 @pytest.fixture
@@ -365,7 +472,7 @@ def test_a_full_server_says_when_to_come_back_and_answers_who_was_inside(
         for thread in inside:
             thread.start()
         assert held.begun.wait(60)
-        while client.app.state.service.gate.inside < 2:  # type: ignore[attr-defined]
+        while client.app.state.service.admission.requests < 2:  # type: ignore[attr-defined]
             held.begun.wait(0.01)
         refused = client.post("/v1/captions", content=photo, headers=JPEG)
         assert "try again" in problem(refused, 503)
@@ -384,7 +491,7 @@ def test_a_mistake_of_the_server_is_a_problem_that_tells_nothing(
     tiny_models: dict[str, Captioner], photo: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: Any, **options: Any) -> Any:
-        raise RuntimeError("a secret of the house")
+        raise RuntimeError("a secret")
 
     monkeypatch.setattr(tiny_models["tiny"], "n_best", broken)
     with TestClient(
@@ -413,3 +520,132 @@ def test_captions_of_one_photo_are_the_same_in_python_rest_and_on_the_command_li
             python.caption(open_image(photo), beam_size=2).text,
         }
         assert len(texts) == 1, texts
+
+
+class Visitor:
+    """A client of the application itself, which may leave.
+
+    Args:
+        path: with the query.
+        body: the pieces that arrive.
+        complete: whether they are the complete body. After them the client leaves as soon as
+            `leave` is set.
+    """
+
+    def __init__(self, path: str, body: list[bytes], *, complete: bool) -> None:
+        self.path, self.body, self.complete = path, list(body), complete
+        self.statuses: list[int] = []
+        self.leave = asyncio.Event()
+
+    async def visit(self, app: FastAPI) -> None:
+        path, _, query = self.path.partition("?")
+        await app(
+            {
+                "type": "http",
+                "asgi": {"version": "3.0"},
+                "http_version": "1.1",
+                "method": "POST",
+                "scheme": "http",
+                "path": path,
+                "raw_path": path.encode(),
+                "query_string": query.encode(),
+                "root_path": "",
+                "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"image/jpeg")],
+                "client": ("127.0.0.1", 50000),
+                "server": ("127.0.0.1", 8000),
+            },
+            self.receive,
+            self.send,
+        )
+
+    async def receive(self) -> Any:
+        if self.body:
+            piece = self.body.pop(0)
+            more = bool(self.body) or not self.complete
+            return {"type": "http.request", "body": piece, "more_body": more}
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.statuses.append(message["status"])
+
+
+def test_a_client_that_leaves_during_its_upload_is_no_error(
+    tiny_models: dict[str, Captioner], photo: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(tiny_models)
+
+    async def run() -> Visitor:
+        async with app.router.lifespan_context(app):
+            visitor = Visitor("/v1/captions", [photo[:50]], complete=False)
+            visitor.leave.set()
+            await visitor.visit(app)
+            return visitor
+
+    visitor = asyncio.run(run())
+    assert visitor.statuses == [499]
+    assert caplog.text == ""
+    text = app.state.service.metrics.text().decode()
+    assert 'captioner_requests_total{method="POST",path="/v1/captions",status="499"} 1.0' in text
+
+
+def test_a_client_that_leaves_costs_no_pass_of_the_model(
+    tiny_models: dict[str, Captioner], photo: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captioner = tiny_models["tiny"]
+    begun, go = threading.Event(), threading.Event()
+    scored: list[str] = []
+    plain = captioner.score
+
+    def held(image: Any, text: str, **options: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        scored.append(text)
+        return plain(image, text, **options)
+
+    monkeypatch.setattr(captioner, "score", held)
+    app = create_app(tiny_models)
+
+    async def run() -> list[list[int]]:
+        async with app.router.lifespan_context(app):
+            visitors = [
+                Visitor(f"/v1/scores?caption={text}", [photo], complete=True)
+                for text in ("first", "second", "third")
+            ]
+            visits = []
+            for visitor in visitors:
+                visits.append(asyncio.create_task(visitor.visit(app)))
+                await asyncio.to_thread(begun.wait, 60)
+            while app.state.service.admission.requests < 3:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)  # the second and the third wait for the model by now
+            visitors[1].leave.set()
+            await asyncio.wait_for(visits[1], 10)
+            go.set()
+            await asyncio.gather(*visits)
+            return [visitor.statuses for visitor in visitors]
+
+    assert asyncio.run(run()) == [[200], [499], [200]]
+    assert scored == ["first", "third"]
+
+
+def test_unfinished_uploads_keep_nobody_out(
+    tiny_models: dict[str, Captioner], photo: bytes
+) -> None:
+    app = create_app(tiny_models, limits=Limits(max_requests=4))
+
+    async def run() -> tuple[list[int], int]:
+        async with app.router.lifespan_context(app):
+            stalled = [Visitor("/v1/captions", [photo[:50]], complete=False) for _ in range(128)]
+            visits = [asyncio.create_task(visitor.visit(app)) for visitor in stalled]
+            await asyncio.sleep(0.1)
+            in_progress = app.state.service.admission.in_progress
+            honest = Visitor("/v1/captions", [photo], complete=True)
+            await honest.visit(app)
+            for visitor in stalled:
+                visitor.leave.set()
+            await asyncio.gather(*visits)
+            return honest.statuses, in_progress
+
+    assert asyncio.run(run()) == ([200], 128)

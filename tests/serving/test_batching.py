@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from captioner.serving.batching import Batcher, Full, Gate
+from captioner.serving.admission import FullError
+from captioner.serving.batching import Batcher
 
 
 def test_what_comes_together_goes_together_and_everybody_gets_their_own() -> None:
@@ -148,22 +149,11 @@ def test_closing_answers_what_waits_and_takes_nothing_new() -> None:
         waiting = [asyncio.create_task(batcher.submit("k", slow, n)) for n in range(9)]
         await asyncio.sleep(0)
         await batcher.close()
-        with pytest.raises(Full):
+        with pytest.raises(FullError):
             await batcher.submit("k", slow, 1)
         return [task.result() for task in waiting]
 
     assert asyncio.run(run()) == list(range(9))
-
-
-def test_a_gate_lets_in_so_many_and_again_when_they_leave() -> None:
-    gate = Gate(2)
-    with gate, gate:
-        with pytest.raises(Full):
-            gate.__enter__()
-        assert gate.inside == 2
-    with gate:
-        assert gate.inside == 1
-    assert gate.inside == 0
 
 
 def test_so_many_passes_at_once_and_no_more() -> None:
@@ -189,3 +179,26 @@ def test_so_many_passes_at_once_and_no_more() -> None:
 
     assert asyncio.run(run()) == [-n for n in range(16)]
     assert most == 2
+
+
+def test_closing_has_a_deadline_and_drops_what_waits() -> None:
+    go = threading.Event()
+
+    def hang(items: Sequence[int]) -> list[int]:
+        go.wait(60)
+        return list(items)
+
+    async def run() -> tuple[bool, float, list[object]]:
+        batcher = Batcher(max_batch=1, wait_s=0)
+        waiting = [asyncio.create_task(batcher.submit("k", hang, n)) for n in range(3)]
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        finished = await batcher.close(timeout_s=0.2)
+        taken = time.monotonic() - began
+        go.set()
+        return finished, taken, await asyncio.gather(*waiting[1:], return_exceptions=True)
+
+    finished, taken, dropped = asyncio.run(run())
+    assert not finished
+    assert taken < 10
+    assert all(isinstance(error, asyncio.CancelledError) for error in dropped)

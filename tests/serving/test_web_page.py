@@ -36,7 +36,7 @@ def site(
 
 @pytest.fixture(scope="module")
 def photo(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A photo of a page's size whose caption has several words, looked for in several places."""
+    """A photo of a page's size whose caption has several words that attend to several places."""
     captioner = Captioner.from_pretrained(tiny_model, device="cpu")
     path = tmp_path_factory.mktemp("page") / "holiday photo.jpg"
     moves = {}
@@ -180,7 +180,7 @@ def test_model_beam_and_hard_attention_can_be_chosen(
     assert page.locator(".cv-models input").count() == 2
 
 
-def test_a_caption_that_is_brought_is_read_and_taken_back(
+def test_a_caption_of_the_user_is_scored_and_taken_back(
     opened: Any, photo: Path, tiny_model: Path
 ) -> None:
     page = opened(viewport={"width": 1200, "height": 900}).page
@@ -188,22 +188,22 @@ def test_a_caption_that_is_brought_is_read_and_taken_back(
     own = caption_on(page)
     page.fill("#own-text", "The red DISC, on a table")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#own-told:not(:empty)")
+    page.wait_for_selector("#own-score:not(:empty)")
     assert caption_on(page) == "the red disc on a table"
     scored = Captioner.from_pretrained(tiny_model, device="cpu").score(
         photo, "the red disc on a table"
     )
     assert scored.end_log_prob is not None
     total = float(scored.log_probs.sum()) + scored.end_log_prob
-    told = page.locator("#own-told").inner_text()
-    assert f"{total:.2f}".replace("-", "−") in told
-    assert "unknown words: table" in told
+    text = page.locator("#own-score").inner_text()
+    assert f"{total:.2f}".replace("-", "−") in text
+    assert "unknown words: table" in text
     page.click("#own-back")
     page.wait_for_selector("#own-back", state="hidden")
     assert caption_on(page) == own
 
 
-def test_captions_it_considered_can_be_looked_at(
+def test_other_captions_of_the_search_can_be_shown(
     opened: Any, photo: Path, tiny_model: Path
 ) -> None:
     page = opened(viewport={"width": 1200, "height": 900}).page
@@ -217,6 +217,34 @@ def test_captions_it_considered_can_be_looked_at(
     others.nth(1).click()
     assert caption_on(page) in others.nth(1).inner_text()
     assert page.locator("#others button[aria-pressed=true]").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("confidence", "shown", "unsure"), [(0.314, "31 %", True), (0.86, "86 %", False)]
+)
+def test_a_confidence_is_shown_and_an_unsure_caption_marked(
+    opened: Any, photo: Path, confidence: float, shown: str, unsure: bool
+) -> None:
+    page = opened(viewport={"width": 1200, "height": 900}).page
+
+    page.evaluate(
+        """confidence => {
+          const json = Response.prototype.json;
+          Response.prototype.json = async function () {
+            const answer = await json.call(this);
+            if (answer.captions) answer.captions[0].confidence = confidence;
+            return answer;
+          };
+        }""",
+        confidence,
+    )
+    page.set_input_files("#pick", photo)
+    caption_on(page)
+    assert shown in page.locator("#confidence").inner_text()
+    assert ("wrong" in page.locator("#confidence").inner_text()) == unsure
+    assert page.locator("#confidence.unsure").count() == unsure
+    page.locator("#others button").nth(1).click()
+    assert page.locator("#confidence").is_hidden()
 
 
 def test_everything_can_be_downloaded(opened: Any, photo: Path, tmp_path: Path) -> None:
@@ -255,7 +283,7 @@ def test_a_photo_can_be_dropped_and_pasted(opened: Any, photo: Path, way: str) -
     assert caption_on(page)
 
 
-def test_a_text_file_is_told_in_one_sentence_and_a_photo_works_after_it(
+def test_a_text_file_is_refused_in_one_sentence_and_a_photo_works_after_it(
     opened: Any, photo: Path, tmp_path: Path
 ) -> None:
     words = tmp_path / "words.txt"
@@ -264,8 +292,8 @@ def test_a_text_file_is_told_in_one_sentence_and_a_photo_works_after_it(
     page = watched.page
     page.set_input_files("#pick", words)
     page.wait_for_selector("#problem:not([hidden])")
-    told = page.locator("#problem").inner_text()
-    assert "not a photo of a known format" in told
+    text = page.locator("#problem").inner_text()
+    assert "not a photo of a known format" in text
     assert page.locator("#result").is_hidden()
     page.set_input_files("#pick", photo)
     caption_on(page)

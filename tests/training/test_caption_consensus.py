@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from captioner.data.captioned import CaptionedImage
-from captioner.data.dataset import CaptionDataset
+from captioner.data.dataset import encode_captions
 from captioner.data.vocabulary import Vocabulary
 from captioner.training import train
 from captioner.training.caption_consensus import consensus_weights
@@ -24,14 +24,18 @@ def test_captions_that_a_photo_s_others_agree_with_weigh_more(tmp_path: Path) ->
         CaptionedImage(tmp_path / "2.jpg", ("a lonely caption",), 2),
     ]
     vocabulary = Vocabulary("a dog in the snow two men".split())
-    dataset = CaptionDataset(photos, vocabulary, None, max_words=9, seed=1)
-    assert dataset.photo_of.tolist() == [0, 0, 0, 1, 1, 2], "captions without words are left out"
-    weights = consensus_weights(dataset, 1.0)
+    encoded = encode_captions(photos, vocabulary, max_words=9)
+    assert encoded.image_of.tolist() == [0, 0, 0, 1, 1, 2], "captions without words are left out"
+
+    def weighted(share: float) -> np.ndarray:
+        return consensus_weights(photos, encoded, vocabulary.tokenizer, share)
+
+    weights = weighted(1.0)
     first, second, other = weights[:3].tolist()
     assert min(first, second) > 1.0 > other == 0.0
     assert first + second + other == pytest.approx(3.0)
     assert weights[3:].tolist() == [1.0, 1.0, 1.0]
-    np.testing.assert_allclose(consensus_weights(dataset, 0.25), 0.75 + 0.25 * weights, rtol=1e-6)
+    np.testing.assert_allclose(weighted(0.25), 0.75 + 0.25 * weights, rtol=1e-6)
 
 
 def test_a_run_can_weigh_captions_by_consensus(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_teachers_have_their_share_in_what_a_word_is_to_be(label_smoothing: floa
         doubly_stochastic=0.0,
         label_smoothing=label_smoothing,
         weights=torch.tensor(weights),
-        soft_targets=soft_targets,
+        teacher_probs=soft_targets,
         distillation=0.3,
     )
     total = 0.0

@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.config import AttentionConfig, DecoderConfig, OptimConfig
+from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig
 from captioner.models.backbones import Backbone, Preprocessing
 from captioner.models.build import CaptionModel, build_decoder
 from captioner.models.model import Encoder
-from captioner.training.optimizer import AveragedModel, build_optimizer, learning_rate_factor
+from captioner.training.cross_entropy import CrossEntropyTask
+from captioner.training.optimizer import BASELINE_LR, build_optimizer, load_optimizer_state
+from captioner.training.reinforce import LearnedBaseline, Reinforce
+from captioner.training.step import AveragedModel, learning_rate_factor
+from captioner.training.word_concepts import WordConcepts, WordConceptTable
 
 
 def small_model(
@@ -39,11 +43,36 @@ def small_model(
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def settings_by_name(model: CaptionModel, config: OptimConfig) -> dict[str, dict[str, float]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    optimizer = build_optimizer(model, config)
+def task_of(model: CaptionModel) -> CrossEntropyTask:
+    return CrossEntropyTask(model, LossConfig())
+
+
+def full_task(model: CaptionModel) -> CrossEntropyTask:
+    """Return a task that has everything that can be learned in addition to the model."""
+    return CrossEntropyTask(
+        model,
+        LossConfig(),
+        reinforce=Reinforce(LearnedBaseline(5)),
+        word_concepts=WordConcepts(
+            WordConceptTable(11, 6),
+            [],
+            None,
+            detection_weight=1.0,
+            text_weight=1.0,
+            text_batch_size=1,
+            text_cells=1,
+            label_smoothing=0.0,
+        ),
+        styles=2,
+    )
+
+
+def settings_by_name(task: CrossEntropyTask, config: OptimConfig) -> dict[str, dict[str, Any]]:
+    """Return the settings of each optimized parameter; those of the model without `model.`."""
+    names = {id(p): name.removeprefix("model.") for name, p in task.named_parameters()}
+    optimizer = build_optimizer(task, config)
     found = [
-        (names[id(parameter)], {key: group[key] for key in ("lr", "base_lr", "weight_decay")})
+        (names[id(parameter)], {k: group[k] for k in ("lr", "base_lr", "weight_decay", "clip")})
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
@@ -56,13 +85,14 @@ def settings_by_name(model: CaptionModel, config: OptimConfig) -> dict[str, dict
 def test_each_weight_has_its_rate_and_only_matrices_decay(kind: Any, tie_embeddings: bool) -> None:
     model = small_model(tie_embeddings=tie_embeddings)
     config = OptimConfig(name=kind, lr=1e-3, encoder_lr=1e-4, weight_decay=0.03)
-    found = settings_by_name(model, config)
+    found = settings_by_name(task_of(model), config)
     assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad}
     decaying = set()
     for name, settings in found.items():
         rate = 1e-4 if name.startswith("encoder.backbone.") else 1e-3
         assert settings["lr"] == settings["base_lr"] == rate, name
         assert settings["weight_decay"] in (0.0, 0.03)
+        assert settings["clip"], name
         if settings["weight_decay"]:
             decaying.add(name)
     matrices = {
@@ -83,15 +113,15 @@ def test_each_weight_has_its_rate_and_only_matrices_decay(kind: Any, tie_embeddi
     assert "decoder.embedding.weight" in found
 
 
-def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:
-    found = settings_by_name(small_model(trainable_from=None), OptimConfig())
+def test_a_frozen_encoder_is_not_in_the_optimizer() -> None:
+    found = settings_by_name(task_of(small_model(trainable_from=None)), OptimConfig())
     assert not any(name.startswith("encoder.backbone.") for name in found)
     assert "encoder.project.0.weight" in found
 
 
-def test_equal_rates_are_no_special_case() -> None:
+def test_equal_rates_leave_no_weight_out() -> None:
     model = small_model()
-    found = settings_by_name(model, OptimConfig(lr=1e-3, encoder_lr=1e-3))
+    found = settings_by_name(task_of(model), OptimConfig(lr=1e-3, encoder_lr=1e-3))
     assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -99,14 +129,14 @@ def test_equal_rates_are_no_special_case() -> None:
     ("kind", "expected"),
     [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)],
 )
-def test_the_optimiser_is_the_one_that_is_named(kind: Any, expected: type) -> None:
-    assert type(build_optimizer(small_model(), OptimConfig(name=kind))) is expected
+def test_the_optimizer_is_the_one_that_is_named(kind: Any, expected: type) -> None:
+    assert type(build_optimizer(task_of(small_model()), OptimConfig(name=kind))) is expected
 
 
 def test_decay_shrinks_a_matrix_and_leaves_a_bias_and_the_embedding_alone() -> None:
     model = small_model()
     config = OptimConfig(name="adamw", lr=0.1, encoder_lr=0.1, weight_decay=0.5)
-    optimizer = build_optimizer(model, config)
+    optimizer = build_optimizer(task_of(model), config)
     decoder: Any = model.decoder
     with torch.no_grad():
         decoder.from_h.bias.fill_(1.0)
@@ -118,6 +148,53 @@ def test_decay_shrinks_a_matrix_and_leaves_a_bias_and_the_embedding_alone() -> N
     torch.testing.assert_close(decoder.from_h.weight, before["from_h.weight"] * (1 - 0.1 * 0.5))
     assert torch.equal(decoder.from_h.bias, before["from_h.bias"])
     assert torch.equal(decoder.embedding.weight, before["embedding.weight"])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "rmsprop"])
+def test_what_a_task_learns_in_addition_to_the_model_is_optimized_too(kind: Any) -> None:
+    task = full_task(small_model())
+    found = settings_by_name(task, OptimConfig(name=kind, lr=1e-3, weight_decay=0.03))
+    trainable = {n.removeprefix("model.") for n, p in task.named_parameters() if p.requires_grad}
+    assert set(found) == trainable
+    added = {name for name in found if not name.startswith(("encoder.", "decoder."))}
+    baseline = {"reinforce.baseline.value.weight", "reinforce.baseline.value.bias"}
+    table = ("words.weight", "norm.weight", "norm.bias", "bias")
+    assert added == {
+        *baseline,
+        "styles.weight",
+        *(f"word_concepts.table.{name}" for name in table),
+    }
+    for name in added:
+        rate = BASELINE_LR if name in baseline else 1e-3
+        assert found[name] == {
+            "lr": rate,
+            "base_lr": rate,
+            "weight_decay": 0.0,
+            "clip": name not in baseline,
+        }, name
+
+
+def test_a_loaded_state_has_the_moments_of_the_saved_and_the_rates_of_the_new() -> None:
+    def optimizer(lr: float, decay: float) -> torch.optim.Optimizer:
+        settings = OptimConfig(lr=lr, encoder_lr=lr, weight_decay=decay)
+        return build_optimizer(full_task(small_model()), settings)
+
+    saved = optimizer(1e-3, 0.03)
+    for group in saved.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.randn_like(parameter)
+    saved.step()
+    state = copy.deepcopy(saved.state_dict())
+    loaded = optimizer(1e-4, 0.5)
+    load_optimizer_state(loaded, state)
+    assert {group["base_lr"] for group in loaded.param_groups} == {1e-4, BASELINE_LR}
+    assert {group["weight_decay"] for group in loaded.param_groups} == {0.0, 0.5}
+    assert loaded.state_dict()["state"].keys() == state["state"].keys()
+    for number, moments in loaded.state_dict()["state"].items():
+        assert torch.equal(moments["exp_avg"], state["state"][number]["exp_avg"])
+    other = build_optimizer(task_of(small_model()), OptimConfig())
+    with pytest.raises(ValueError, match="parameter group"):
+        load_optimizer_state(other, state)
 
 
 # --- schedule -------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from captioner.models.build import build_decoder
 from captioner.models.decoders import Decoder, TeacherForcingOutput, unpack_by_step
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import (
-    HardAttentionLoss,
-    LearnedValue,
+    LearnedBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
+    Reinforce,
     build_baseline,
 )
 from captioner.types import Grid
@@ -41,7 +41,7 @@ BOUND = 6.0
 
 
 def tiny_decoder(kind: Any = "lstm", layers: int = 1) -> Decoder:
-    """In training mode and without dropout, so that the looks are all that is random."""
+    """Return a decoder in training mode without dropout: only the attention is sampled."""
     torch.manual_seed(0)
     decoder = build_decoder(
         DecoderConfig(
@@ -111,10 +111,15 @@ def exact_gradient(decoder: Decoder, looks: int = T) -> Tensor:
     return flat_gradient(-(probability * log_likelihood(forced, count)).sum() / T, decoder)
 
 
-def estimates(decoder: Decoder, hard: HardAttentionLoss | None) -> Tensor:
-    """[CHUNKS, parameters]: gradients of the loss that training uses, each of CHUNK samples."""
+def estimates(decoder: Decoder, hard: Reinforce | None, baseline_lr: float = 0.1) -> Tensor:
+    """Return gradients [CHUNKS, parameters] of the loss that training uses, of CHUNK samples each.
+
+    Meanwhile a learned baseline learns, by the gradient that the same loss gives it.
+    """
     torch.manual_seed(1)
     gradients = []
+    learned = [] if hard is None else list(hard.parameters())
+    optimizer = torch.optim.Adam(learned, lr=baseline_lr) if learned else None
     for _ in range(CHUNKS):
         forced = read(decoder, CHUNK)
         losses = caption_losses(
@@ -122,9 +127,13 @@ def estimates(decoder: Decoder, hard: HardAttentionLoss | None) -> Tensor:
             TARGETS.expand(CHUNK, -1),
             LENGTHS.expand(CHUNK),
             doubly_stochastic=0.0,
-            hard=hard,
+            reinforce=hard,
         )
-        gradients.append(flat_gradient(losses["total"], decoder))
+        gradients.append(flat_gradient(losses["total"], decoder, keep=bool(learned)))
+        if optimizer is not None:
+            optimizer.zero_grad()
+            losses["total"].backward(inputs=learned)
+            optimizer.step()
     return torch.stack(gradients)
 
 
@@ -140,11 +149,9 @@ def largest_z(gradients: Tensor, exact: Tensor) -> float:
     return torch.where(off == 0, 0.0, off / error.where(error > 1e-12, 0.0)).max().item()
 
 
-def hard_loss(kind: Any, credit: Any, samples: int = 2, hidden_dim: int = H) -> HardAttentionLoss:
+def hard_loss(kind: Any, credit: Any, samples: int = 2, hidden_dim: int = H) -> Reinforce:
     baseline = build_baseline(kind, samples=samples, hidden_dim=hidden_dim).double()
-    if isinstance(baseline, LearnedValue):  # which has few batches to learn from here
-        baseline.optimizer.param_groups[0]["lr"] = 0.1
-    return HardAttentionLoss(baseline, credit=credit, reward_scale=1.0, entropy=0.0)
+    return Reinforce(baseline, credit=credit, reward_scale=1.0, entropy=0.0)
 
 
 @functools.cache
@@ -171,7 +178,7 @@ def test_the_mean_estimate_is_the_exact_gradient_within_its_standard_error(
     assert error < 0.2 * exact.norm(), "too noisy to say anything"
 
 
-class WrongReward(HardAttentionLoss):
+class WrongReward(Reinforce):
     """Rewards a reading with what another reading of the batch was worth."""
 
     def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,8 +186,8 @@ class WrongReward(HardAttentionLoss):
         return rewards.roll(2, 0), count
 
 
-class ForgottenFirstWord(HardAttentionLoss):
-    """Rewards a look with the words after it only, as if it did not write its own."""
+class ForgottenFirstWord(Reinforce):
+    """Rewards a sampled cell with the words after it only, as if it did not affect its own."""
 
     def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         own = unpack_by_step(word_log_probs, lengths)
@@ -189,20 +196,25 @@ class ForgottenFirstWord(HardAttentionLoss):
 
 
 class OwnRewardAsBaseline(NoBaseline):
-    """A baseline that knows the look that it is taken from: the mean with that reading in it."""
+    """A baseline that depends on the cell that it is subtracted for: the mean includes it."""
 
-    def forward(self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor) -> Tensor:
-        return rewards.view(-1, 2, T).mean(1, keepdim=True).expand(-1, 2, -1).reshape(-1, T)
+    def forward(
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, None]:
+        mean = rewards.view(-1, 2, T).mean(1, keepdim=True)
+        return mean.expand(-1, 2, -1).reshape(-1, T), None
 
 
-WRONG: dict[str, Callable[[], HardAttentionLoss | None]] = {
+WRONG: dict[str, Callable[[], Reinforce | None]] = {
     "no log_prob term at all": lambda: None,
-    "no reward": lambda: HardAttentionLoss(NoBaseline(), reward_scale=0.0, entropy=0.0),
+    "no reward": lambda: Reinforce(NoBaseline(), reward_scale=0.0, entropy=0.0),
     "another reading's reward": lambda: WrongReward(LeaveOneOut(2), entropy=0.0),
-    "a look without its own word": lambda: ForgottenFirstWord(NoBaseline(), entropy=0.0),
-    "a tenth of the reward": lambda: HardAttentionLoss(NoBaseline(), reward_scale=0.1, entropy=0.0),
-    "a baseline that knows the look": lambda: HardAttentionLoss(OwnRewardAsBaseline(), entropy=0.0),
-    "entropy, which is not in it": lambda: HardAttentionLoss(LeaveOneOut(2), entropy=0.5),
+    "a sampled cell without its own word": lambda: ForgottenFirstWord(NoBaseline(), entropy=0.0),
+    "a tenth of the reward": lambda: Reinforce(NoBaseline(), reward_scale=0.1, entropy=0.0),
+    "a baseline that depends on the sampled cell": lambda: Reinforce(
+        OwnRewardAsBaseline(), entropy=0.0
+    ),
+    "entropy, which is not in it": lambda: Reinforce(LeaveOneOut(2), entropy=0.5),
 }
 
 
@@ -216,12 +228,11 @@ def test_a_wrong_estimator_is_found_out_by_the_same_check(name: str) -> None:
 def test_a_transformer_that_samples_in_every_layer_has_the_exact_gradient_too(kind: str) -> None:
     decoder = tiny_decoder("transformer", layers=2)
     hard = hard_loss(kind, "future", hidden_dim=6)
-    if isinstance(hard.baseline, LearnedValue):  # as far from zero as any training could take it
+    if isinstance(hard.baseline, LearnedBaseline):  # as far from zero as any training could take it
         torch.manual_seed(0)
         torch.nn.init.normal_(hard.baseline.value.weight, std=3.0)
-        hard.baseline.optimizer.param_groups[0]["lr"] = 0.0
     exact = exact_gradient(decoder, looks=2 * T)
-    assert largest_z(estimates(decoder, hard), exact) < BOUND
+    assert largest_z(estimates(decoder, hard, baseline_lr=0.0), exact) < BOUND
 
 
 def test_baselines_and_credit_take_noise_away() -> None:
@@ -276,7 +287,7 @@ def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], li
 @pytest.mark.parametrize("credit", CREDITS)
 def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     forced, log_probs, lengths = random_forced()
-    hard = HardAttentionLoss(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
+    hard = Reinforce(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
     loss, parts = hard(forced, log_probs, lengths)
     rewards, counts = plain_rewards(log_probs, credit)
     found, found_counts = hard._rewards(log_probs, lengths)
@@ -308,8 +319,8 @@ def test_the_loss_of_a_batch_has_equation_12s_terms_beside_the_words_and_the_map
     forced = read(decoder, 4)
     given = (forced, TARGETS.expand(4, -1), LENGTHS.expand(4))
     without = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1)
-    hard = HardAttentionLoss(NoBaseline(), reward_scale=0.7, entropy=0.3)
-    whole = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1, hard=hard)
+    hard = Reinforce(NoBaseline(), reward_scale=0.7, entropy=0.3)
+    whole = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1, reinforce=hard)
     terms = 0.7 * whole["reinforce"] - 0.3 * forced.entropy.detach().mean()
     torch.testing.assert_close(whole["total"], without["total"] + terms)
     assert set(whole) - set(without) == {"reinforce", "advantage"}
@@ -319,13 +330,13 @@ def test_where_nothing_was_sampled_there_is_nothing_to_reinforce() -> None:
     forced, log_probs, lengths = random_forced()
     with torch.no_grad():
         forced.log_prob.zero_()
-    loss, parts = HardAttentionLoss(NoBaseline(), entropy=0.0)(forced, log_probs, lengths)
+    loss, parts = Reinforce(NoBaseline(), entropy=0.0)(forced, log_probs, lengths)
     assert loss.item() == 0
     assert parts["advantage"].item() == 0
 
 
 def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
-    hard = HardAttentionLoss(MovingAverage(), credit="future", entropy=0.0)
+    hard = Reinforce(MovingAverage(), credit="future", entropy=0.0)
     average, weight = 0.0, 0.0
     for batch in range(6):
         forced, log_probs, lengths = random_forced(batch)
@@ -345,9 +356,9 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
         assert state["batches"].item() == batch + 1
 
 
-@pytest.mark.parametrize("kind", ["moving_average", "learned"])
-def test_a_step_whose_loss_is_not_finite_leaves_the_baseline_as_it_was(kind: str) -> None:
-    hard = hard_loss(kind, "future")
+def test_a_loss_that_is_not_finite_leaves_the_moving_average_as_it_was() -> None:
+    """The step of it is skipped, and so is its reward. (A learned baseline: test_step.py.)"""
+    hard = hard_loss("moving_average", "future")
     forced, log_probs, lengths = random_forced(0)
     hard(forced, log_probs, lengths)
     before = copy.deepcopy(hard.baseline.state_dict())
@@ -358,12 +369,13 @@ def test_a_step_whose_loss_is_not_finite_leaves_the_baseline_as_it_was(kind: str
 @pytest.mark.parametrize("samples", [2, 3])
 def test_leave_one_out_is_a_plain_loop_over_the_other_samples(samples: int) -> None:
     rewards = torch.randn(2 * samples, T, dtype=torch.double)
-    found = LeaveOneOut(samples)(
+    found, loss = LeaveOneOut(samples)(
         rewards,
         torch.ones_like(rewards),
         torch.zeros(2 * samples * T, H),
         torch.full((2 * samples,), T),
     )
+    assert loss is None, "there is nothing to learn"
     for caption, sample, t in product(range(2), range(samples), range(T)):
         own = caption * samples + sample
         others = [caption * samples + other for other in range(samples) if other != sample]
@@ -371,10 +383,11 @@ def test_leave_one_out_is_a_plain_loop_over_the_other_samples(samples: int) -> N
         assert found[own, t].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_learned_value_learns_the_reward_that_a_state_foretells() -> None:
-    """R is count * (w . query + b): what is left must fall far below where it began."""
+def test_the_learned_baseline_learns_the_reward_that_a_state_predicts() -> None:
+    """R is count * (w . query + b): the advantage must fall far below that at the beginning."""
     torch.manual_seed(0)
-    baseline = LearnedValue(H, lr=0.1).double()
+    baseline = LearnedBaseline(H).double()
+    optimizer = torch.optim.Adam(baseline.parameters(), lr=0.1)
     wanted, lengths = torch.randn(H, dtype=torch.double), torch.tensor(ROWS)
     left = []
     for _ in range(150):
@@ -382,37 +395,79 @@ def test_the_learned_value_learns_the_reward_that_a_state_foretells() -> None:
         count = unpack_by_step(torch.ones(sum(ROWS), dtype=torch.double), lengths).flip(1).cumsum(1)
         count = count.flip(1) * unpack_by_step(torch.ones(sum(ROWS), dtype=torch.double), lengths)
         rewards = count * unpack_by_step(queries @ wanted - 2, lengths)
-        value = baseline(rewards, count, queries, lengths)
+        value, error = baseline(rewards, count, queries, lengths)
         assert not value.requires_grad
         assert (value[count == 0] == 0).all()
         left.append((rewards - value)[count > 0].square().mean().item())
-        baseline.update(rewards, count, queries, lengths)
+        optimizer.zero_grad()
+        error.backward()
+        optimizer.step()
     assert sum(left[-10:]) < 1e-3 * sum(left[:10])
 
 
-def test_a_learned_value_gives_no_gradient_to_the_model_and_takes_none() -> None:
+@pytest.mark.parametrize("credit", CREDITS)
+def test_the_learned_baseline_and_its_squared_error_are_plain_loops(credit: Any) -> None:
+    forced, log_probs, lengths = random_forced()
+    hard = hard_loss("learned", credit)
+    assert isinstance(hard.baseline, LearnedBaseline)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in hard.parameters():
+            parameter.normal_()
+    weight, bias = hard.baseline.value.weight[0].tolist(), hard.baseline.value.bias.item()
+    rewards, counts = plain_rewards(log_probs, credit)
+    queries = unpack_by_step(forced.queries, lengths).tolist()
+    loss, _ = hard(forced, log_probs, lengths)
+    expected = 0.0
+    for row, length in enumerate(ROWS):
+        for t in range(length):
+            value = bias + sum(w * q for w, q in zip(weight, queries[row][t], strict=True))
+            reward, count = rewards[row][t], counts[row][t]
+            expected -= (reward - count * value) * forced.log_prob[row, t].item() / sum(ROWS)
+            expected += (value - reward / count) ** 2 / sum(ROWS)
+    assert loss.item() == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_learned_baseline_gives_no_gradient_to_the_model_and_takes_none() -> None:
     decoder, hard = tiny_decoder(), hard_loss("learned", "future")
-    before = [parameter.clone() for parameter in decoder.parameters()]
-    weight = copy.deepcopy(hard.baseline.state_dict())
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in hard.parameters():
+            parameter.normal_()
+    torch.manual_seed(0)
     forced = read(decoder, 4)
-    losses = caption_losses(
-        forced, TARGETS.expand(4, -1), LENGTHS.expand(4), doubly_stochastic=0.0, hard=hard
-    )
-    gradients = [parameter.grad for parameter in decoder.parameters()]
-    assert gradients == [None] * len(gradients), "its own step leaves the model's gradients alone"
-    losses["total"].backward()
-    for parameter, old in zip(decoder.parameters(), before, strict=True):
-        assert torch.equal(parameter, old)
-    assert not torch.equal(hard.baseline.state_dict()["value.bias"], weight["value.bias"])
+    rewards, count = torch.randn(4, T).double(), torch.ones(4, T).double()
+    value, error = hard.baseline(rewards, count, forced.queries, LENGTHS.expand(4))
+    assert not value.requires_grad
+    assert error is not None
+    of_decoder = torch.autograd.grad(error, list(decoder.parameters()), allow_unused=True)
+    assert of_decoder == (None,) * len(of_decoder), "its error trains the baseline alone"
+    of_baseline = list(hard.parameters())
+
+    def gradients(reward_scale: float) -> list[Tensor]:
+        hard.reward_scale = reward_scale
+        losses = caption_losses(
+            forced, TARGETS.expand(4, -1), LENGTHS.expand(4), doubly_stochastic=0.0, reinforce=hard
+        )
+        return list(torch.autograd.grad(losses["total"], of_baseline, retain_graph=True))
+
+    for one, other in zip(gradients(1.0), gradients(5.0), strict=True):
+        assert one.abs().sum() > 0
+        assert torch.equal(one, other), "and the advantage does not train the baseline"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_baseline_that_is_saved_and_restored_goes_on_bit_for_bit(kind: str) -> None:
-    def advance(hard: HardAttentionLoss, batches: range) -> list[Tensor]:
+    def advance(hard: Reinforce, batches: range) -> list[Tensor]:
         found = []
         for batch in batches:
             forced, log_probs, lengths = random_forced(batch)
-            found.append(hard(forced, log_probs, lengths)[0].detach())
+            loss, _ = hard(forced, log_probs, lengths)
+            found.append(loss.detach())
+            learned = list(hard.parameters())
+            for parameter in learned:
+                (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+                parameter.data -= 0.1 * gradient
         return found
 
     whole = hard_loss(kind, "future")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 import torch
 
-from captioner.checkpoint import load_training_state, verify
+from captioner.captioner import Captioner
+from captioner.checkpoint import load_model, load_training_state, save_model, verify
+from captioner.data.readers import read_split
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, ImageError
-from captioner.training import train
+from captioner.training import reporting, train
 from captioner.training import trainer as loop
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer
@@ -69,8 +75,10 @@ def test_a_run_does_not_go_on_with_other_data(
     else:
         captions = other / "captions.csv"
         captions.write_text(captions.read_text().replace("field", "red field", 1))
-    with pytest.raises(CheckpointError, match="began with other training photos or captions"):
+    with pytest.raises(CheckpointError, match="began with other .*training captions") as caught:
         train(tiny.recipe(other, begun, train__epochs=2), resume=True)
+    assert str(begun / "last") in str(caught.value)
+    assert ("photos" in str(caught.value)) == (change == "a photo more")
 
 
 def test_the_recipe_of_a_run_that_is_empty_is_damaged_and_not_all_defaults(
@@ -79,6 +87,27 @@ def test_the_recipe_of_a_run_that_is_empty_is_damaged_and_not_all_defaults(
     (begun / "config.yaml").write_text("")
     with pytest.raises(CheckpointError, match=r"config\.yaml: damaged \(it is empty\)"):
         train(tiny.recipe(table, begun, train__epochs=2), resume=True)
+
+
+def test_a_run_of_an_earlier_version_is_refused_and_can_be_started_from(
+    begun: Path, table: Path, tmp_path: Path
+) -> None:
+    model, config, vocabulary = load_model(begun / "last")
+    state = load_training_state(begun / "last")
+    state["objective"] = state.pop("task")
+    save_model(begun / "last", model, config, vocabulary, card="#", training_state=state)
+    before = {path.name: path.read_bytes() for path in (begun / "last").iterdir()}
+    with pytest.raises(CheckpointError, match=r"train\.start_from") as caught:
+        train(tiny.recipe(table, begun, train__epochs=2), resume=True)
+    assert "earlier version" in str(caught.value)
+    assert str(begun / "last") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in (begun / "last").iterdir()} == before
+    train(
+        tiny.recipe(
+            table, tmp_path / "next", train__epochs=1, train__start_from=str(begun / "last")
+        )
+    )
 
 
 def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
@@ -104,23 +133,40 @@ def test_a_damaged_last_checkpoint_is_told(
 # ------------------------------------------------------------------------- beside the steps
 
 
-def judged(trainer: Trainer, *figures: float) -> list[int]:
-    """The drops of the plateau schedule after each epoch with that figure."""
-    drops = []
-    for figure in figures:
-        validation = Validation({trainer.config.train.metric: figure}, {}, {}, (1, 1), [])
-        trainer._judge(validation, figure > trainer.best)
-        drops.append(trainer.drops)
-    return drops
-
-
 def test_the_rate_falls_after_so_many_bad_epochs_also_after_a_better_one(
-    table: Path, tmp_path: Path
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plateau = {"optim__schedule": "plateau", "optim__plateau_epochs": 2}
-    config = tiny.recipe(table, tmp_path, **plateau)
+    metrics = [1, 0, 0, 2, 1, 1, 1, 1, 3, 2, 2]
+    figures = iter(metrics)
+    validate = loop.validate
+
+    def scored(*arguments: Any, **settings: Any) -> Validation:
+        """Return the validation with the next figure as its metric."""
+        found = validate(*arguments, **settings)
+        return replace(found, figures={**found.figures, "CIDEr": float(next(figures))})
+
+    monkeypatch.setattr(loop, "validate", scored)
+    plateau = {"optim__schedule": "plateau", "optim__plateau_epochs": 2, "train__patience": 0}
+    config = tiny.recipe(
+        table,
+        tmp_path,
+        **plateau,
+        optim__warmup_steps=0,
+        optim__lr=1.0e-3,
+        train__epochs=len(metrics) + 1,
+        train__checkpoint_every=0,
+    )
     trainer = Trainer(prepare(config, CPU), tmp_path, CPU)
-    assert judged(trainer, 1, 0, 0, 2, 1, 1, 1, 1, 3, 2, 2) == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 4]
+    with pytest.raises(StopIteration):  # there is no figure for the last epoch
+        trainer.fit()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    rates: dict[int, set[int]] = {}
+    for entry in map(json.loads, lines):
+        if entry["kind"] == "train":
+            drops = round(math.log10(1.0e-3 / entry["learning_rate"]))
+            rates.setdefault(entry["epoch"], set()).add(drops)
+    # The rate of an epoch knows the metrics of those before.
+    assert rates == dict(enumerate({drops} for drops in [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 4]))
 
 
 def test_the_early_end_of_a_run_is_told(
@@ -140,21 +186,21 @@ def test_a_sample_photo_that_vanishes_costs_its_picture_and_no_work(
     def vanished(path: Path) -> None:
         raise ImageError("no such file")
 
-    monkeypatch.setattr(loop, "open_image", vanished)
+    monkeypatch.setattr(reporting, "open_image", vanished)
     run = tmp_path / "run"
     train(tiny.recipe(table, run, train__epochs=1, train__samples=2))
     assert load_training_state(run / "last")["epoch"] == 1
     assert "06.jpg: no such file, left out" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("where", ["validate", "_tell"])
+@pytest.mark.parametrize("where", ["validate", "warnings"])
 def test_what_goes_wrong_after_the_steps_of_an_epoch_costs_none_of_them(
     where: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*arguments: object, **settings: object) -> None:
         raise CaptionerError("the disk is full")
 
-    monkeypatch.setattr(*((loop, where) if where == "validate" else (Trainer, where)), fails)
+    monkeypatch.setattr(loop if where == "validate" else reporting, where, fails)
     run = tmp_path / "run"
     config = tiny.recipe(table, run, train__epochs=1, train__checkpoint_every=0)
     with pytest.raises(CaptionerError, match="the disk is full"):
@@ -199,3 +245,31 @@ def test_a_disk_that_refuses_the_figures_is_one_sentence(
     monkeypatch.setattr(loop.RunLog, "write", full)
     with pytest.raises(CaptionerError, match=r"No space left on device\); free some disk"):
         train(tiny.recipe(table, tmp_path / "run", train__epochs=1))
+
+
+def test_validation_searches_as_the_settings_of_decoding_say(
+    table: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """With the weights of a model whose captions end: a penalty makes them longer."""
+    words = {}
+    for penalty in (0.0, 3.0):
+        run = tmp_path / str(penalty)
+        train(
+            tiny.recipe(
+                table,
+                run,
+                **{**ASLEEP, "optim__ema_decay": 0.0, "train__epochs": 1},
+                train__start_from=str(tiny_model),
+                train__val_beam_size=4,
+                train__metric="ROUGE_L",
+                decoding__length_penalty=penalty,
+            )
+        )
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        (validated,) = [e for e in map(json.loads, lines) if e["kind"] == "validation"]
+        captioner = Captioner.from_pretrained(run / "best", device="cpu")
+        images = read_split(format="table", root=table, split="val").images
+        captions = [captioner.caption(image.path, beam_size=4) for image in images]
+        words[penalty] = sum(len(caption.words) for caption in captions) / len(captions)
+        assert validated["words"] == pytest.approx(words[penalty])
+    assert words[3.0] > words[0.0]

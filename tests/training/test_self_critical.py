@@ -12,15 +12,15 @@ import pytest
 import tiny
 import torch
 
-from captioner.config import AttentionConfig, DecoderConfig
-from captioner.data.dataset import Batch
+from captioner.config import AttentionConfig, DecoderConfig, validate
+from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, search, writable
 from captioner.models.build import build_decoder
-from captioner.training import setup, train
-from captioner.training.self_critical import SelfCritical
+from captioner.training import train
+from captioner.training.self_critical import SelfCriticalTask
 from captioner.types import Grid
 
 VOCABULARY = Vocabulary(["a", "dog", "cat"])
@@ -37,8 +37,8 @@ class Model(torch.nn.Module):
     def encoder(self, inputs, *, from_frozen: bool):
         return Grid(inputs, 1, self.cells)
 
-    def forward(self, grid, image_index, tokens, lengths):
-        return self.decoder(self.decoder.prepare(grid).select(image_index), tokens, lengths)
+    def forward(self, grid, image_index, tokens, lengths, style=None):
+        return self.decoder(self.decoder.prepare(grid).select(image_index), tokens, lengths, style)
 
 
 def small_model(*, hidden_dim: int, embed_dim: int, dropout: float) -> Model:
@@ -61,7 +61,7 @@ def model() -> Model:
     return model
 
 
-def photos(count: int) -> Batch:
+def images(count: int) -> Batch:
     inputs = torch.randn(
         count, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
@@ -77,7 +77,7 @@ REFERENCES = [
 
 
 def test_greedy_sampling_is_greedy_search(model: Model) -> None:
-    grid = model.encoder(photos(3).inputs, from_frozen=True)
+    grid = model.encoder(images(3).inputs, from_frozen=True)
     model.eval()
     tokens, lengths = sample(model.decoder, grid, samples=2, max_words=6, greedy=True)
     found = search(model.decoder, grid, beam_size=1, max_words=6)
@@ -93,7 +93,7 @@ def test_greedy_sampling_is_greedy_search(model: Model) -> None:
 def test_captions_are_drawn_with_the_model_s_probabilities(model: Model) -> None:
     """All captions of up to two words, against how often each is drawn."""
     model.eval()
-    inputs = photos(1).inputs
+    inputs = images(1).inputs
     grid = model.encoder(inputs, from_frozen=True)
     torch.manual_seed(0)
     tokens, lengths = sample(model.decoder, grid, samples=20000, max_words=2)
@@ -123,10 +123,11 @@ def test_captions_are_drawn_with_the_model_s_probabilities(model: Model) -> None
 def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str) -> None:
     """Against the exact gradient over all captions of one or two words, end tokens included.
 
-    The end is never first: at the first word the model's shares are those among the words.
+    The end is never first: at the first word the model's shares are those among the words. The
+    images of the batch differ, and so do their captions.
     """
     reward = CiderD(REFERENCES)
-    own = SelfCritical(reward, VOCABULARY, samples=4, baseline=baseline, max_words=2)
+    task = SelfCriticalTask(model, reward, VOCABULARY, samples=4, baseline=baseline, max_words=2)
     parameters = list(model.parameters())
 
     def flat(loss: torch.Tensor) -> torch.Tensor:
@@ -138,34 +139,35 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
             ]
         )
 
-    batch = photos(1)
-    grid = model.encoder(batch.inputs, from_frozen=True)
+    batch = images(3)
     words = [4, 5, 6]
-    exact = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     pairs = list(itertools.product(words, [*words, END]))
-    probabilities, gradients, rewards = [], [], []
-    for pair in pairs:
-        memory = model.decoder.prepare(grid)
-        forced = model.decoder(
-            memory, torch.tensor([[VOCABULARY.start, pair[0]]]), torch.tensor([2])
-        )
-        allowed = [*words, END]
-        first = forced.logits[0, words].log_softmax(0)[words.index(pair[0])]
-        second = forced.logits[1, allowed].log_softmax(0)[allowed.index(pair[1])]
-        probabilities.append((first + second).exp().item())
-        gradients.append(flat(first + second))
-        rewards.append(float(reward.scores([0], [[VOCABULARY.tokens[t] for t in pair]])[0]))
-    mean = float(np.dot(probabilities, rewards))
-    tokens, _ = sample(model.decoder, grid, samples=1, max_words=2, greedy=True)
-    likeliest = [VOCABULARY.tokens[t] for t in tokens[0, 0].tolist() if t]
-    expected_baseline = mean
-    if baseline == "greedy":
-        expected_baseline = float(reward.scores([0], [likeliest])[0])
-    for probability, gradient, earned in zip(probabilities, gradients, rewards, strict=True):
-        exact -= probability * (earned - expected_baseline) * gradient / 2  # two tokens a caption
+    exact = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    for image in range(3):
+        grid = model.encoder(batch.inputs[image : image + 1], from_frozen=True)
+        probabilities, gradients, rewards = [], [], []
+        for pair in pairs:
+            memory = model.decoder.prepare(grid)
+            forced = model.decoder(
+                memory, torch.tensor([[VOCABULARY.start, pair[0]]]), torch.tensor([2])
+            )
+            allowed = [*words, END]
+            first = forced.logits[0, words].log_softmax(0)[words.index(pair[0])]
+            second = forced.logits[1, allowed].log_softmax(0)[allowed.index(pair[1])]
+            probabilities.append((first + second).exp().item())
+            gradients.append(flat(first + second))
+            rewards.append(float(reward.scores([image], [[VOCABULARY.tokens[t] for t in pair]])[0]))
+        expected_baseline = float(np.dot(probabilities, rewards))
+        if baseline == "greedy":
+            tokens, _ = sample(model.decoder, grid, samples=1, max_words=2, greedy=True)
+            likeliest = [VOCABULARY.tokens[t] for t in tokens[0, 0].tolist() if t]
+            expected_baseline = float(reward.scores([image], [likeliest])[0])
+        for probability, gradient, earned in zip(probabilities, gradients, rewards, strict=True):
+            # two tokens a caption
+            exact -= probability * (earned - expected_baseline) * gradient / 2 / 3
     torch.manual_seed(0)
-    many = replace(batch, inputs=batch.inputs.expand(40, -1, -1), photos=batch.photos.expand(40))
-    steps = torch.stack([flat(own(model, many)[0]["total"]) for _ in range(40)])
+    many = replace(batch, inputs=batch.inputs.repeat(14, 1, 1), images=batch.images.repeat(14))
+    steps = torch.stack([flat(task(many).loss) for _ in range(40)])
     error = steps.std(0) / len(steps) ** 0.5
     z = (steps.mean(0) - exact) / error.clamp(min=1e-12)
     assert float(z.abs().max()) < 5.0
@@ -173,55 +175,80 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str
     assert float(wrong.abs().max()) > 10.0, "the check would see a wrong sign"
 
 
+def test_each_sampled_caption_is_scored_and_rewarded_with_its_own_image(model: Model) -> None:
+    """The loss of a batch against a loop over its images and the captions sampled for each."""
+    task = SelfCriticalTask(
+        model, CiderD(REFERENCES), VOCABULARY, samples=2, baseline="leave_one_out", max_words=5
+    )
+    batch = images(3)
+    torch.manual_seed(0)
+    output = task(batch)
+    torch.manual_seed(0)
+    grid = model.encoder(batch.inputs, from_frozen=True)
+    tokens, lengths = sample(model.decoder, grid, samples=2, max_words=5)
+    total, count, advantages = 0.0, 0, set()
+    for image in range(3):
+        one = model.encoder(batch.inputs[image : image + 1], from_frozen=True)
+        texts = [[VOCABULARY.tokens[t] for t in row if t] for row in tokens[image].tolist()]
+        rewards = task.reward.scores([image, image], texts).tolist()
+        for row in range(2):
+            advantage = rewards[row] - rewards[1 - row]
+            advantages.add(round(advantage, 6))
+            words = tokens[image, row, : int(lengths[image, row])].tolist()
+            read = torch.tensor([[VOCABULARY.start, *words[:-1]]])
+            memory = model.decoder.prepare(one)
+            logits = model.decoder(memory, read, torch.tensor([len(words)])).logits
+            for position, word in enumerate(words):
+                allowed = [4, 5, 6] if position == 0 else [4, 5, 6, END]
+                log_prob = logits[position, allowed].log_softmax(0)[allowed.index(word)]
+                total -= advantage * log_prob.item()
+                count += 1
+    assert output.loss.item() == pytest.approx(total / count, rel=1e-5)
+    assert len(advantages) > 2, "a loss that tells the images apart"
+
+
 def test_captions_are_read_by_the_network_that_drew_them() -> None:
     """With dropout in one of the two only, words that one draws fall without end in the other."""
     model = small_model(hidden_dim=8, embed_dim=8, dropout=0.9).train()
-    looks: list[Grid] = []
+    grids: list[Grid] = []
     quiet = model.encoder
 
     def encoder(inputs, *, from_frozen: bool):
         """Another grid each time, as with dropout."""
-        looks.append(quiet(8.0 * torch.randn_like(inputs), from_frozen=from_frozen))
-        return looks[-1]
+        grids.append(quiet(8.0 * torch.randn_like(inputs), from_frozen=from_frozen))
+        return grids[-1]
 
     model.encoder = encoder
-    own = SelfCritical(
-        CiderD(REFERENCES), VOCABULARY, samples=400, baseline="leave_one_out", max_words=6
+    task = SelfCriticalTask(
+        model, CiderD(REFERENCES), VOCABULARY, samples=400, baseline="leave_one_out", max_words=6
     )
-    parts, forced, lengths = own(model, photos(1))
+    result = task(images(1))
+    forced, lengths = result.output, result.lengths
     # Minus log p of what is drawn is the entropy on average, so the words tell it both ways.
     firsts = writable(forced.logits[: len(lengths)], first=True)
     others = writable(forced.logits[len(lengths) :], first=False)
     log_probs = torch.cat([firsts, others]).log_softmax(-1).clamp(min=-1e9)
     entropies = -(log_probs.exp() * log_probs).sum(-1)
-    assert parts["cross_entropy"].item() == pytest.approx(entropies.mean().item(), rel=0.05)
-    assert len(looks) == 1
+    assert result.metrics["cross_entropy"].item() == pytest.approx(
+        entropies.mean().item(), rel=0.05
+    )
+    assert len(grids) == 1
     assert model.decoder.training, "it is left as it was"
 
 
-def test_rewards_are_of_each_caption_s_own_photo(model: Model) -> None:
-    own = SelfCritical(CiderD(REFERENCES), VOCABULARY, samples=2, baseline="greedy", max_words=3)
-    tokens = torch.tensor([[[4, 5, END], [4, 6, END]], [[4, 5, END], [4, 6, END]]])
-    rewards = own._rewards(torch.tensor([0, 1]), tokens)
-    assert rewards[0, 0] > rewards[0, 1]
-    assert rewards[1, 1] > rewards[1, 0]
-    swapped = own._rewards(torch.tensor([1, 0]), tokens)
-    torch.testing.assert_close(swapped, rewards.flip(0))
-
-
-def test_captions_of_two_photos_learn_to_earn_more(model: Model) -> None:
-    own = SelfCritical(
-        CiderD(REFERENCES), VOCABULARY, samples=8, baseline="leave_one_out", max_words=4
+def test_captions_of_two_images_learn_to_earn_more(model: Model) -> None:
+    task = SelfCriticalTask(
+        model, CiderD(REFERENCES), VOCABULARY, samples=8, baseline="leave_one_out", max_words=4
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     torch.manual_seed(0)
     rewards = []
     for _ in range(80):
-        parts, _, _ = own(model, photos(2))
+        output = task(images(2))
         optimizer.zero_grad()
-        parts["total"].backward()
+        output.loss.backward()
         optimizer.step()
-        rewards.append(float(parts["reward"]))
+        rewards.append(float(output.metrics["reward"]))
     assert np.mean(rewards[-10:]) > 2 * np.mean(rewards[:10]), rewards
 
 
@@ -257,9 +284,9 @@ def test_settings_that_cannot_be_used_are_one_sentence(
     tmp_path: Path, changed: dict[str, object], key: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{key}: "):
-        setup.check(tiny.recipe(tmp_path, tmp_path / "run", **changed))
+        validate(tiny.recipe(tmp_path, tmp_path / "run", **changed))
 
 
 def test_one_sample_is_enough_for_the_greedy_baseline(tmp_path: Path) -> None:
     recipe = tiny.recipe(tmp_path, tmp_path / "run", self_critical__samples=1)
-    setup.check(replace(recipe, self_critical=replace(recipe.self_critical, baseline="greedy")))
+    validate(replace(recipe, self_critical=replace(recipe.self_critical, baseline="greedy")))

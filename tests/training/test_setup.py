@@ -9,10 +9,10 @@ import pytest
 import tiny
 import torch
 
-from captioner.config import Config
+from captioner.config import Config, SourceConfig, validate
 from captioner.errors import CaptionerError, ConfigError, DataError
-from captioner.training.run import changes
-from captioner.training.setup import Setup, check, prepare
+from captioner.training.run import changed_settings
+from captioner.training.setup import Setup, prepare
 
 CPU = torch.device("cpu")
 HERE = Path("here")
@@ -110,8 +110,8 @@ def test_a_text_that_cannot_be_read_is_told_before_the_cache_is_made(
 
 
 def test_the_defaults_and_this_recipe_are_accepted() -> None:
-    check(Config())
-    check(tiny.recipe(HERE, HERE))
+    validate(Config())
+    validate(tiny.recipe(HERE, HERE))
 
 
 def test_the_vocabulary_is_of_the_training_captions_alone(table: Path) -> None:
@@ -183,10 +183,10 @@ def test_the_preprocessing_of_the_backbone_is_written_out(table: Path) -> None:
 
 def test_the_same_seed_gives_the_same_first_weights(table: Path) -> None:
     one, same, other = ready(table), ready(table), ready(table, train__seed=2)
-    for name, value in one.model.state_dict().items():
-        assert torch.equal(same.model.state_dict()[name], value), name
+    for name, value in one.task.model.state_dict().items():
+        assert torch.equal(same.task.model.state_dict()[name], value), name
     assert not torch.equal(
-        other.model.decoder.word_gates.weight, one.model.decoder.word_gates.weight
+        other.task.model.decoder.word_gates.weight, one.task.model.decoder.word_gates.weight
     )
 
 
@@ -258,7 +258,7 @@ def another(value: object) -> object:
 
 
 def test_nothing_changed_is_no_change() -> None:
-    assert changes(tiny.recipe(HERE, HERE), tiny.recipe(HERE, HERE)) == ([], [])
+    assert changed_settings(tiny.recipe(HERE, HERE), tiny.recipe(HERE, HERE)) == ([], [])
 
 
 @pytest.mark.parametrize("key", settings())
@@ -266,10 +266,18 @@ def test_every_setting_is_fixed_or_told_or_of_no_consequence(key: str) -> None:
     before = tiny.recipe(HERE, HERE)
     section, name = key.split(".")
     value = another(getattr(getattr(before, section), name))
-    fixed, told = changes(before, tiny.recipe(HERE, HERE, **{f"{section}__{name}": value}))
+    if key == "data.sources":
+        value = (SourceConfig(name="one"),)
+    fixed, told = changed_settings(before, tiny.recipe(HERE, HERE, **{f"{section}__{name}": value}))
     assert [*fixed, *told] in ([], [key])
     model = section in ("preprocess", "encoder", "attention", "decoder")
-    if model or key in ("optim.name", "train.seed", "data.batch_size", "data.cache"):
+    if model or key in (
+        "optim.name",
+        "train.seed",
+        "data.batch_size",
+        "data.cache",
+        "data.sources",
+    ):
         assert fixed == [key], "other weights would not fit, or other batches would come"
     if key in ("optim.lr", "train.epochs", "loss.doubly_stochastic", "optim.accumulate"):
         assert told == [key]
@@ -297,5 +305,5 @@ def test_what_can_change_depends_on_what_was(
     old, new = (
         tiny.recipe(HERE, HERE, **{key.replace(".", "__"): value}) for value in (before, after)
     )
-    fixed, told = changes(old, new)
+    fixed, told = changed_settings(old, new)
     assert (fixed, told) == ([key] * (expected == "fixed"), [key] * (expected == "told"))

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from captioner.checkpoint import load_matching_weights, load_model, save_model
+from captioner.checkpoint import load_model, load_pretrained, save_model
 from captioner.data.transforms import open_image
 from captioner.errors import CheckpointError, DataError
 from captioner.models.build import build_model
@@ -37,10 +37,21 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
     recipe = tiny.recipe(table, tmp_path / "run", train__epochs=1)
     fresh, started = prepare(recipe, CPU), prepare(recipe, CPU, before)
     model, _, vocabulary = load_model(before)
-    assert started.vocabulary.tokens == vocabulary.tokens != fresh.vocabulary.tokens
+    known, words = len(vocabulary), len(fresh.vocabulary)
+    assert started.vocabulary.tokens[:known] == vocabulary.tokens
+    assert set(started.vocabulary.tokens) == set(fresh.vocabulary.tokens)
+    assert words > known, "the words that it lacks come after its own"
     expected = model.state_dict()
-    for name, value in started.model.state_dict().items():
+    of_words = set()
+    for name, value in started.task.model.state_dict().items():
+        if value.shape != expected[name].shape:
+            of_words.add(name)
+            assert len(value) == words
+            value = value[:known]
         assert torch.equal(value, expected[name]), name
+    assert of_words == {
+        f"decoder.{name}" for name in ("embedding.weight", "vocabulary.weight", "vocabulary.bias")
+    }
 
 
 def test_captions_of_which_the_start_knows_few_words_are_told_and_of_none_refused(
@@ -48,7 +59,7 @@ def test_captions_of_which_the_start_knows_few_words_are_told_and_of_none_refuse
 ) -> None:
     french = tmp_path / "french"
     shutil.copytree(table, french)
-    recipe = tiny.recipe(french, tmp_path / "run")
+    recipe = tiny.recipe(french, tmp_path / "run", data__min_count=1000)  # no new words
     heading, *rows = (table / "captions.csv").read_text().splitlines()
 
     def write(caption: str) -> None:
@@ -68,16 +79,21 @@ def test_what_has_another_shape_stays_as_it_is_and_is_counted(
     table: Path, tmp_path: Path, before, capsys
 ) -> None:
     recipe = tiny.recipe(
-        table, tmp_path / "run", train__epochs=1, attention__select="hard", attention__dim=12
+        table,
+        tmp_path / "run",
+        train__epochs=1,
+        attention__select="hard",
+        attention__dim=12,
+        data__min_count=1000,  # no new words
     )
     started = prepare(recipe, CPU, before)
     names = ["key.weight", "key.bias", "query.weight", "energy.weight"]
-    count = len(started.model.state_dict())
+    count = len(started.task.model.state_dict())
     assert f"{before}: {count - len(names)} of {count} weights taken" in capsys.readouterr().err
     expected = load_model(before)[0].state_dict()
     other = {
         name
-        for name, value in started.model.state_dict().items()
+        for name, value in started.task.model.state_dict().items()
         if value.shape != expected[name].shape or not torch.equal(value, expected[name])
     }
     assert other == {f"decoder.attention.score.{name}" for name in names}
@@ -107,8 +123,8 @@ def test_half_precision_does_not_change_what_it_is_the_rounding_of(tmp_path: Pat
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         model.decoder.vocabulary.bias += 1.0
-    found, of = load_matching_weights(model, tmp_path / "half")
-    assert found == of
+    report = load_pretrained(model, vocabulary, tmp_path / "half")
+    assert report.sentences() == []
     for name, value in model.state_dict().items():
         if name == "decoder.vocabulary.bias":
             assert torch.equal(value, expected[name].half().float())
@@ -146,6 +162,9 @@ def test_weights_for_another_model_fill_nothing(tmp_path: Path) -> None:
         40,
     )
     own = {name: value.clone() for name, value in other.decoder.state_dict().items()}
-    found, of = load_matching_weights(other, tmp_path / "model")
-    assert 0 < found < of
+    report = load_pretrained(other, vocabulary, tmp_path / "model")
+    assert "decoder.vocabulary.bias" in report.other_shape
+    assert not [name for name in report.taken if name.startswith("decoder.")]
+    (sentence,) = report.sentences()
+    assert "decoder.vocabulary (" in sentence
     assert all(torch.equal(value, own[name]) for name, value in other.decoder.state_dict().items())

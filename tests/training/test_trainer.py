@@ -17,8 +17,9 @@ from captioner.checkpoint import load_model, load_training_state
 from captioner.config import Config
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
+from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
-from captioner.training.trainer import Trainer
+from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
 
 
 @pytest.fixture(scope="session")
@@ -105,6 +106,33 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     assert entries(run) == entries(whole)
     assert weights(run) == weights(whole)
     assert weights(run, "best") == weights(whole, "best")
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_validation_s_record_survives_a_kill_between_checkpoint_and_log(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    run = tmp_path / "run"
+    write = RunLog.write
+
+    def killed(log: RunLog, kind: str, step: int, figures: Any) -> None:
+        if kind == "validation" and figures["epoch"] == epoch:
+            raise Interrupted
+        write(log, kind, step, figures)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunLog, "write", killed)
+        with pytest.raises(Interrupted):
+            train(tiny.recipe(table, run))
+    assert len(steps(run, "validation")) == epoch
+    state = load_training_state(run / "last")
+    assert (state["epoch"], state["batch"]) == (epoch + 1, 0)
+    for _ in range(2):  # resumed again when it has ended, it writes nothing twice
+        train(tiny.recipe(table, run), resume=True)
+        assert entries(run) == entries(whole)
+        assert weights(run) == weights(whole)
+    validated = steps(run, "validation")
+    assert [(e["epoch"], e["step"]) for e in validated] == [(0, 4), (1, 8)]
 
 
 def test_a_resumed_run_may_be_cut_again(
@@ -267,13 +295,9 @@ def test_an_interrupt_leaves_a_checkpoint_even_with_none_in_mid_epoch(
 
 
 def trainer(table: Path, run: Path, **changed: object) -> Trainer:
-    from captioner.training.run_log import RunLog
-    from captioner.training.setup import prepare
-
-    config = tiny.recipe(table, run, **changed)
-    made = Trainer(prepare(config, torch.device("cpu")), run, torch.device("cpu"))
-    made.log = RunLog(run, resume_step=0)
-    return made
+    """Return the trainer of a run of one epoch."""
+    config = tiny.recipe(table, run, **{"train__epochs": 1, **changed})
+    return Trainer(prepare(config, torch.device("cpu")), run, torch.device("cpu"))
 
 
 STILL = {
@@ -286,7 +310,7 @@ STILL = {
 
 
 def gradients(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-    """The gradient of every step of an epoch, at weights that stay what they are."""
+    """Return the gradient of each step of an epoch, at weights that stay what they are."""
     seen: list[dict[str, torch.Tensor]] = []
 
     def step() -> None:
@@ -294,7 +318,7 @@ def gradients(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, 
         seen.append({name: p.grad.clone() for name, p in named if p.grad is not None})
 
     monkeypatch.setattr(made.optimizer, "step", step)
-    made._train_epoch()
+    made.fit()
     return seen
 
 
@@ -328,29 +352,87 @@ def test_the_gradient_is_clipped_to_its_norm(
     for step in gradients(made, monkeypatch):
         norm = torch.stack([value.norm() for value in step.values()]).norm()
         assert float(norm) == pytest.approx(0.01, rel=1e-3)
-    made.log.close()
     assert all(entry["gradient_norm"] > 0.01 for entry in steps(tmp_path / "run"))
 
 
-def test_a_gradient_that_is_not_finite_is_left_out_and_said_so(
+def not_finite(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
+    """Make the loss infinite in these calls, counted from 1; in all where none is given."""
+    original = cross_entropy.caption_losses
+    count = 0
+
+    def losses(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
+        nonlocal count
+        count += 1
+        found = original(*arguments, **options)
+        factor = float("inf") if not calls or count in calls else 1.0
+        return {**found, "total": found["total"] * factor}
+
+    monkeypatch.setattr(cross_entropy, "caption_losses", losses)
+
+
+def test_steps_whose_gradient_is_not_finite_are_skipped_and_reported(
     table: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = trainer(table, tmp_path / "run", optim__ema_decay=0.0)
-    original = cross_entropy.caption_losses
+    not_finite(monkeypatch)
+    before = {name: p.detach().clone() for name, p in made.task.named_parameters()}
+    made.fit()
+    assert all(torch.equal(p, before[name]) for name, p in made.task.named_parameters())
+    assert not made.optimizer.state_dict()["state"], "the optimizer learned nothing of them either"
+    assert capsys.readouterr().err.count("the gradient is not finite, step skipped") == 4
+    assert (
+        made.step
+        == made.skipped_steps
+        == load_training_state(tmp_path / "run" / "last")["skipped_steps"]
+    )
+    assert [entry["gradient_norm"] for entry in steps(tmp_path / "run")] == [None] * 4
 
-    def infinite(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
-        parts = original(*arguments, **options)
-        return {**parts, "total": parts["total"] * float("inf")}
 
-    monkeypatch.setattr(cross_entropy, "caption_losses", infinite)
-    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
-    made._train_epoch()
-    assert all(torch.equal(p, before[name]) for name, p in made.model.named_parameters())
-    said = capsys.readouterr().err
-    assert said.count("the gradient is not finite, step left out") == 4
+def test_one_step_whose_gradient_is_not_finite_costs_that_step_alone(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = trainer(table, tmp_path / "run", optim__accumulate=1)
+    not_finite(monkeypatch, 3)
+    made.fit()
+    reported = [line for line in capsys.readouterr().err.splitlines() if "not finite" in line]
+    assert len(reported) == 1
+    assert reported[0].startswith("step 2: ")
+    assert made.step == 7
+    assert made.skipped_steps == 0, "the next step ended the row"
+    assert all(torch.isfinite(p).all() for p in made.task.parameters())
+    norms = [entry["gradient_norm"] for entry in steps(tmp_path / "run")]
+    assert [norm is None for norm in norms] == [step == 3 for step in range(1, 8)]
+
+
+def test_many_steps_in_a_row_that_are_not_finite_stop_the_run_and_keep_the_batch(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    made = trainer(table, run, optim__accumulate=1, train__epochs=5)  # of seven steps each
+    not_finite(monkeypatch, 2, *range(4, 4 + MAX_SKIPPED_STEPS), 30)
+    with pytest.raises(CaptionerError, match=r"not finite.* 10 steps in a row") as caught:
+        made.fit()
+    assert MAX_SKIPPED_STEPS == 10
+    assert "\n" not in str(caught.value)
+    assert "optim.lr" in str(caught.value)
+    saved = run / "not_finite_batch.pt"
+    assert str(saved) in str(caught.value)
+    (batch,) = torch.load(saved, weights_only=True)
+    # Calls 4 to 13, the last of which is the sixth batch of the second epoch.
+    expected = made.setup.dataset[(1, made.setup.batches.epoch(1)[5])]
+    assert torch.equal(batch["tokens"], expected.tokens)
+    assert torch.equal(batch["inputs"], expected.inputs)
+    # Resumed, the run meets the same batches; it does not count anew from the checkpoint.
+    assert load_training_state(run / "last")["step"] == 11
+    assert load_training_state(run / "last")["skipped_steps"] == 8
 
 
 def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(table: Path, tmp_path: Path) -> None:
@@ -359,7 +441,7 @@ def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(table: Path, tmp_pa
     )
     before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
     statistics = {name: b.clone() for name, b in made.model.named_buffers()}
-    made._train_epoch()
+    made.fit()
     changed = {n for n, p in made.model.named_parameters() if not torch.equal(p, before[n])}
     backbone = {name for name in changed if name.startswith("encoder.backbone")}
     assert backbone
@@ -394,7 +476,7 @@ def test_the_best_model_writes_the_captions_that_were_validated(whole: Path, tab
     from captioner.evaluation.metrics import quick_scores
 
     captioner = Captioner.from_pretrained(whole / "best", device="cpu")
-    photos = read_split(format="table", root=table, split="val").photos
+    photos = read_split(format="table", root=table, split="val").images
     texts = {p.image_id: captioner.caption(p.path, beam_size=2).text for p in photos}
     scores = quick_scores(texts, {photo.image_id: photo.captions for photo in photos})
     best = max(steps(whole, "validation"), key=lambda entry: entry["CIDEr"])
@@ -562,8 +644,8 @@ def test_a_step_asks_the_device_for_no_number(
     setup = prepare(recipe, torch.device("cpu"))
     device = torch.device("meta")
     batch = setup.dataset[(0, range(4))].to(device)
-    objective = setup.objective.to(device)
-    parts, _, _ = objective(setup.model.to(device), batch)
-    parts["total"].backward()
-    assert parts["total"].device == device
-    assert setup.model.decoder.embedding.weight.grad.device == device
+    output = setup.task.to(device)(batch)
+    output.loss.backward()
+    assert output.loss.device == device
+    assert {value.device for value in output.metrics.values()} == {device}
+    assert setup.task.model.decoder.embedding.weight.grad.device == device

@@ -17,12 +17,12 @@ from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.models.build import image_transform
 from captioner.training import validation
-from captioner.training.validation import Validation, validate
+from captioner.training.validation import Validation, ValidationSource, validate
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[CaptionedImage]:
-    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").photos
+    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").images
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def captioner() -> Captioner:
     return Captioner(*tiny.model())
 
 
-def judge(captioner: Captioner, photos: list[CaptionedImage], **changed: Any) -> Validation:
+def evaluate(captioner: Captioner, photos: list[CaptionedImage], **changed: Any) -> Validation:
     settings: dict[str, Any] = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0}
     return validate(
         captioner.model,
@@ -51,13 +51,13 @@ def test_the_captions_are_those_that_a_user_gets(
             photo.image_id: captioner.caption(photo.path, **options).text  # type: ignore[arg-type]
             for photo in photos
         }
-        assert judge(captioner, photos, **changed).captions == expected
+        assert evaluate(captioner, photos, **changed).captions == expected
 
 
 def test_the_figures_are_the_metrics_and_the_diagnostics(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
-    found = judge(captioner, photos)
+    found = evaluate(captioner, photos)
     references = {photo.image_id: photo.captions for photo in photos}
     for name, value in quick_scores(found.captions, references).items():
         assert found.figures[name] == value
@@ -78,9 +78,9 @@ def test_no_photo_s_caption_depends_on_the_batch(
     monkeypatch: pytest.MonkeyPatch,
     batch: int,
 ) -> None:
-    expected = judge(captioner, photos)
-    monkeypatch.setattr(validation, "BATCH", batch)
-    found = judge(captioner, photos)
+    expected = evaluate(captioner, photos)
+    monkeypatch.setattr(validation, "BATCH_SIZE", batch)
+    found = evaluate(captioner, photos)
     assert found.captions == expected.captions
     assert found.figures == pytest.approx(expected.figures, abs=1e-5)
 
@@ -88,12 +88,12 @@ def test_no_photo_s_caption_depends_on_the_batch(
 def test_the_model_is_validated_without_dropout_and_left_without_a_trace(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
-    expected = judge(captioner, photos).captions
+    expected = evaluate(captioner, photos).captions
     before = {name: value.clone() for name, value in captioner.model.state_dict().items()}
     generator = torch.get_rng_state()
     captioner.model.train()
     try:
-        assert judge(captioner, photos).captions == expected
+        assert evaluate(captioner, photos).captions == expected
     finally:
         captioner.model.eval()
     assert torch.equal(torch.get_rng_state(), generator)
@@ -104,9 +104,9 @@ def test_the_model_is_validated_without_dropout_and_left_without_a_trace(
 def test_an_unreadable_photo_is_left_out_with_its_references(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
-    expected = judge(captioner, photos[:2] + photos[3:])
+    expected = evaluate(captioner, photos[:2] + photos[3:])
     photos[2].path.write_bytes(b"damaged")
-    found = judge(captioner, photos)
+    found = evaluate(captioner, photos)
     assert photos[2].image_id not in found.captions
     assert found.captions == expected.captions
     assert found.figures == pytest.approx(expected.figures, abs=1e-6)
@@ -118,7 +118,7 @@ def test_with_no_readable_photo_there_is_one_sentence(
     for photo in photos:
         photo.path.write_bytes(b"damaged")
     with pytest.raises(ImageError, match="none of the validation photos can be read"):
-        judge(captioner, photos)
+        evaluate(captioner, photos)
 
 
 def test_from_a_cache_the_captions_are_the_same(
@@ -136,7 +136,59 @@ def test_from_a_cache_the_captions_are_the_same(
         seed=0,
         workers=0,
     )
-    expected = judge(captioner, photos)
-    found = judge(captioner, photos, cache=cache)
+    expected = evaluate(captioner, photos)
+    found = evaluate(captioner, photos, cache=cache)
     assert found.captions == expected.captions
     assert photos[1].image_id not in found.captions
+
+
+# --- several sources ------------------------------------------------------------------------------
+
+
+def test_several_sources_have_figures_each_and_their_mean_decides(
+    captioner: Captioner, photos: list[CaptionedImage]
+) -> None:
+    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    assert len(photos) == 12
+    found = evaluate(captioner, photos, sources=sources)
+    alone = [evaluate(captioner, photos[:4]), evaluate(captioner, photos[4:])]
+    assert found.captions == alone[0].captions | alone[1].captions
+    for name in ("CIDEr", "Bleu_4", "ROUGE_L"):
+        each = [of.figures[name] for of in alone]
+        assert found.figures[f"first/{name}"] == pytest.approx(each[0])
+        assert found.figures[f"second/{name}"] == pytest.approx(each[1])
+        assert found.figures[name] == pytest.approx(sum(each) / 2), "whatever their sizes"
+    assert found.figures["first/ROUGE_L"] != found.figures["second/ROUGE_L"]
+    # Of all captions, as with one source.
+    together = evaluate(captioner, photos)
+    for name in ("distinct_captions", "words", "attention_entropy"):
+        assert found.figures[name] == pytest.approx(together.figures[name])
+
+
+@pytest.mark.parametrize("decisive", ["first", "second"])
+def test_one_source_can_decide(
+    captioner: Captioner, photos: list[CaptionedImage], decisive: str
+) -> None:
+    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    found = evaluate(captioner, photos, sources=sources, decisive_source=decisive).figures
+    assert found["first/ROUGE_L"] != found["second/ROUGE_L"]
+    for name in ("CIDEr", "Bleu_4", "ROUGE_L"):
+        assert found[name] == found[f"{decisive}/{name}"]
+
+
+def test_one_source_has_no_prefix(captioner: Captioner, photos: list[CaptionedImage]) -> None:
+    found = evaluate(captioner, photos, sources=[ValidationSource("only", len(photos))])
+    assert found.figures == evaluate(captioner, photos).figures
+
+
+def test_a_source_of_which_nothing_can_be_read_is_left_out_unless_it_decides(
+    captioner: Captioner, photos: list[CaptionedImage]
+) -> None:
+    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    for photo in photos[:4]:
+        photo.path.write_bytes(b"damaged")
+    found = evaluate(captioner, photos, sources=sources).figures
+    assert found["ROUGE_L"] == found["second/ROUGE_L"]
+    assert "first/ROUGE_L" not in found
+    with pytest.raises(ImageError, match="first"):
+        evaluate(captioner, photos, sources=sources, decisive_source="first")

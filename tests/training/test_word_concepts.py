@@ -16,22 +16,22 @@ from torch.nn import functional as F
 from captioner.checkpoint import load_training_state
 from captioner.errors import DataError
 from captioner.training import train
-from captioner.training.word_concepts import Concepts
+from captioner.training.word_concepts import WordConceptTable
 
 V, D = 5, 4
 
 
 @pytest.fixture
-def concepts() -> Concepts:
+def concepts() -> WordConceptTable:
     torch.manual_seed(0)
-    concepts = Concepts(V, D).double()
+    concepts = WordConceptTable(V, D).double()
     with torch.no_grad():
         concepts.bias.normal_()
         concepts.norm.weight.normal_()
     return concepts
 
 
-def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: Concepts) -> None:
+def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: WordConceptTable) -> None:
     features = torch.randn(2, 3, D, dtype=torch.float64)
     seen = [[True, False, False, True, False], [False, False, True, False, False]]
     vectors = concepts.norm(concepts.words.weight).tolist()
@@ -43,23 +43,25 @@ def test_the_loss_is_the_noisy_or_of_the_cells_in_a_plain_loop(concepts: Concept
                 logit = plain.dot(cell, vectors[word]) / D**0.5 + concepts.bias[word].item()
                 absent *= 1 - plain.sigmoid(logit)
             total -= math.log(1 - absent if words[word] else absent)
-    found = concepts.loss(features, torch.tensor(seen))
+    found = concepts.detection_loss(features, torch.tensor(seen))
     assert found.item() == pytest.approx(total / 3, rel=1e-5)
 
 
-def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(concepts: Concepts) -> None:
+def test_a_word_that_no_cell_or_every_cell_shows_has_a_finite_gradient(
+    concepts: WordConceptTable,
+) -> None:
     for bias in (-200.0, 200.0):
         with torch.no_grad():
             concepts.bias.fill_(bias)
         features = torch.randn(1, 3, D, dtype=torch.float64, requires_grad=True)
         for seen in (torch.ones(1, V), torch.zeros(1, V)):
-            loss = concepts.loss(features, seen.bool())
+            loss = concepts.detection_loss(features, seen.bool())
             (gradient,) = torch.autograd.grad(loss, features)
             assert torch.isfinite(loss)
             assert torch.isfinite(gradient).all()
 
 
-def test_words_make_a_grid_like_the_encoder_s_projection(concepts: Concepts) -> None:
+def test_words_make_a_grid_like_the_encoder_s_projection(concepts: WordConceptTable) -> None:
     grid = concepts.as_grid(torch.tensor([[4, 0, 4], [1, 2, 3]]))
     assert (grid.height, grid.width) == (1, 3)
     expected = torch.relu(
@@ -108,8 +110,11 @@ def test_a_resumed_run_goes_on_with_the_next_text_and_the_same_concepts(
     with pytest.raises(KeyboardInterrupt):
         train(recipe)
     train(recipe, resume=True)
-    ends = [load_training_state(run / "last")["objective"] for run in (whole, cut)]
-    assert ends[0].pop("_extra_state") == ends[1].pop("_extra_state") > 0
+    ends = [load_training_state(run / "last")["task"] for run in (whole, cut)]
+    texts_read = [end.pop("word_concepts._extra_state") for end in ends]
+    assert texts_read[0] == texts_read[1] > 0
+    assert "word_concepts.table.words.weight" in ends[0]
+    assert ends[0].keys() == ends[1].keys()
     for name, value in ends[0].items():
         assert torch.equal(value, ends[1][name]), name
     files = [(run / "last" / "model.safetensors").read_bytes() for run in (whole, cut)]

@@ -10,8 +10,9 @@ from PIL import Image
 
 from captioner.errors import ImageError
 from captioner.types import Geometry
-from captioner.visualization import colour_scale, comparison_sheet
-from captioner.visualization.overlay import colour_table
+from captioner.visualization import OverlayStyle, comparison_sheet
+from captioner.visualization.overlay import mark_cells
+from captioner.visualization.style import colour_table
 
 WORDS = "a dog runs".split()
 
@@ -40,16 +41,16 @@ def test_each_model_has_a_row_and_rows_do_not_touch(photo, make_caption) -> None
     assert np.count_nonzero(np.diff(lines.astype(int)) == 1) >= 4
 
 
-def test_all_rows_share_the_scale_of_the_sharpest(photo, make_caption) -> None:
+def test_a_sharp_model_does_not_change_the_tint_of_a_flat_one(photo, make_caption) -> None:
     sharp = make_caption(photo.size, WORDS, maps=one_hot(3, 31))
     flat = make_caption(photo.size, WORDS, maps=np.full((3, 63), 1 / 63))
-    both = np.asarray(comparison_sheet(photo, [("sharp", sharp), ("flat", flat)], opacity=1.0))
-    alone = np.asarray(comparison_sheet(photo, [("flat", flat)], opacity=1.0))
-    lowest = colour_table("cividis")[round(255 / colour_scale(sharp))]
-    low_alone = colour_table("cividis")[round(255 / colour_scale(flat))]
-    assert (abs(both.astype(int) - lowest.astype(int)).max(-1) <= 2).sum() > 3 * 200 * 100
-    assert (abs(alone.astype(int) - low_alone.astype(int)).max(-1) <= 2).sum() > 3 * 200 * 100
-    assert abs(lowest.astype(int) - low_alone.astype(int)).max() > 20
+    style = OverlayStyle("colour", opacity=1.0)
+    uniform = colour_table("viridis")[51].astype(int)  # a fifth of the way up
+    for captions in ([("flat", flat)], [("sharp", sharp), ("flat", flat)]):
+        sheet = np.asarray(comparison_sheet(photo, captions, style)).astype(int)
+        assert (abs(sheet - uniform).max(-1) <= 1).sum() > 3 * 200 * 100
+    only_sharp = np.asarray(comparison_sheet(photo, [("sharp", sharp)], style)).astype(int)
+    assert (abs(only_sharp - uniform).max(-1) <= 1).sum() < 200 * 100
 
 
 def test_a_caption_that_is_too_long_goes_on_in_a_second_line(photo, make_caption) -> None:
@@ -76,37 +77,48 @@ def test_a_photo_of_another_size_is_refused(photo, make_caption) -> None:
         comparison_sheet(photo, [])
 
 
-def test_the_cells_of_sampled_paths_are_dotted_and_joined(make_caption) -> None:
-    photo = Image.new("RGB", (900, 700))
-    caption = make_caption(photo.size, WORDS, maps=np.full((3, 63), 1 / 63))
+def marked(caption, word: int) -> np.ndarray:
+    picture = Image.new("RGB", (900, 700))
+    mark_cells(picture, caption, word)
+    return np.asarray(picture)[..., 0] > 200
+
+
+def test_a_sampled_path_is_a_line_from_a_ring_to_a_dot(make_caption) -> None:
+    caption = make_caption((900, 700), WORDS, maps=np.full((3, 63), 1 / 63))
     # Cell 0 is the corner at the top, 62 the opposite one.
-    walked = replace(caption, paths=np.array([[0, 62, 0]] * 4))
-    from captioner.visualization.overlay import mark_looks
-
-    def marked(word: int) -> np.ndarray:
-        picture = photo.copy()
-        mark_looks(picture, walked, word)
-        return np.asarray(picture)[..., 0] > 200
-
-    first, second = marked(0), marked(1)
+    path = replace(caption, paths=np.array([[0, 62, 0]] * 4))
+    first, second = marked(path, 0), marked(path, 1)
     assert first[50, 50]
     assert not first[650, 850]
-    assert second[650, 850]
-    assert second[350, 450], "a line leads from one corner to the other"
     assert not first[350, 450]
+    assert second[650, 850], "a dot where the path is now"
+    assert second[350, 450], "a line leads from one corner to the other"
+    assert second[50, 50 - 15], "a ring where it was before"
+    assert not second[650, 850 - 15], "which the end does not have"
     geometry = replace(Geometry(900, 700, 0, 0, 900, 700), flipped=True)
-    picture = photo.copy()
-    mark_looks(picture, replace(walked, geometry=geometry), 0)
-    assert np.asarray(picture)[50, 850, 0] > 200, "a mirrored photo mirrors the cells"
+    mirrored = marked(replace(path, geometry=geometry), 0)
+    assert mirrored[50, 850], "a mirrored photo mirrors the cells"
+
+
+def test_only_the_most_frequent_steps_are_drawn_and_thicker_the_more_frequent(
+    make_caption,
+) -> None:
+    caption = make_caption((900, 700), ["a", "dog"], maps=np.full((2, 63), 1 / 63))
+    paths = [[0, 8]] * 8 + [[27, 35]] * 2 + [[54, 62]] * 4 + [[18, 26]] * 3 + [[9, 10]]
+    drawn = marked(replace(caption, paths=np.array(paths)), 1)
+    rows = [drawn[100 * row + 30 : 100 * row + 70, 450].sum() for row in range(7)]
+    assert rows[0] > rows[6] > rows[2] >= rows[3] > 0
+    assert not drawn[150, 100:200].any(), "the least frequent step"
+    # Every dot is at the end of a line: cells 8, 35, 62 and 26.
+    dots = [bool(drawn[100 * (c // 9) + 50, 100 * (c % 9) + 50]) for c in range(63)]
+    assert [cell for cell in range(63) if cell % 9 == 8 and dots[cell]] == [8, 26, 35, 62]
 
 
 def test_several_heads_have_a_cell_each(make_caption) -> None:
     photo = Image.new("RGB", (900, 700))
     caption = make_caption(photo.size, WORDS, maps=np.full((3, 63), 1 / 63))
-    from captioner.visualization.overlay import mark_looks
-
     picture = photo.copy()
-    mark_looks(picture, replace(caption, cells=np.array([[0, 62]] * 3)), 0)
+    mark_cells(picture, replace(caption, cells=np.array([[0, 62]] * 3)), 0)
     bright = np.asarray(picture)[..., 0] > 200
     assert bright[:100, :100].any()
     assert bright[600:, 800:].any()

@@ -1,7 +1,7 @@
-"""Pictures of a small drawn photo against those in golden/, which a person has looked at.
+"""Pictures of a small drawn photo against those in golden/, which a person has examined.
 
-After a change that is meant: CAPTIONER_GOLDEN=write pytest tests/rendering/test_golden.py, and look
-at them again.
+After a change that is meant: CAPTIONER_GOLDEN=write pytest tests/visualization/test_golden.py, and
+examine them again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from PIL import Image, ImageDraw
 
 from captioner.types import Caption, Geometry
 from captioner.visualization import (
+    OverlayStyle,
     alignment_matrix,
-    attention_heat,
     attention_sheet,
-    colour_scale,
     comparison_sheet,
-    overlay,
+    word_overlay,
 )
 from captioner.visualization.animation import caption_frames
-from captioner.visualization.look import Look
-from captioner.visualization.overlay import mark_looks
 
 GOLDEN = Path(__file__).parent / "golden"
 # Of 255: rounding and the hinting of letters stay below it, a shifted map or another colour do not.
@@ -58,12 +55,8 @@ def caption(*, hard: bool = False) -> Caption:
     )
 
 
-def painted(*, smooth=True, hard=False, **look):
-    given = caption(hard=hard)
-    heat = attention_heat(given.maps[1], given.geometry, width_px=160, height_px=120, smooth=smooth)
-    picture = overlay(photo(), heat, vmax=colour_scale(given, smooth=smooth), **look)
-    mark_looks(picture, given, 1)
-    return picture
+def painted(*, hard=False, **settings):
+    return word_overlay(photo(), caption(hard=hard), 1, OverlayStyle(**settings))
 
 
 def quarter(image: Image.Image) -> Image.Image:
@@ -73,17 +66,18 @@ def quarter(image: Image.Image) -> Image.Image:
 PICTURES = {
     "smooth": lambda: painted(),
     "cells": lambda: painted(smooth=False),
-    "viridis": lambda: painted(colour_map="viridis", opacity=0.5),
+    "colour": lambda: painted(kind="colour"),
+    "cividis": lambda: painted(kind="colour", colour_map="cividis", opacity=0.5),
     "threshold": lambda: painted(threshold=2.0),
-    "contour": lambda: painted(style="contour"),
-    "mask": lambda: painted(style="mask", opacity=0.85),
+    "contour": lambda: painted(kind="contour"),
+    "mask": lambda: painted(kind="mask", opacity=0.85),
     "hard": lambda: painted(hard=True),
     "sheet": lambda: quarter(attention_sheet(photo(), caption())),
     "comparison": lambda: quarter(
         comparison_sheet(photo(), [("soft", caption()), ("hard", caption(hard=True))])
     ),
     "matrix": lambda: quarter(alignment_matrix(caption(hard=True))),
-    "frame": lambda: list(caption_frames(photo(), caption(), Look()))[2],
+    "frame": lambda: list(caption_frames(photo(), caption(), OverlayStyle()))[2],
 }
 
 

@@ -1,24 +1,38 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
 from captioner.visualization.labels import (
-    _GATE,
-    _PROBABILITY,
-    _TRACK,
+    GATE_COLOUR,
     LEGEND_HEIGHT,
+    PROBABILITY_COLOUR,
+    TRACK_COLOUR,
     WORD_LABEL_HEIGHT,
-    _share,
+    caption_note,
     draw_legend,
     draw_word_label,
-    ticks,
+    two_decimals,
 )
-from captioner.visualization.look import Look
-from captioner.visualization.overlay import colour_table
+from captioner.visualization.style import SCALE_TICKS, OverlayStyle, colour_table, scale_position
+from captioner.visualization.typography import WARNING
+
+
+@pytest.fixture
+def word_caption(make_caption):
+    """A caption of one word with this probability and gate."""
+
+    def make(word, probability, beta):
+        caption = make_caption((90, 70), [word])
+        with np.errstate(divide="ignore"):
+            log_probs = np.log(np.array([probability], dtype=np.float32))
+        return replace(caption, log_probs=log_probs, beta=np.array([beta], dtype=np.float32))
+
+    return make
 
 
 def drawn_box(image):
@@ -31,23 +45,16 @@ def drawn_box(image):
 def bar_lengths(image):
     """Length in pixels of the blue, the amber and the unfilled parts of the bars."""
     pixels = np.asarray(image)
-    colours = [ImageColor.getrgb(name) for name in (_PROBABILITY, _GATE, _TRACK)]
+    colours = [ImageColor.getrgb(name) for name in (PROBABILITY_COLOUR, GATE_COLOUR, TRACK_COLOUR)]
     return [int((pixels == colour).all(axis=2).sum(axis=1).max()) for colour in colours]
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2, 0.55, 1.0])
 @pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
-def test_bars_are_as_long_as_their_values(probability, beta):
+def test_bars_are_as_long_as_their_values(word_caption, probability, beta):
     image = Image.new("RGB", (400, 120), "white")
     draw_word_label(
-        image,
-        left=10,
-        top=0,
-        width=300,
-        size=20,
-        word="dog",
-        log_prob=math.log(probability) if probability else -math.inf,
-        beta=beta,
+        image, word_caption("dog", probability, beta), 0, left=10, top=0, width=300, size=20
     )
     blue, amber, _ = bar_lengths(image)
     full = round(300 - 1.1 * 20 - 3.3 * 20) + 1
@@ -56,7 +63,7 @@ def test_bars_are_as_long_as_their_values(probability, beta):
 
 
 def test_numbers_have_two_decimals_and_tiny_ones_are_not_nought():
-    assert [_share(value) for value in (0.0, 0.001, 0.005, 0.314, 1.0)] == [
+    assert [two_decimals(value) for value in (0.0, 0.001, 0.005, 0.314, 1.0)] == [
         "0.00",
         "<0.01",
         "0.01",
@@ -67,11 +74,11 @@ def test_numbers_have_two_decimals_and_tiny_ones_are_not_nought():
 
 @pytest.mark.parametrize("size", [15, 19, 56])
 @pytest.mark.parametrize("word", ["", "a", "Ågjpqy", "antidisestablishmentarianism" * 4])
-def test_a_label_stays_in_its_place(word, size):
+def test_a_label_stays_in_its_place(word_caption, word, size):
     width = 12 * size
     image = Image.new("RGB", (30 * size, 10 * size), "white")
     draw_word_label(
-        image, left=size, top=size, width=width, size=size, word=word, log_prob=-9.0, beta=1.0
+        image, word_caption(word, 1e-4, 1.0), 0, left=size, top=size, width=width, size=size
     )
     x0, y0, x1, y1 = drawn_box(image)
     slack = math.ceil(size / 15)  # what letters reach beyond their advance width
@@ -81,13 +88,35 @@ def test_a_label_stays_in_its_place(word, size):
     assert y1 <= size + math.ceil(WORD_LABEL_HEIGHT * size)
 
 
-@pytest.mark.parametrize("vmax", [4.0, 18.3, 91.0, 1234.5])
-@pytest.mark.parametrize("width", [150, 400])
-def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(vmax, width):
-    image = Image.new("RGB", (500, 120), "white")
-    draw_legend(
-        image, left=20, top=10, width=width, size=19, vmax=vmax, look=Look(colour_map="viridis")
+@pytest.mark.parametrize("probability", [0.1, 0.2])
+def test_a_word_that_is_unsure_is_marked(word_caption, probability):
+    image = Image.new("RGB", (400, 120), "white")
+    draw_word_label(
+        image, word_caption("dog", probability, 0.5), 0, left=10, top=0, width=300, size=20
     )
+    marked = (np.asarray(image) == ImageColor.getrgb(WARNING)).all(axis=2).any()
+    assert marked == (probability < 0.15)
+
+
+def test_a_caption_of_flat_maps_or_little_confidence_gets_a_note(make_caption):
+    flat = make_caption((90, 70), ["a", "dog"], maps=np.full((2, 63), 1 / 63))
+    assert "evenly for every word: never above 1.0 × uniform" in caption_note(flat)
+    sharp = np.full((2, 63), 0.9 / 62)
+    sharp[1, 5] = 0.1
+    caption = make_caption((90, 70), ["a", "dog"], maps=sharp)
+    assert caption_note(caption) == ""
+    object.__setattr__(caption, "confidence", 0.31)
+    object.__setattr__(caption, "confidence_threshold", 0.3)
+    assert caption_note(caption) == ""
+    object.__setattr__(caption, "confidence_threshold", 0.5)
+    assert caption_note(caption) == "Unsure caption: confidence 0.31"
+    assert caption_note(make_caption((90, 70), [])) == ""
+
+
+@pytest.mark.parametrize("width", [150, 400])
+def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(width):
+    image = Image.new("RGB", (500, 120), "white")
+    draw_legend(image, OverlayStyle("colour"), left=20, top=10, width=width, size=19)
     x0, y0, x1, y1 = drawn_box(image)
     assert (x0, x1) == (20, 20 + width)
     assert y0 >= 10
@@ -99,17 +128,15 @@ def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(vmax, width)
     np.testing.assert_allclose(row[width // 2].astype(int), table[128], atol=3)
 
 
-@pytest.mark.parametrize("at_most", [2, 3, 6, 12])
-@pytest.mark.parametrize("vmax", [0.03, 1.0, 4.0, 7.999, 20.0, 91.2, 1e5])
-def test_ticks_are_round_even_few_and_within_the_scale(vmax, at_most):
-    found = ticks(vmax, at_most=at_most)
-    assert 1 <= len(found) <= at_most
-    assert found[0] == 0
-    assert found[-1] <= vmax * (1 + 1e-9)
-    if len(found) > 1:
-        step = found[1]
-        assert found == pytest.approx([step * count for count in range(len(found))])
-        assert found[-1] + step > vmax
-        assert f"{step:e}"[0] in "125"
-    if at_most >= 3:
-        assert len(found) >= 2
+@pytest.mark.parametrize("kind", ["light", "mask"])
+def test_the_legend_of_light_grows_brighter_from_tick_to_tick(kind):
+    ramp = OverlayStyle(kind).ramp(256).sum(axis=1)
+    at_ticks = [ramp[round(255 * scale_position(value))] for value, _ in SCALE_TICKS]
+    assert (np.diff(at_ticks) > 15).all()
+
+
+def test_the_legend_of_contours_is_pale_but_for_the_lines():
+    ramp = OverlayStyle("contour", threshold=3).ramp(256).astype(int)
+    dark = ramp.min(axis=1) < 190
+    begins = np.flatnonzero(np.diff(dark.astype(int), prepend=0) == 1)
+    np.testing.assert_allclose(begins, 255 * np.array([0.6, 0.8, 1.0]), atol=3)  # 4, 8 and 16

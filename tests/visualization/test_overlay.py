@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -11,12 +12,19 @@ from captioner.errors import ConfigError, ImageError
 from captioner.types import Geometry
 from captioner.visualization.heat import attention_heat
 from captioner.visualization.overlay import (
-    COLOUR_MAPS,
     cell_is_visible,
-    colour_table,
+    frequent_steps,
     outline_cell,
     overlay,
-    resized,
+    resize_captioned,
+)
+from captioner.visualization.style import (
+    COLOUR_MAPS,
+    STYLES,
+    OverlayStyle,
+    colour_table,
+    effect_tables,
+    scale_levels,
 )
 
 
@@ -36,17 +44,93 @@ def test_colours_are_those_of_matplotlib_and_grow_lighter_with_heat(name):
     assert (luminance[8:] > luminance[:-8]).all()
 
 
+def position(heat):
+    """Where an attention stands on the scale, by a formula of its own: 0.5 to 16, logarithmic."""
+    return min(max((math.log2(max(heat, 1e-9)) + 1) / 5, 0), 1)
+
+
+def some_heat():
+    return (2 ** np.random.default_rng(1).uniform(-3, 6, (6, 8))).astype(np.float32)
+
+
 @pytest.mark.parametrize("name", COLOUR_MAPS)
-def test_an_overlay_is_a_mixture_of_the_grey_photo_and_the_colour_of_the_heat(name):
-    photo = noise(8, 6)
-    heat = np.random.default_rng(1).uniform(-1, 12, (6, 8)).astype(np.float32)
-    painted = np.asarray(overlay(photo, heat, vmax=10, colour_map=name, opacity=0.7))
+def test_colour_is_a_mixture_of_the_grey_photo_and_the_colour_of_the_heat(name):
+    photo, heat = noise(8, 6), some_heat()
+    painted = np.asarray(overlay(photo, heat, OverlayStyle("colour", True, name, 0.7)))
     grey, table = np.asarray(photo.convert("L"), dtype=float), colour_table(name)
     for y in range(6):
         for x in range(8):
-            level = min(max(round(float(heat[y, x]) / 10 * 255), 0), 255)
+            level = int(position(heat[y, x]) * 255 + 0.5)
             expected = 0.3 * grey[y, x] + 0.7 * table[level]
             np.testing.assert_allclose(painted[y, x], expected, atol=1.01)
+
+
+def test_light_dims_the_photo_and_screens_it_with_a_warm_white():
+    photo, heat = noise(8, 6), some_heat()
+    painted = np.asarray(overlay(photo, heat))
+    pixels = np.asarray(photo, dtype=float)
+    for y in range(6):
+        for x in range(8):
+            t = position(heat[y, x])
+            rise = min(t / 0.75, 1)
+            kept = 3 * rise**2 - 2 * rise**3
+            for channel, white in enumerate((1.0, 0.95, 0.82)):
+                glow = 0.7 * min(max((t - 0.35) / 0.65, 0), 1) * white
+                lit = 255 - (255 - kept * pixels[y, x, channel]) * (1 - glow)
+                expected = 0.25 * pixels[y, x, channel] + 0.75 * lit
+                assert painted[y, x, channel] == pytest.approx(expected, abs=2.5)
+
+
+def test_the_mask_dims_by_the_place_on_the_scale():
+    photo, heat = noise(8, 6), some_heat()
+    painted = np.asarray(overlay(photo, heat, OverlayStyle("mask", opacity=0.9)), dtype=float)
+    kept = 1 - 0.9 * (1 - np.vectorize(position)(heat))
+    np.testing.assert_allclose(painted, np.asarray(photo) * kept[..., None], atol=1.5)
+
+
+@pytest.mark.parametrize("kind", ["light", "colour", "mask"])
+def test_without_opacity_the_photo_is_left(kind):
+    photo = noise(8, 6)
+    expected = photo.convert("L").convert("RGB") if kind == "colour" else photo
+    painted = overlay(photo, some_heat(), OverlayStyle(kind, opacity=0))
+    np.testing.assert_array_equal(np.asarray(painted), np.asarray(expected))
+
+
+def test_three_times_uniform_is_plainly_visible_alongside_fifteen():
+    grey = Image.new("RGB", (4, 1), (120, 120, 120))
+    heat = np.array([[0.5, 1.0, 3.0, 15.0]])
+    low, uniform, moderate, high = np.asarray(overlay(grey, heat))[0].mean(axis=1)
+    assert low < uniform < moderate < high
+    assert moderate > 1.5 * uniform
+    assert low > 25  # the dimmed part can still be recognised
+
+
+@pytest.mark.parametrize("kind", ["light", "colour", "mask"])
+def test_what_is_below_the_threshold_is_left_out(kind):
+    photo, heat = noise(8, 6), some_heat()
+    style = OverlayStyle(kind, threshold=3.0)
+    painted = np.asarray(overlay(photo, heat, style))
+    above = np.asarray(overlay(photo, heat, OverlayStyle(kind)))
+    nothing = np.asarray(overlay(photo, np.zeros_like(heat), style))
+    below = heat < 3
+    assert below.any()
+    assert not below.all()
+    np.testing.assert_array_equal(painted[~below], above[~below])
+    np.testing.assert_array_equal(painted[below], nothing[below])
+
+
+@pytest.mark.parametrize("kind", ["light", "mask"])
+def test_effects_grow_brighter_with_attention(kind):
+    factor, offset = effect_tables(kind, "viridis")
+    for value in (0, 40, 128, 255):
+        assert (np.diff(value * factor + offset, axis=0) >= -1e-9).all()
+    assert factor.min() == 0
+    assert factor.max() <= 1
+
+
+def test_levels_beyond_the_scale_are_its_ends():
+    levels = scale_levels(np.array([0.0, 0.5, 1.0, 4.0, 16.0, 1000.0]))
+    assert levels.tolist() == [0, 0, 51, 153, 255, 255]
 
 
 @pytest.mark.parametrize("smooth", [True, False])
@@ -59,9 +143,9 @@ def test_what_an_overlay_adds_is_centred_on_the_attended_cell(size, cell, smooth
     cells = np.zeros((7, 9))
     cells[cell] = 1
     heat = attention_heat(cells, geometry, width_px=width, height_px=height, smooth=smooth)
-    vmax = float(heat.max())
-    hot = np.asarray(overlay(photo, heat, vmax=vmax), dtype=float)
-    cold = np.asarray(overlay(photo, np.zeros_like(heat), vmax=vmax), dtype=float)
+    style = OverlayStyle("colour", opacity=1.0)
+    hot = np.asarray(overlay(photo, heat, style), dtype=float)
+    cold = np.asarray(overlay(photo, np.zeros_like(heat), style), dtype=float)
     added = np.abs(hot - cold).sum(axis=2)
     y, x = np.mgrid[:height, :width] + 0.5
     x0, y0, x1, y1 = geometry.cell_box_px(*cell, 7, 9)
@@ -73,42 +157,49 @@ def test_uniform_attention_gives_one_tint():
     grey = Image.new("RGB", (97, 61), (90, 90, 90))
     geometry = Geometry(97, 61, 0, 0, 97, 61)
     heat = attention_heat(np.full((14, 14), 1 / 196), geometry, width_px=97, height_px=61)
-    painted = overlay(grey, heat, vmax=4)
-    assert len(painted.getcolors()) == 1
-    assert sum(painted.getpixel((0, 0))) < 3 * 140  # dim
+    for kind in STYLES:
+        assert len(overlay(grey, heat, OverlayStyle(kind)).getcolors()) == 1, kind
+    assert max(overlay(grey, heat).getpixel((0, 0))) < 45  # dim
 
 
 def test_the_photo_is_not_changed():
     photo = noise(20, 10)
     before = photo.tobytes()
-    painted = overlay(photo, np.full((10, 20), 3.0), vmax=4, opacity=1.0)
+    painted = overlay(photo, np.full((10, 20), 3.0))
     assert painted.tobytes() != before
-    small = resized(photo, Geometry(20, 10, 0, 0, 20, 10), (5, 5))
+    small = resize_captioned(photo, Geometry(20, 10, 0, 0, 20, 10), (5, 5))
     small.paste("red", (0, 0, 5, 5))
     assert photo.tobytes() == before
-    same_size = resized(photo, Geometry(20, 10, 0, 0, 20, 10), (20, 10))
+    same_size = resize_captioned(photo, Geometry(20, 10, 0, 0, 20, 10), (20, 10))
     same_size.paste("red", (0, 0, 5, 5))
     assert photo.tobytes() == before
 
 
 def test_settings_that_cannot_be_used_are_named():
-    photo, heat = noise(4, 4), np.zeros((4, 4))
-    with pytest.raises(ConfigError, match="colour_map is 'jet'; the colour maps are cividis, vi"):
-        overlay(photo, heat, vmax=4, colour_map="jet")
+    with pytest.raises(ConfigError, match="colour_map is 'jet'; .*viridis, cividis"):
+        OverlayStyle(colour_map="jet")
+    with pytest.raises(ConfigError, match="style is 'fog'; .*light, colour, contour, mask"):
+        OverlayStyle("fog")
     for opacity in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match="opacity"):
-            overlay(photo, heat, vmax=4, opacity=opacity)
-    for vmax in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="vmax"):
-            overlay(photo, heat, vmax=vmax)
+            OverlayStyle(opacity=opacity)
+    for threshold in (-1, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="threshold"):
+            OverlayStyle(threshold=threshold)
     with pytest.raises(ValueError, match="heat"):
-        overlay(photo, np.zeros((4, 5)), vmax=4)
+        overlay(noise(4, 4), np.zeros((4, 5)))
+
+
+def test_the_steps_of_paths_are_counted_and_the_rarest_left_out():
+    paths = np.array([[0, 5], [0, 5], [0, 5], [1, 5], [1, 5], [2, 2], [2, 2], [3, 0], [3, 1]])
+    assert frequent_steps(paths, 1) == [(0, 5, 3), (1, 5, 2), (2, 2, 2), (3, 0, 1)]
+    assert frequent_steps(paths, 0) == [(0, 0, 3), (1, 1, 2), (2, 2, 2), (3, 3, 2)]
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA"])
 def test_photos_of_any_mode_are_resized_in_colour(mode):
     photo = noise(40, 20).convert(mode)
-    small = resized(photo, Geometry(40, 20, 0, 0, 40, 20), (13, 7))
+    small = resize_captioned(photo, Geometry(40, 20, 0, 0, 40, 20), (13, 7))
     expected = photo.convert("RGB").resize((13, 7), Image.Resampling.LANCZOS)
     assert small.mode == "RGB"
     np.testing.assert_allclose(np.asarray(small, int), np.asarray(expected, int), atol=2)
@@ -116,7 +207,7 @@ def test_photos_of_any_mode_are_resized_in_colour(mode):
 
 def test_a_photo_that_was_not_turned_upright_is_refused():
     with pytest.raises(ImageError, match=r"is 40 x 20 pixels, but .* of 20 x 40"):
-        resized(noise(40, 20), Geometry(20, 40, 0, 0, 20, 40), (10, 20))
+        resize_captioned(noise(40, 20), Geometry(20, 40, 0, 0, 20, 40), (10, 20))
 
 
 @pytest.mark.parametrize("scale", [0.5, 1, 3])

@@ -10,7 +10,7 @@ from chromium import Watched, until
 from PIL import Image
 
 from captioner.errors import ImageError
-from captioner.visualization import Entry, Look, caption_page, gallery_page
+from captioner.visualization import Entry, OverlayStyle, caption_page, gallery_page
 
 NASTY = ['<script>alert("1")</script>', "</script><b>", "&amp;", "β"]
 
@@ -46,7 +46,7 @@ def test_a_page_from_a_file_works_without_a_network(opened, make_caption, theme)
         ("soft", make_caption((200, 120), ["two", "dogs"])),
         ("hard", make_caption((200, 120), ["a", "cat"], hard=True)),
     ]
-    text = caption_page(picture(), captions, name="dogs & cats.jpg", look=Look(style="mask"))
+    text = caption_page(picture(), captions, name="dogs & cats.jpg", style=OverlayStyle("mask"))
     watched = opened(text, color_scheme=theme)
     page = watched.page
     page.evaluate("viewers[0].ready.then(() => null)")
@@ -57,7 +57,7 @@ def test_a_page_from_a_file_works_without_a_network(opened, make_caption, theme)
     until(page, "viewers[0].canvas.dataset.word === '1' && !viewers[0].canvas.hidden")
     page.get_by_label("hard").check()
     assert page.locator(".cv-text").all_inner_texts() == ["a", "cat"]
-    assert page.evaluate("viewers[0].look.style") == "mask"
+    assert page.evaluate("viewers[0].display.style") == "mask"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     lightness = int(re.findall(r"\d+", background)[0])
     assert lightness > 200 if theme == "light" else lightness < 60

@@ -6,9 +6,10 @@ from PIL import Image
 
 from captioner.errors import ImageError
 from captioner.types import Geometry
-from captioner.visualization.heat import attention_heat, colour_scale
-from captioner.visualization.overlay import overlay, resized
+from captioner.visualization.heat import attention_heat, peak
+from captioner.visualization.overlay import overlay, resize_captioned
 from captioner.visualization.sheet import attention_sheet
+from captioner.visualization.style import OverlayStyle
 
 SENTENCE = (
     "a very long description of a scene where several people are standing around a table that is "
@@ -58,43 +59,90 @@ def test_a_sheet_has_sane_dimensions_white_margins_and_a_photo_in_its_own_shape(
 
 @pytest.mark.parametrize("smooth", [True, False])
 @pytest.mark.parametrize("count", [1, 7])
-def test_the_panels_are_the_words_overlays_in_reading_order_on_one_scale(
-    make_caption, count, smooth
-):
+def test_the_panels_are_the_words_overlays_in_reading_order(make_caption, count, smooth):
     photo = Image.new("RGB", (400, 300), MAGENTA)
     caption = make_caption((400, 300), SENTENCE[:count])
-    sheet = attention_sheet(photo, caption, smooth=smooth, colour_map="viridis", opacity=0.5)
+    style = OverlayStyle("colour", smooth=smooth, opacity=0.5)
+    sheet = attention_sheet(photo, caption, style)
     boxes = panels_of(sheet)
     assert len(boxes) == 1 + count
     size = boxes[0][2] - boxes[0][0], boxes[0][3] - boxes[0][1]
-    small, scale = resized(photo, caption.geometry, size), colour_scale(caption, smooth=smooth)
+    small = resize_captioned(photo, caption.geometry, size)
     for box, cells in zip(boxes[1:], caption.maps, strict=True):
         heat = attention_heat(
             cells, caption.geometry, width_px=size[0], height_px=size[1], smooth=smooth
         )
-        expected = overlay(small, heat, vmax=scale, colour_map="viridis", opacity=0.5)
+        expected = overlay(small, heat, style)
         difference = np.asarray(sheet.crop(box), int) - np.asarray(expected, int)
         assert np.abs(difference).max() <= 1
 
 
-def test_one_sharp_word_dims_the_others(make_caption):
+def test_a_sharp_word_does_not_change_the_panel_of_another(make_caption):
     photo = Image.new("RGB", (400, 300), MAGENTA)
     broad = np.random.default_rng(0).dirichlet(np.full(63, 2.0)).reshape(7, 9)
     sharp = np.zeros((7, 9))
     sharp[3, 4] = 1
-    brightest = []
+    panels = []
     for other in (broad, sharp):
         caption = make_caption((400, 300), ["a", "dog"], maps=[broad, other])
         sheet = attention_sheet(photo, caption)
-        brightest.append(np.asarray(sheet.crop(panels_of(sheet)[1]).convert("L")).max())
-    assert brightest[1] < brightest[0] - 10
+        panels.append([sheet.crop(box).tobytes() for box in panels_of(sheet)])
+    assert panels[0][1] == panels[1][1]
+    assert panels[0][2] != panels[1][2]
 
 
-def test_a_scale_that_is_given_is_used(make_caption):
-    photo, caption = Image.new("RGB", (40, 30), MAGENTA), make_caption((40, 30), ["dog"])
-    own = attention_sheet(photo, caption)
-    assert attention_sheet(photo, caption, vmax=colour_scale(caption)).tobytes() == own.tobytes()
-    assert attention_sheet(photo, caption, vmax=500.0).tobytes() != own.tobytes()
+def test_a_sheet_of_flat_maps_says_so_in_a_line(make_caption):
+    photo = Image.new("RGB", (400, 300), MAGENTA)
+    flat = make_caption((400, 300), ["a", "dog"], maps=np.full((2, 63), 1 / 63))
+    sharp = make_caption((400, 300), ["a", "dog"])
+    tops = [panels_of(attention_sheet(photo, caption))[0][1] for caption in (sharp, flat)]
+    assert 20 < tops[1] - tops[0] < 50
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("background", [30, 128, 240])
+def test_the_most_attended_tenth_stands_out_of_the_photo(make_caption, background, seed):
+    # Blobs as models make them, from 3 times uniform up, on a dark, a grey and a bright photo.
+    rng = np.random.default_rng(seed)
+    pixels = rng.normal(background, 8, (280, 360, 3)).clip(0, 255)
+    photo = Image.fromarray(pixels.astype(np.uint8))
+    y, x = np.mgrid[:7, :9] + 0.5
+    for strength in (0.15, 0.5, 2.0):
+        cells = 0.02 + strength * np.exp(
+            -((x - rng.uniform(1, 8)) ** 2 + (y - rng.uniform(1, 6)) ** 2) / 3
+        )
+        cells /= cells.sum()
+        assert peak(cells) >= 3
+        assert contrast(photo, make_caption((360, 280), ["dog"], maps=[cells]), 0) >= 1.5
+
+
+def contrast(photo, caption, index):
+    """Luminance of the most attended tenth over that of the rest, both relative to the photo."""
+    heat = attention_heat(
+        caption.maps[index], caption.geometry, width_px=photo.width, height_px=photo.height
+    )
+    drawn, plain = (
+        np.asarray(picture.convert("RGB")) @ [0.2126, 0.7152, 0.0722]
+        for picture in (overlay(photo, heat), photo)
+    )
+    most = heat >= np.quantile(heat, 0.9)
+    return drawn[most].mean() / plain[most].mean() / (drawn[~most].mean() / plain[~most].mean())
+
+
+@pytest.mark.parametrize("model", ["soft", "hard"])
+def test_the_words_of_the_bundled_models_stand_out_of_their_photo(model):
+    from matplotlib import cbook
+
+    from captioner.captioner import Captioner
+
+    with cbook.get_sample_data("grace_hopper.jpg") as file:
+        photo = Image.open(file).convert("RGB")
+    caption = Captioner.from_pretrained(model, device="cpu").caption(photo)
+    small = resize_captioned(photo, caption.geometry, (256, 300))
+    clear = [i for i in range(len(caption.words)) if peak(caption.maps[i]) >= 3]
+    assert clear
+    for index in clear:
+        assert contrast(small, caption, index) >= 1.5, caption.words[index]
 
 
 def test_a_sheet_does_not_grow_with_the_photo(make_caption):
@@ -188,7 +236,7 @@ def test_a_letterboxed_photo_shows_no_padding(make_caption):
     maps[0, :2] = maps[0, -2:] = 1 / 32  # all on the padding
     geometry = Geometry(400, 200, 0, -100, 400, 400)
     caption = make_caption((400, 200), ["dog"], maps=maps, rows=8, columns=8, geometry=geometry)
-    sheet = attention_sheet(photo, caption, smooth=False)
+    sheet = attention_sheet(photo, caption, OverlayStyle(smooth=False))
     panel = sheet.crop(panels_of(sheet)[1])
     assert len(panel.getcolors()) == 1
 

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from captioner.errors import ImageError
-from captioner.visualization.heat import attention_heat, colour_scale
+from captioner.visualization.heat import attention_heat
 from captioner.visualization.overlay import outline_cell, overlay
+from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
 
 WORDS = "a brown dog".split()
@@ -26,14 +27,14 @@ def test_each_picture_is_the_overlay_on_the_photo_at_its_own_size_above_a_strip(
 ):
     photo = noise(400, 330)
     caption = make_caption((400, 330), WORDS, hard=hard)
-    pictures = list(word_images(photo, caption, smooth=smooth))
+    pictures = list(word_images(photo, caption, OverlayStyle(smooth=smooth)))
     assert len(pictures) == len(WORDS)
     assert len({picture.size for picture in pictures}) == 1
     for index, picture in enumerate(pictures):
         heat = attention_heat(
             caption.maps[index], caption.geometry, width_px=400, height_px=330, smooth=smooth
         )
-        expected = overlay(photo, heat, vmax=colour_scale(caption, smooth=smooth))
+        expected = overlay(photo, heat)
         if hard:
             outline_cell(expected, caption, index)
         assert picture.crop((0, 0, 400, 330)).tobytes() == expected.tobytes()

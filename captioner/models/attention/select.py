@@ -6,19 +6,17 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from captioner.config import AttentionConfig
+from captioner.config import AttentionConfig, HardAttentionMode
 from captioner.errors import ConfigError
 from captioner.types import AttentionOutput
 
-AtTest = Literal["argmax", "expectation", "sample"]
-
 # Per context and not per module: the threads of a server share the modules.
-_mode: ContextVar[AtTest | None] = ContextVar("hard_attention_mode", default=None)
+_mode: ContextVar[HardAttentionMode | None] = ContextVar("hard_attention_mode", default=None)
 
 
 class Select(nn.Module, ABC):
@@ -86,7 +84,7 @@ class HardSelect(Select):
         *,
         temperature: float = 1.0,
         semi_sampling: float = 0.5,
-        at_test: AtTest = "argmax",
+        at_test: HardAttentionMode = "argmax",
     ) -> None:
         super().__init__(temperature=temperature)
         self.semi_sampling = semi_sampling
@@ -133,7 +131,7 @@ def _sample(log_map: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def hard_attention_mode(module: nn.Module, at_test: AtTest) -> Iterator[None]:
+def hard_attention_mode(module: nn.Module, at_test: HardAttentionMode) -> Iterator[None]:
     """Override `at_test` of all hard attention in evaluation mode, in this thread's context.
 
     Args:
@@ -144,9 +142,9 @@ def hard_attention_mode(module: nn.Module, at_test: AtTest) -> Iterator[None]:
     """
     if not any(isinstance(part, HardSelect) for part in module.modules()):
         raise ConfigError(f"at_test: {at_test} is for hard attention, which this model has not")
-    if at_test not in get_args(AtTest):
+    if at_test not in get_args(HardAttentionMode):
         raise ConfigError(
-            f"at_test: '{at_test}' is not accepted; use {', '.join(get_args(AtTest))}"
+            f"at_test: '{at_test}' is not accepted; use {', '.join(get_args(HardAttentionMode))}"
         )
     token = _mode.set(at_test)
     try:

@@ -85,6 +85,7 @@ class Decoder(nn.Module, ABC):
     """
 
     vocabulary_size: int
+    embedding: nn.Embedding
 
     @abstractmethod
     def prepare(self, grid: Grid) -> Prepared:

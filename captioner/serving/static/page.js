@@ -2,26 +2,27 @@
 (function () {
   "use strict";
 
-  const CONSIDERED = 4; // captions to list, where the beam is wide enough
-  const EVERY = "*"; // in the choice of the model: all of them, to compare
+  const ALTERNATIVES = 4; // captions to list, where the beam is wide enough
+  const UNSURE_BELOW = 0.5; // confidence: the caption is more likely wrong than right
+  const ALL_MODELS = "*"; // a choice of the model selector: compare all of them
   const $ = (id) => document.getElementById(id);
 
   let models = [];
   let photo = null; // {file, url}
-  let shown = null; // {answers: what the server said, rank, own: whether the caption was brought}
+  let shown = null; // {answers: of the server, rank, own: whether the user wrote the caption}
   let viewer = null;
-  let asking = null; // cancels the request that is under way
+  let current = null; // AbortController of the request in progress
 
   // --- the server -------------------------------------------------------------------------------
 
-  class Refusal extends Error {
+  class RequestError extends Error {
     constructor(status, message) {
       super(message);
       this.status = status;
     }
   }
 
-  async function ask(path, options = {}) {
+  async function request(path, options = {}) {
     const token = sessionStorage.getItem("token");
     const headers = token ? { Authorization: `Bearer ${token}` } : {};
     let response;
@@ -29,11 +30,11 @@
       response = await fetch(path, { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refusal(0, "the server cannot be reached");
+      throw new RequestError(0, "the server cannot be reached");
     }
     if (response.ok) return response;
     const problem = await response.json().catch(() => ({}));
-    throw new Refusal(response.status, problem.detail || response.statusText);
+    throw new RequestError(response.status, problem.detail || response.statusText);
   }
 
   function send(path, fields, signal) {
@@ -41,20 +42,20 @@
     form.append("image", photo.file, photo.file.name || "photo");
     for (const [name, value] of Object.entries(fields))
       if (value !== "" && value !== null) form.append(name, String(value));
-    return ask(path, { method: "POST", body: form, signal });
+    return request(path, { method: "POST", body: form, signal });
   }
 
-  // --- what the page says -----------------------------------------------------------------------
+  // --- status and errors -----------------------------------------------------------------------
 
-  function tell(text, working = false) {
+  function showStatus(text, working = false) {
     $("status").textContent = text;
     $("status").classList.toggle("working", working);
   }
 
-  function complain(error) {
+  function showError(error) {
     if (error.name === "AbortError") return;
-    if (!(error instanceof Refusal)) console.error(error);
-    tell("");
+    if (!(error instanceof RequestError)) console.error(error);
+    showStatus("");
     $("login").hidden = error.status !== 401;
     if (error.status === 401) $("token").focus();
     const text = error.message || "something went wrong";
@@ -62,24 +63,24 @@
     $("problem").hidden = error.status === 401;
   }
 
-  function calm() {
+  function clearErrors() {
     $("problem").hidden = true;
     $("login").hidden = true;
   }
 
-  /** Do one thing at a time: what is new ends what is under way. */
-  async function during(text, task) {
-    if (asking) asking.abort();
-    const mine = (asking = new AbortController());
-    calm();
-    tell(text, true);
+  /** Run one task at a time: a new one cancels the one in progress. */
+  async function runExclusively(text, task) {
+    if (current) current.abort();
+    const mine = (current = new AbortController());
+    clearErrors();
+    showStatus(text, true);
     try {
       await task(mine.signal);
-      if (asking === mine) tell("");
+      if (current === mine) showStatus("");
     } catch (error) {
-      if (asking === mine) complain(error);
+      if (current === mine) showError(error);
     } finally {
-      if (asking === mine) asking = null;
+      if (current === mine) current = null;
     }
   }
 
@@ -87,7 +88,7 @@
 
   function chosen() {
     const name = $("model").value;
-    return name === EVERY ? models : models.filter((model) => model.name === name);
+    return name === ALL_MODELS ? models : models.filter((model) => model.name === name);
   }
 
   function settings(model) {
@@ -102,11 +103,11 @@
     if (!photo || !models.length) return Promise.resolve();
     if (!$("beam").reportValidity()) return Promise.resolve();
     const { file } = photo;
-    return during("Looking at the photo", async (signal) => {
+    return runExclusively("Captioning the photo", async (signal) => {
       const answers = await Promise.all(chosen().map(async (model) => {
         const beam = beamOf(model);
         const fields = { ...settings(model), beam_size: beam, maps: true,
-          num_captions: Math.min(beam, CONSIDERED) };
+          num_captions: Math.min(beam, ALTERNATIVES) };
         return (await send("/v1/captions", fields, signal)).json();
       }));
       if (photo.file === file) show({ answers, rank: 0, own: false });
@@ -115,7 +116,7 @@
 
   function score(text) {
     if (!photo) return Promise.resolve();
-    return during("Reading your caption", async (signal) => {
+    return runExclusively("Scoring your caption", async (signal) => {
       const answers = await Promise.all(chosen().map(async (model) => {
         const fields = { ...settings(model), caption: text, maps: true };
         return (await send("/v1/scores", fields, signal)).json();
@@ -141,11 +142,27 @@
       models: shown.answers.map((answer, index) => ({ name: answer.model, ...captions[index] })),
     });
     document.title = `${captions[0].caption} · captioner`;
-    listOthers();
-    tellOwn();
+    showConfidence(captions);
+    showAlternatives();
+    showOwnScore();
   }
 
-  function totalOf(caption) {
+  /** Show how sure each model is; models without a calibrator say nothing. */
+  function showConfidence(captions) {
+    const known = captions
+      .map((caption, index) => ({ name: shown.answers[index].model, value: caption.confidence }))
+      .filter(({ value }) => typeof value === "number");
+    const sentences = known.map(({ name, value }) => {
+      const text = `Confidence ${Math.round(100 * value)} %`;
+      const unsure = value < UNSURE_BELOW ? ": the caption may well be wrong" : "";
+      return `${captions.length > 1 ? `${name}: ` : ""}${text}${unsure}.`;
+    });
+    $("confidence").textContent = sentences.join(" ");
+    $("confidence").hidden = !sentences.length;
+    $("confidence").classList.toggle("unsure", known.some(({ value }) => value < UNSURE_BELOW));
+  }
+
+  function totalLogProb(caption) {
     return caption.log_probs.reduce((sum, each) => sum + each, caption.end_log_prob || 0);
   }
 
@@ -153,7 +170,7 @@
     return number.toFixed(digits).replace("-", "\u2212");
   }
 
-  function listOthers() {
+  function showAlternatives() {
     const answer = shown.answers[0];
     const captions = shown.own || shown.answers.length > 1 ? [] : answer.captions;
     $("others-card").hidden = captions.length < 2;
@@ -162,7 +179,7 @@
       button.type = "button";
       button.setAttribute("aria-pressed", String(rank === shown.rank));
       const figure = document.createElement("small");
-      figure.textContent = signed(totalOf(each), 1);
+      figure.textContent = signed(totalLogProb(each), 1);
       figure.title = "log-probability";
       button.append(each.caption, figure);
       button.addEventListener("click", () => {
@@ -175,24 +192,24 @@
     }));
   }
 
-  function tellOwn() {
-    const told = [];
+  function showOwnScore() {
+    const sentences = [];
     if (shown.own)
       for (const answer of shown.answers) {
         const name = shown.answers.length > 1 ? `${answer.model}: ` : "";
-        told.push(`${name}log-probability ${signed(answer.log_prob, 2)}.`);
+        sentences.push(`${name}log-probability ${signed(answer.log_prob, 2)}.`);
         if (answer.unknown_words.length)
-          told.push(`Read as unknown words: ${answer.unknown_words.join(", ")}.`);
+          sentences.push(`Scored as unknown words: ${answer.unknown_words.join(", ")}.`);
       }
-    $("own-told").textContent = told.join(" ");
+    $("own-score").textContent = sentences.join(" ");
     $("own-back").hidden = !shown.own;
   }
 
-  // --- a photo comes ----------------------------------------------------------------------------
+  // --- choosing a photo ----------------------------------------------------------------------------
 
   function take(file) {
     if (!file) {
-      complain(new Refusal(0, "that holds no photo; choose or paste a picture"));
+      showError(new RequestError(0, "there is no photo in that; choose or paste one"));
       return;
     }
     if (photo) URL.revokeObjectURL(photo.url);
@@ -218,26 +235,26 @@
     take(file);
   });
 
-  let inside = 0; // dragenter and dragleave come for every element that is passed
+  let dragDepth = 0; // dragenter and dragleave come for every element on the way
   document.addEventListener("dragenter", (event) => {
     event.preventDefault();
-    inside++;
+    dragDepth++;
     $("drop").classList.add("over");
   });
   document.addEventListener("dragleave", () => {
-    if (--inside <= 0) $("drop").classList.remove("over");
+    if (--dragDepth <= 0) $("drop").classList.remove("over");
   });
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => {
     event.preventDefault();
-    inside = 0;
+    dragDepth = 0;
     $("drop").classList.remove("over");
     take(event.dataTransfer.files[0]);
   });
 
   // --- choices, downloads -----------------------------------------------------------------------
 
-  function again() {
+  function repeat() {
     const own = shown && shown.own && $("own-text").value.trim();
     return own ? score(own) : caption();
   }
@@ -246,11 +263,11 @@
     const [first] = chosen();
     $("at-test-label").hidden = !chosen().some((model) => model.attention === "hard");
     if (!$("beam").value) $("beam").value = first.beam_size;
-    again();
+    repeat();
   }
 
   $("model").addEventListener("change", modelChanged);
-  $("at-test").addEventListener("change", again);
+  $("at-test").addEventListener("change", repeat);
   $("beam").addEventListener("change", () => {
     if (shown && shown.own) return;
     caption();
@@ -277,7 +294,7 @@
 
   async function download(button) {
     const { format } = button.dataset;
-    const index = viewer.model; // of several models, the one that is looked at
+    const index = viewer.model; // of several models, the one that is shown
     const answer = shown.answers[index];
     if (format === "json") {
       const text = JSON.stringify(shown.answers.length > 1 ? shown.answers : answer, null, 1);
@@ -288,14 +305,14 @@
     const fields = { ...settings(model), format };
     if (shown.own || shown.rank) fields.caption = captionOf(answer).caption;
     else fields.beam_size = answer.beam_size;
-    calm();
+    clearErrors();
     button.setAttribute("aria-busy", "true");
-    tell(`Drawing the ${format.toUpperCase()}`, true);
+    showStatus(`Drawing the ${format.toUpperCase()}`, true);
     try {
       save(await (await send("/v1/pictures", fields)).blob(), format);
-      tell("");
+      showStatus("");
     } catch (error) {
-      complain(error);
+      showError(error);
     } finally {
       button.removeAttribute("aria-busy");
     }
@@ -306,14 +323,14 @@
       if (button.getAttribute("aria-busy") !== "true") download(button);
     });
 
-  // --- begin ------------------------------------------------------------------------------------
+  // --- start ------------------------------------------------------------------------------------
 
-  async function begin() {
-    models = (await (await ask("/v1/models")).json()).models;
+  async function start() {
+    models = (await (await request("/v1/models")).json()).models;
     const names = models.map((model) =>
       [model.name, model.name === model.attention ? `${model.name} attention`
         : `${model.name} (${model.attention} attention)`]);
-    if (models.length > 1) names.push([EVERY, "compare all"]);
+    if (models.length > 1) names.push([ALL_MODELS, "compare all"]);
     $("model").replaceChildren(...names.map(([value, text]) => new Option(text, value)));
     modelChanged();
   }
@@ -321,9 +338,9 @@
   $("login").addEventListener("submit", (event) => {
     event.preventDefault();
     sessionStorage.setItem("token", $("token").value);
-    calm();
-    begin().catch(complain);
+    clearErrors();
+    start().catch(showError);
   });
 
-  begin().catch(complain);
+  start().catch(showError);
 })();

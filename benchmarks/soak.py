@@ -1,0 +1,281 @@
+"""Honest and hostile clients of `captioner serve` together.
+
+    python -m benchmarks.soak --seconds 600
+
+starts a server on loopback and asks it for captions and pictures from `--clients` clients: first
+alone ("quiet", a tenth of the time), then together with hostile clients, which leave heads and
+uploads unfinished, send nonsense, damaged images, captions at every limit and 13,000 options, and
+leave before their answer. Prints one JSON object: the status and seconds of single attacks before
+that, honest requests, those that were lost or got another image's caption, p50 and p99 in seconds,
+the memory of the server and its processes, and the lines of its log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import io
+import json
+import math
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+
+TIMEOUT_S = 60
+HOSTILE_EVERY_S = 0.2  # each kind of hostile client, once it has done its worst
+
+
+def images(count: int) -> list[bytes]:
+    """Photos of matplotlib's sample, each another part of it."""
+    import matplotlib.cbook
+
+    path = matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+    photo = Image.open(path).convert("RGB")
+    files = []
+    for number in range(count):
+        left, top = 12 * number, 10 * number
+        file = io.BytesIO()
+        photo.crop((left, top, left + 350, top + 400)).save(file, format="JPEG", quality=90)
+        files.append(file.getvalue())
+    return files
+
+
+def post(port: int, path: str, body: bytes) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request("POST", path, body, {"Content-Type": "image/jpeg"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def caption_of(content: bytes) -> str:
+    return str(json.loads(content)["captions"][0]["caption"])
+
+
+class Honest:
+    """Clients that send one request after another, and what became of the requests."""
+
+    def __init__(self, port: int, photos: list[bytes], expected: list[str]) -> None:
+        self.port, self.photos, self.expected = port, photos, expected
+        self.seconds: list[float] = []
+        self.outcomes: Counter[str] = Counter()
+
+    def run(self, seconds: float, clients: int) -> None:
+        end = time.monotonic() + seconds
+        threads = [threading.Thread(target=self._client, args=(n, end)) for n in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _client(self, number: int, end: float) -> None:
+        while time.monotonic() < end:
+            number += 1
+            photo = number % len(self.photos)
+            picture = number % 5 == 0
+            began = time.monotonic()
+            try:
+                path = "/v1/pictures" if picture else "/v1/captions"
+                status, content = post(self.port, path, self.photos[photo])
+            except (OSError, http.client.HTTPException):
+                status, content = 0, b""
+            self.seconds.append(time.monotonic() - began)
+            outcome = "answered"
+            if status != 200:
+                outcome = "lost"
+            elif not picture and caption_of(content) != self.expected[photo]:
+                outcome = "mixed up"
+            self.outcomes[outcome] += 1
+
+    def figures(self) -> dict[str, float]:
+        times = sorted(self.seconds)
+
+        def percentile(share: float) -> float:
+            return round(times[math.ceil(share * len(times)) - 1], 3)
+
+        return {
+            "requests": len(times),
+            "lost": self.outcomes["lost"],
+            "mixed_up": self.outcomes["mixed up"],
+            "p50_s": percentile(0.5),
+            "p99_s": percentile(0.99),
+        }
+
+
+def hostile_clients(port: int, photo: bytes) -> dict[str, Callable[[], object]]:
+    """One action a kind."""
+    generator = random.Random(3)
+    stalled: list[socket.socket] = []
+
+    def stall(content: bytes) -> None:
+        opened = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        opened.sendall(content)
+        stalled.append(opened)
+        if len(stalled) > 700:
+            stalled.pop(0).close()
+
+    def head(path: str, length: int) -> bytes:
+        lines = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
+        return f"{lines}Content-Length: {length}\r\n\r\n".encode()
+
+    def damaged() -> None:
+        content = bytearray(photo)
+        for _ in range(20):
+            content[generator.randrange(len(content))] = generator.randrange(256)
+        post(port, "/v1/captions", bytes(content))
+
+    def leave(path: str) -> None:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as opened:
+            opened.sendall(head(path, len(photo)) + photo)
+            time.sleep(0.05)
+
+    ligatures, words = "%EF%B7%BA+" * 500, "+".join(["dog"] * 60)
+    return {
+        "unfinished heads": lambda: [stall(b"POST / HTTP/1.1\r\nHost:") for _ in range(20)],
+        "stalled uploads": lambda: [stall(head("/v1/captions", 9**6) + photo) for _ in range(20)],
+        "nonsense": lambda: [stall(b"\0nonsense\r\n\r\n") for _ in range(20)],
+        "damaged images": damaged,
+        "long captions": lambda: post(port, f"/v1/pictures?format=gif&caption={ligatures}", photo),
+        "longest captions": lambda: leave(f"/v1/pictures?format=gif&caption={words}"),
+        "scores": lambda: leave(f"/v1/scores?caption={words}"),
+        "options": lambda: post(port, "/v1/captions?" + "&".join(["a=1"] * 13_000), photo),
+        "leaving": lambda: leave("/v1/captions"),
+    }
+
+
+def probe(port: int, photo: bytes) -> dict[str, object]:
+    """Seconds that an honest caption takes while one kind of attack lasts, and of refusals."""
+
+    def seconds(path: str = "/v1/captions") -> tuple[int, float]:
+        began = time.monotonic()
+        return post(port, path, photo)[0], round(time.monotonic() - began, 2)
+
+    def stalled(content: bytes, count: int) -> list[socket.socket]:
+        opened = [socket.create_connection(("127.0.0.1", port), TIMEOUT_S) for _ in range(count)]
+        for each in opened:
+            each.sendall(content)
+        return opened
+
+    upload = "POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
+    ligatures, words = "%EF%B7%BA+" * 500, "+".join(["dog"] * 60)
+    figures: dict[str, object] = {"alone": seconds()}
+    figures["picture of 500 ligatures"] = seconds(f"/v1/pictures?caption={ligatures}")
+    figures["13,000 options"] = seconds("/v1/captions?" + "&".join(["a=1"] * 13_000))
+    scores = [
+        threading.Thread(target=post, args=(port, f"/v1/scores?caption={words}", photo))
+        for _ in range(8)
+    ]
+    for thread in scores:
+        thread.start()
+    figures["during 8 scores of 60 words"] = seconds()
+    for thread in scores:
+        thread.join()
+    for name, content, count in (
+        ("1,100 unfinished heads", b"POST / HTTP/1.1\r\n", 1100),
+        ("128 stalled uploads", f"{upload}Content-Length: 99999\r\n\r\nx".encode(), 128),
+    ):
+        opened = stalled(content, count)
+        figures[f"during {name}"] = seconds()
+        for each in opened:
+            each.close()
+    return figures
+
+
+def memory_mb(pid: int) -> float:
+    """Memory of a process and its descendants, shared pages counted once (Linux)."""
+    kibibytes = 0
+    with contextlib.suppress(OSError, IndexError):
+        status = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        kibibytes = int(status.split("Pss:")[1].split()[0])
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                kibibytes += round(1024 * memory_mb(int(child)))
+    return round(kibibytes / 1024, 1)
+
+
+def soak(seconds: float, clients: int) -> dict[str, object]:
+    """The figures of the module's docstring."""
+    photos = images(12)
+    command = [sys.executable, "-m", "captioner", "serve", "--model", "soft", "--port", "0"]
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(
+            [*command, "--device", "cpu"], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline().rpartition(":")[2])
+            expected = [caption_of(post(port, "/v1/captions", photo)[1]) for photo in photos]
+            probes = probe(port, photos[0])
+            quiet = Honest(port, photos, expected)
+            quiet.run(seconds / 10, clients)
+            before_mb = memory_mb(server.pid)
+            stop = threading.Event()
+            actions: Counter[str] = Counter()
+            memory = [before_mb]
+
+            def attack(kind: str, action: Callable[[], object]) -> None:
+                while not stop.wait(HOSTILE_EVERY_S):
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        action()
+                    actions[kind] += 1
+
+            def watch() -> None:
+                while not stop.wait(5):
+                    memory.append(memory_mb(server.pid))
+
+            threads = [
+                threading.Thread(target=attack, args=each)
+                for each in hostile_clients(port, photos[0]).items()
+            ]
+            threads.append(threading.Thread(target=watch))
+            for thread in threads:
+                thread.start()
+            together = Honest(port, photos, expected)
+            together.run(seconds * 0.9, clients)
+            stop.set()
+            for thread in threads:
+                thread.join()
+        finally:
+            server.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            code = server.wait(TIMEOUT_S)
+        log.seek(0)
+        return {
+            "seconds": seconds,
+            "probes": probes,
+            "honest_clients": clients,
+            "hostile_actions": dict(actions),
+            "quiet": quiet.figures(),
+            "with_hostile": together.figures(),
+            "p99_ratio": round(together.figures()["p99_s"] / quiet.figures()["p99_s"], 2),
+            "memory_mb": {"before": before_mb, "most": max(memory), "after": memory[-1]},
+            "log_lines": len(log.readlines()),
+            "shutdown_s": round(time.monotonic() - began, 1),
+            "server_exit_code": code,
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--clients", type=int, default=4, help="honest ones")
+    arguments = parser.parse_args()
+    print(json.dumps(soak(arguments.seconds, arguments.clients), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Captions as alternative texts: XMP sidecars, a table, and the images of an HTML page."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from captioner.errors import CaptionerError
+from captioner.files import save_bytes
+
+MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
+TABLE = "captions.csv"
+HTML_SUFFIXES = frozenset((".html", ".htm", ".xhtml"))
+_TOOLKIT = "captioner"  # in x:xmptk: a sidecar with it is ours to replace
+
+# A screen reader has said "image" already.
+_PREFIX = re.compile(
+    r"""^(?:(?:this|it|here|there)\ is\ )?
+        (?:(?:an?|the|this|some|two|several)\ )?
+        (?:(?:black\ and\ white|colou?r|old|blurry|close[- ]up|vintage|stock)\ )*
+        (?:photo(?:graph)?s?|pictures?|images?|snapshots?|pics?|close[- ]up)
+        \ (?:of|showing|shows)[ ]
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
+    """Return a caption as an alternative text.
+
+    "A photo of" and the like are left out, the first letter becomes a capital, and what is longer
+    than `max_length` characters is cut at a word.
+
+    >>> alt_text("a photo of two dogs in the snow")
+    'Two dogs in the snow'
+    >>> alt_text("a man rides a horse", max_length=12)
+    'A man rides…'
+    """
+    text = " ".join(caption.split())
+    while (shorter := _PREFIX.sub("", text)) != text:
+        text = shorter
+    if len(text) > max_length:
+        kept = text[: max_length - 1]
+        if text[max_length - 1] != " ":
+            kept = kept.rpartition(" ")[0] or kept
+        text = kept.rstrip(" ,;") + "…"
+    return text[:1].upper() + text[1:]
+
+
+# ----------------------------------------------------------------------------------- XMP sidecars
+
+
+def save_sidecar(photo: Path, text: str) -> Path:
+    """Write PHOTO.xmp, with suffix and all, as digiKam and darktable read it next to a photo.
+
+    It holds the text as `dc:description` and as IPTC's `AltTextAccessibility`.
+
+    Returns:
+        The sidecar.
+
+    Raises:
+        CaptionerError: Another program wrote the sidecar that is there, or it cannot be written.
+    """
+    file = photo.with_name(f"{photo.name}.xmp")
+    try:
+        earlier = file.read_bytes() if file.exists() else None
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
+    if earlier is not None and f'x:xmptk="{_TOOLKIT}"'.encode() not in earlier:
+        raise CaptionerError(f"{file} was written by another program, so it is left as it is")
+    save_bytes(xmp(text).encode(), file)
+    return file
+
+
+def xmp(text: str) -> str:
+    """Return an XMP packet with a text as description and alternative text."""
+    allowed = "".join(c for c in text if c.isprintable())  # XML has no control characters
+    item = f'<rdf:Alt><rdf:li xml:lang="x-default">{escape(allowed)}</rdf:li></rdf:Alt>'
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="{_TOOLKIT}">
+ <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+  <rdf:Description rdf:about=""
+    xmlns:dc="http://purl.org/dc/elements/1.1/"
+    xmlns:Iptc4xmpCore="http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/">
+   <dc:description>{item}</dc:description>
+   <Iptc4xmpCore:AltTextAccessibility>{item}</Iptc4xmpCore:AltTextAccessibility>
+  </rdf:Description>
+ </rdf:RDF>
+</x:xmpmeta>
+"""
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def table(rows: Iterable[tuple[str, str, float | None]]) -> bytes:
+    """Return rows of image, alternative text and confidence as CSV in UTF-8.
+
+    A cell that a spreadsheet would compute as a formula gets a quote in front.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "caption", "confidence"])
+    for image, caption, confidence in rows:
+        shown = "" if confidence is None else f"{confidence:.4f}"
+        writer.writerow([_no_formula(image), _no_formula(caption), shown])
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def _no_formula(cell: str) -> str:
+    return f"'{cell}" if cell[:1] in ("=", "+", "@", "\t", "\r") else cell
+
+
+# -------------------------------------------------------------------------------------- HTML pages
+
+
+@dataclass(frozen=True)
+class _Tag:
+    """An `img` tag without an alternative text."""
+
+    start: int  # offset in the page's text
+    text: str
+    image: Path
+
+
+class Page(HTMLParser):
+    """An HTML page whose images lack alternative texts.
+
+    Images with a text keep it; those on other hosts and in `data:` addresses are left alone. All
+    that is not filled in stays as it is, byte by byte.
+
+    Args:
+        file: The page; addresses of images are relative to its folder.
+
+    Raises:
+        CaptionerError: The page cannot be read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.file = file
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
+        self._text, self._encoding = _decode(content)
+        self._lines = [0]
+        for match in re.finditer("\n", self._text):
+            self._lines.append(match.end())
+        self._tags: list[_Tag] = []
+        self.elsewhere = 0  # images whose bytes are not in a local file
+        self.feed(self._text)
+        self.close()
+
+    @property
+    def images(self) -> list[Path]:
+        """The images to caption, each once, in the page's order."""
+        return list(dict.fromkeys(tag.image for tag in self._tags))
+
+    def filled(self, texts: Mapping[Path, str]) -> bytes:
+        """Return the page with these alternative texts, by the image's path."""
+        pieces, end = [], 0
+        for tag in self._tags:
+            if not texts.get(tag.image):
+                continue
+            pieces += [self._text[end : tag.start], _with_alt(tag.text, texts[tag.image])]
+            end = tag.start + len(tag.text)
+        pieces.append(self._text[end:])
+        return "".join(pieces).encode(self._encoding, errors="xmlcharrefreplace")
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "img":
+            return
+        values = dict(reversed(attrs))  # of an attribute that is there twice, the first counts
+        source = (values.get("src") or "").strip()
+        if (values.get("alt") or "").strip() or not source:
+            return
+        try:
+            parts = urlsplit(source)
+        except ValueError:
+            return
+        if parts.scheme or parts.netloc:
+            self.elsewhere += 1
+            return
+        path = unquote(parts.path).lstrip("/")
+        line, column = self.getpos()
+        text = self.get_starttag_text()
+        if path and text:
+            start = self._lines[line - 1] + column
+            self._tags.append(_Tag(start, text, self.file.parent / path))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+
+_ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+))?""")
+
+
+def _with_alt(tag: str, text: str) -> str:
+    """Return an `img` tag with `alt` in front of its other attributes, without an empty one."""
+    head, rest = tag[: len("<img")], tag[len("<img") :]
+    rest = _ATTRIBUTE.sub(lambda found: "" if found[1].lower() == "alt" else found[0], rest)
+    return f'{head} alt="{html.escape(text)}"{rest}'
+
+
+def _decode(content: bytes) -> tuple[str, str]:
+    """Return a page's text and its encoding: UTF-8, else the one that it declares, else Latin-1."""
+    declared = re.search(rb"""charset\s*=\s*["']?([\w-]+)""", content[:2048])
+    for encoding in ("utf-8", declared[1].decode("ascii") if declared else "latin-1"):
+        try:
+            return content.decode(encoding), encoding
+        except (LookupError, UnicodeDecodeError):
+            continue
+    return content.decode("latin-1"), "latin-1"

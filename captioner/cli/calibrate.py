@@ -1,0 +1,87 @@
+"""`captioner calibrate`: fit the calibrator that gives a model's captions their confidence."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from captioner.cli import add_device_options, load_captioner, run_command, show, whole_number
+from captioner.errors import ConfigError, DataError
+from captioner.registry import DATA_FORMATS
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="captioner calibrate",
+        description="Fit, on validation photos, the probability that a caption is right (its "
+        "CIDEr-D against the references reaches --right-from), and write it into the model folder "
+        "as calibrator.json. For several data sets give --format, --root and --split several "
+        "times. Exit code: 0 done, 2 nothing could be done.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model folder, or a run")
+    parser.add_argument(
+        "--format", choices=tuple(DATA_FORMATS), action="append", required=True, help="layout"
+    )
+    parser.add_argument(
+        "--root", action="append", required=True, metavar="DIR", help="folder of the data set"
+    )
+    parser.add_argument("--split", action="append", help="validation split (default: val)")
+    parser.add_argument(
+        "--train-split",
+        default="train",
+        help="split whose captions give the document frequencies of CIDEr-D (default: train)",
+    )
+    parser.add_argument(
+        "--right-from",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="CIDEr-D, from 0 to 10, from which a caption is right (default: 0.5)",
+    )
+    parser.add_argument("--limit", type=whole_number, help="only the first so many photos of each")
+    parser.add_argument("--output", type=Path, help="write the report (JSON) here")
+    add_device_options(parser)
+    arguments = parser.parse_args(argv)
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from captioner.checkpoint import model_folder
+    from captioner.data.readers import read_split
+    from captioner.evaluation.calibration import collect, fit, write_calibrator
+    from captioner.evaluation.results import write_json
+
+    splits = arguments.split or ["val"] * len(arguments.format)
+    if not len(arguments.format) == len(arguments.root) == len(splits):
+        raise ConfigError("--format, --root and --split: give each once for every data set")
+    folder = model_folder(arguments.model)
+    images, training = [], []
+    for format_, root, split in zip(arguments.format, arguments.root, splits, strict=True):
+        images.append(read_split(format=format_, root=root, split=split).images[: arguments.limit])
+        if not images[-1]:
+            raise DataError(f"{root}: split {split!r} has no photo with references")
+        training += read_split(format=format_, root=root, split=arguments.train_split).images
+    captioner = load_captioner(folder, arguments)
+    data = [
+        collect(captioner, f"{root} {split}", part, training)
+        for root, split, part in zip(arguments.root, splits, images, strict=True)
+    ]
+    calibrator, report = fit(data, right_from=arguments.right_from)
+    write_calibrator(folder, calibrator)
+    if arguments.output:
+        write_json(arguments.output, report)
+    show(f"{'':30} photos   right  calibration error  area under the curve")
+    for name, row in report.items():
+        auc = row["auc"]
+        show(
+            f"{name[-30:]:30} {row['num_images']:6} {row['right']:7.1%} {row['ece']:18.3f}  "
+            f"{'not defined' if auc is None else f'{auc:.3f}'}"
+        )
+    everything = report["all"]
+    show(
+        f"\nright among the surest half: {everything['risk_coverage'][4]['right']:.1%}; marked as "
+        f"unsure below {calibrator.threshold:.2f}: {everything['unsure']:.1%} of all, "
+        f"{everything['unsure_right']:.1%} of the right ones"
+    )
+    show(str(folder / "calibrator.json"))
+    return 0

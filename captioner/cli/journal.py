@@ -1,0 +1,176 @@
+"""The journal of an output folder: which photo each picture shows, and what is done.
+
+`captions.jsonl` has one JSON object a photo: `image` (its absolute path), `bytes` and `modified_ns`
+of its file, `settings` (a digest of the model and the options), `name`, `caption`, `confidence` and
+`pictures`. Later lines of a photo replace earlier ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from captioner.errors import CaptionerError
+from captioner.files import save_bytes
+
+JOURNAL = "captions.jsonl"
+
+
+class Journal:
+    """The records of one output folder, by the absolute path of their photo.
+
+    Args:
+        folder: Output folder.
+        settings: Digest of all that decides a caption and its pictures: `settings_digest`.
+
+    Raises:
+        CaptionerError: The journal can be neither read nor written.
+    """
+
+    def __init__(self, folder: Path, settings: str) -> None:
+        self.file = folder / JOURNAL
+        self.settings = settings
+        self.records = read_journal(folder)
+        # The file begins anew without the lines that later ones replaced, or that were cut short.
+        content = "".join(f"{json.dumps(record)}\n" for record in self.records.values())
+        save_bytes(content.encode(), self.file)
+
+    def done(self, image: Path) -> dict[str, Any] | None:
+        """Return the record of a photo that needs no work: same file, same settings, all there."""
+        record = self.records.get(os.path.abspath(image))
+        if record is None or record.get("settings") != self.settings:
+            return None
+        if any(record.get(key) != value for key, value in _identity(image).items()):
+            return None
+        pictures = [self.file.parent / name for name in record["pictures"]]
+        return record if all(os.path.exists(picture) for picture in pictures) else None
+
+    def add(
+        self, image: Path, name: str, content: Mapping[str, Any], pictures: Iterable[Path]
+    ) -> None:
+        """Append a photo's record.
+
+        Args:
+            image: Path of the photo.
+            name: NAME under which its pictures are saved.
+            content: What else to keep: the caption and its confidence.
+            pictures: Files that were saved for it.
+
+        Raises:
+            CaptionerError: The disk is full.
+        """
+        record = {
+            "image": os.path.abspath(image),
+            **_identity(image),
+            "settings": self.settings,
+            "name": name,
+            **content,
+            "pictures": [picture.name for picture in pictures],
+        }
+        self.records[record["image"]] = record
+        try:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise CaptionerError(f"{self.file} cannot be written ({error.strerror})") from None
+
+    def names(self, proposed: Mapping[Path, str]) -> tuple[dict[Path, str], list[Path]]:
+        """Choose names for photos under which no picture of another photo lies.
+
+        A photo keeps the name that it had in an earlier run. Where the proposed one belongs to
+        another photo, its folder's name is put in front, then a number behind.
+
+        Returns:
+            The names, and the photos whose proposed name belongs to another photo.
+        """
+        owners = {record["name"].casefold(): image for image, record in self.records.items()}
+        names: dict[Path, str] = {}
+        moved = []
+        for path, wanted in proposed.items():
+            image = os.path.abspath(path)
+            earlier = self.records.get(image, {}).get("name")
+            longer = f"{Path(image).parent.name}-{wanted}"
+            choices = [*filter(None, [earlier]), wanted, longer]
+            choices += [f"{longer}-{number}" for number in range(2, len(owners) + 3)]
+            names[path] = next(c for c in choices if owners.get(c.casefold(), image) == image)
+            if owners.get(wanted.casefold(), image) != image:
+                moved.append(path)
+            owners[names[path].casefold()] = image
+        return names, moved
+
+    def unknown_pictures(self, names: Iterable[str]) -> list[str]:
+        """Return the pictures under these names that the journal does not know."""
+        known = {picture for record in self.records.values() for picture in record["pictures"]}
+        names = {name.casefold() for name in names}
+        found = []
+        for member in sorted(set(os.listdir(self.file.parent)) - known):
+            name, _, _ = member.casefold().rpartition(".")
+            stem, _, part = name.rpartition(".")
+            if part in ("attention", "comparison") and stem in names:
+                found.append(member)
+        return found
+
+
+def read_journal(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of a folder by their photo; none where it has no journal.
+
+    Lines that are no records, such as one that a killed run cut short, are left out.
+
+    Raises:
+        CaptionerError: The journal is there and cannot be read.
+    """
+    file = folder / JOURNAL
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
+    records = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+            names = [record["name"], *record["pictures"]]
+            usable = isinstance(record["image"], str) and all(map(_is_file_name, names))
+        except (ValueError, KeyError, TypeError):
+            continue
+        if usable:
+            records[record["image"]] = record
+    return records
+
+
+def _is_file_name(name: Any) -> bool:
+    """Return whether this names a file in a folder, and nothing outside of it."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0") & set(name)
+
+
+def pictures_in(folder: Path) -> set[str]:
+    """Return the file names of the pictures that a folder's journal lists, none without one."""
+    try:
+        return {name for record in read_journal(folder).values() for name in record["pictures"]}
+    except CaptionerError:
+        return set()
+
+
+def settings_digest(model_folders: Iterable[Path], options: Mapping[str, Any]) -> str:
+    """Return a digest of models (by their manifests) and of options with plain values."""
+    from captioner.checkpoint import MANIFEST
+
+    digest = hashlib.sha256(repr(sorted(options.items())).encode(errors="surrogatepass"))
+    for folder in model_folders:
+        with contextlib.suppress(OSError):  # loading the model will say so
+            digest.update((folder / MANIFEST).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _identity(image: Path) -> dict[str, int | None]:
+    try:
+        status = image.stat()
+    except (OSError, ValueError):
+        return {"bytes": None, "modified_ns": None}
+    return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}

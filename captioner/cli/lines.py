@@ -1,0 +1,99 @@
+"""One caption as the lines that are printed for it: text for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioner.cli import printable
+
+if TYPE_CHECKING:
+    from captioner.captioner import Captioner
+    from captioner.types import Caption
+
+
+def confidence_of(caption: Caption) -> float | None:
+    """Return the probability that a caption is right; None without a calibrator in its model."""
+    return getattr(caption, "confidence", None)
+
+
+def has_calibrator(captioner: Captioner) -> bool:
+    """Return whether a model's captions have a confidence."""
+    return getattr(captioner, "calibrator", None) is not None
+
+
+def is_unsure(caption: Caption) -> bool:
+    """Return whether a caption's confidence is below the threshold of its model's calibrator."""
+    confidence = confidence_of(caption)
+    threshold = getattr(caption, "confidence_threshold", None)
+    return confidence is not None and threshold is not None and confidence < threshold
+
+
+def is_withheld(caption: Caption, min_confidence: float | None) -> bool:
+    """Return whether a caption's confidence is below the least that the user accepts."""
+    confidence = confidence_of(caption)
+    return min_confidence is not None and confidence is not None and confidence < min_confidence
+
+
+def json_line(
+    path: Path,
+    caption: Caption,
+    pictures: Sequence[Path],
+    *,
+    min_confidence: float | None = None,
+    model: str | None = None,
+) -> str:
+    """Return a caption as a line of JSON: the promised keys, and those of `Caption.to_dict`.
+
+    Args:
+        path: The photo, as it was given.
+        caption: Its caption; "caption" is null where `is_withheld` says so.
+        pictures: Files that were saved for it.
+        min_confidence: As for `is_withheld`.
+        model: Name of the model, where several are compared.
+    """
+    line: dict[str, Any] = {} if model is None else {"model": model}
+    line |= {"image": str(path), **caption.to_dict()}
+    line.setdefault("confidence", confidence_of(caption))
+    if is_withheld(caption, min_confidence):
+        line["caption"] = None
+    if pictures:
+        line["pictures"] = [str(picture) for picture in pictures]
+    return json.dumps(line, ensure_ascii=False)
+
+
+def text_lines(
+    path: Path,
+    captions: Sequence[tuple[str, Caption]],
+    pictures: Sequence[Path],
+    *,
+    min_confidence: float | None = None,
+    with_total: bool = False,
+) -> str:
+    """Return what a person reads: the photo and its caption, then the files, indented.
+
+    Args:
+        path: The photo, as it was given.
+        captions: Names of models and their captions; of a single one the name is not shown.
+        pictures: Files that were saved.
+        min_confidence: As for `is_withheld`.
+        with_total: Also the log-probability of the whole caption, its end included.
+    """
+    texts = []
+    for _, caption in captions:
+        text = printable(caption.text)
+        if is_unsure(caption):
+            text += " (unsure)"
+        if with_total:
+            total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0)
+            text += f" (log-probability {total:.2f})"
+        if is_withheld(caption, min_confidence):
+            text = "(no caption)"
+        texts.append(text)
+    details = [printable(picture) for picture in pictures]
+    if len(captions) == 1:
+        return "\n  ".join([f"{printable(path)}: {texts[0]}", *details])
+    named = [f"{printable(name)}: {text}" for (name, _), text in zip(captions, texts, strict=True)]
+    return "\n  ".join([printable(path), *named, *details])

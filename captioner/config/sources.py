@@ -1,0 +1,112 @@
+"""The data sets of a recipe: one by the plain keys of `data`, or several in `data.sources`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+from captioner.config.settings import Config, DataConfig, SourceConfig
+from captioner.errors import ConfigError
+
+
+def data_sources(data: DataConfig) -> list[SourceConfig]:
+    """Return the data sets of a recipe, each with a name: one if `data.sources` is null.
+
+    A source without a name is called by its format, with its position (from 1) where several are
+    called so.
+    """
+    if data.sources is None:
+        source = SourceConfig(
+            format=data.format,
+            root=data.root,
+            file=data.file,
+            coco_splits=data.coco_splits,
+            train_split=data.train_split,
+            val_split=data.val_split,
+        )
+        return [replace(source, name=source.format)]
+    names = Counter(source.name or source.format for source in data.sources)
+    return [
+        source
+        if source.name
+        else replace(
+            source,
+            name=source.format if names[source.format] == 1 else f"{source.format}-{position}",
+        )
+        for position, source in enumerate(data.sources, start=1)
+    ]
+
+
+def check_sources(config: Config) -> None:
+    """Refuse a list of sources that cannot be trained on and validated on.
+
+    Raises:
+        ConfigError: Names the key and what is accepted.
+    """
+    sources = data_sources(config.data)
+    names = [source.name for source in sources]
+    for source in sources:
+        if not re.fullmatch(r"[\w.-]+", source.name):
+            raise ConfigError(
+                f"data.sources: '{source.name}' is no name of a source; use letters, digits, "
+                "'_', '-' and '.'"
+            )
+        if names.count(source.name) > 1:
+            raise ConfigError(
+                f"data.sources: two sources have the name {source.name}; use another name for one"
+            )
+        if not source.root:
+            raise ConfigError(
+                f"data.sources: the source {source.name} has no root; add 'root: FOLDER', or use "
+                f"--data.root {source.name}=FOLDER"
+            )
+    if all(source.train_split is None for source in sources):
+        raise ConfigError("data.sources: none has a train_split; use one for at least one source")
+    if all(source.val_split is None for source in sources):
+        raise ConfigError("data.sources: none has a val_split; use one for at least one source")
+    if all(source.loss_weight == 0 for source in sources if source.train_split is not None):
+        raise ConfigError("data.sources: every loss_weight is 0; use one above 0")
+    validated = [source.name for source in sources if source.val_split is not None]
+    chosen = config.train.val_source
+    if chosen is not None and chosen not in validated:
+        raise ConfigError(
+            f"train.val_source: there is no '{chosen}' to validate on; use "
+            f"{', '.join(validated)} or null (the mean over the sources)"
+        )
+
+
+def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
+    """Return the settings with roots as the command line gives them.
+
+    Args:
+        data: Settings of a recipe.
+        roots: `NAME=PATH` for one source, or for several, separated by commas. A plain path where
+            there is one data set.
+
+    Raises:
+        ConfigError: No source has this name, or several sources and none named.
+    """
+    if data.sources is None:
+        return replace(data, root=roots)
+    sources = {source.name: source for source in data_sources(data)}
+    for given in re.split(r",(?=[\w.-]+=)", roots):
+        match = re.fullmatch(r"([\w.-]+)=(.*)", given)
+        if match:
+            name, path = match.groups()
+        elif len(sources) == 1:
+            name, path = next(iter(sources)), given
+        else:
+            raise ConfigError(
+                f"data.root: {given} is for which of the sources? Use NAME={given} with NAME one "
+                f"of {', '.join(sources)}"
+            )
+        if name not in sources:
+            raise ConfigError(
+                f"data.root: there is no source '{name}'; use NAME=PATH with NAME one of "
+                f"{', '.join(sources)}"
+            )
+        if not path:
+            raise ConfigError(f"data.root: no path for the source {name}; use {name}=PATH")
+        sources[name] = replace(sources[name], root=path)
+    return replace(data, sources=tuple(sources.values()))

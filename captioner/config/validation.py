@@ -1,0 +1,178 @@
+"""Refusal of settings that cannot be used, and notice of settings that do nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from captioner.config.fields import accepts, in_words
+from captioner.config.settings import Config, DataConfig, ModelConfig, SourceConfig, TextConfig
+from captioner.config.sources import check_sources
+from captioner.errors import ConfigError
+
+
+def validate(config: ModelConfig) -> None:
+    """Refuse settings that no model can be built from or, for a recipe, no training can use.
+
+    Each value is checked against its field's type and range, then the rules between fields.
+
+    Args:
+        config: Settings of a model, or a recipe (`Config`).
+
+    Raises:
+        ConfigError: Names the key and what is accepted.
+    """
+    for section, settings in vars(config).items():
+        validate_section(settings, f"{section}.")
+    _validate_model(config)
+    if isinstance(config, Config):
+        check_sources(config)
+        _validate_training(config)
+
+
+def validate_section(settings: Any, prefix: str = "") -> None:
+    """Refuse values outside the type and range of their fields.
+
+    Args:
+        settings: Settings of one section, such as `DecodingConfig`.
+        prefix: Written before the key in the refusal, such as `decoding.`.
+
+    Raises:
+        ConfigError: Names the key and what is accepted.
+    """
+    hints = get_type_hints(type(settings))
+    for key, value in vars(settings).items():
+        if value is None and type(None) not in get_args(hints[key]):
+            raise ConfigError(f"{prefix}{key}: must have a value; use {in_words(hints[key])}")
+        if not accepts(hints[key], value):
+            raise ConfigError(f"{prefix}{key}: {value} is not accepted; use {in_words(hints[key])}")
+        if key == "sources":
+            for source in value or ():
+                validate_section(source, f"{prefix}{key}: {source.name or source.format}: ")
+
+
+def _validate_model(config: ModelConfig) -> None:
+    """Rules between the settings of a model."""
+    decoder, longest = config.decoder, config.decoding.max_words
+    if decoder.reads_at_most is not None and longest > decoder.reads_at_most:
+        raise ConfigError(
+            f"decoder.max_positions: {decoder.max_positions} learned positions are too few for "
+            f"decoding.max_words {longest}; use {longest} or more"
+        )
+
+
+def _validate_training(config: Config) -> None:
+    """Rules between the settings of training."""
+    data, decoder = config.data, config.decoder
+    if decoder.reads_at_most is not None:
+        if data.max_words is None:
+            raise ConfigError(
+                "data.max_words: learned positions end at decoder.max_positions "
+                f"{decoder.max_positions}; use {decoder.max_positions - 1} or less, or "
+                "decoder.positions sinusoidal"
+            )
+        longest = data.max_words + 1  # with the start token
+        if longest > decoder.reads_at_most:
+            raise ConfigError(
+                f"decoder.max_positions: {decoder.max_positions} learned positions are too few for "
+                f"captions of data.max_words {data.max_words} and their start; use {longest} or "
+                "more"
+            )
+    if config.hard.baseline == "leave_one_out" and config.hard.samples < 2:
+        raise ConfigError(
+            "hard.samples: the baseline leave_one_out needs 2 or more; use another hard.baseline "
+            "for 1"
+        )
+    if config.attention.select == "hard" and decoder.kind == "mean":
+        raise ConfigError("attention.select: the decoder mean has no attention; use soft")
+    if data.cache_min_area < 1 and not data.cache:
+        raise ConfigError(
+            "data.cache_min_area: there is no cache to crop from; name a folder with data.cache, "
+            "or use 1 (data.min_area is for photos)"
+        )
+    for name in config.loss.teachers:
+        folder, run = Path(name).resolve(), Path(config.train.output).resolve()
+        if run in (folder, *folder.parents):
+            raise ConfigError(
+                f"loss.teachers: {name} is in this run's folder, and would change while it "
+                "teaches; copy it, or name another train.output"
+            )
+    if config.text.file is not None and config.attention.score == "location":
+        raise ConfigError(
+            "text.file: the score location needs grids of one size, and a text's words are "
+            "another grid; use another attention.score, or null"
+        )
+    if config.self_critical.samples:
+        _validate_self_critical(config)
+
+
+def _validate_self_critical(config: Config) -> None:
+    """Rules for training on the model's own captions, which replaces those of the data."""
+    if config.self_critical.samples == 1 and config.self_critical.baseline == "leave_one_out":
+        raise ConfigError(
+            "self_critical.samples: the baseline leave_one_out needs 2 or more; use another "
+            "self_critical.baseline for 1"
+        )
+    additional = {
+        "text.file": config.text.file,
+        "loss.visual_concepts": config.loss.visual_concepts,
+        "loss.consensus": config.loss.consensus,
+        "loss.teachers": config.loss.teachers,
+    }
+    for key, value in additional.items():
+        if value:
+            raise ConfigError(
+                f"{key}: is a term in addition to the cross-entropy of the data's captions, which "
+                "self_critical.samples replaces; use one of the two"
+            )
+    if config.attention.select == "hard":
+        raise ConfigError(
+            "self_critical.samples: hard attention is trained by cross-entropy only so far; use 0"
+        )
+
+
+def unused_settings(config: Config, *, captions: int) -> list[str]:
+    """Return one sentence for each setting that differs from its default and does nothing here.
+
+    Args:
+        config: A recipe.
+        captions: Number of training captions.
+    """
+    sentences = []
+    data, optim = config.data, config.optim
+    # Batches that are not all full make a few more.
+    steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
+    augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
+    if data.cache and augments and data.cache_views == 1 and data.cache_min_area == 1:
+        sentences.append(
+            "data.cache: one view of each photo is kept, the plain one: data.flip, data.min_area "
+            "and data.colour do nothing; ask for more data.cache_views, or data.cache_min_area "
+            "below 1"
+        )
+    if data.cache_views > 1 and not data.cache:
+        sentences.append("data.cache_views: no cache holds them; name a folder in data.cache")
+    if data.sources is not None:
+        per_source = get_type_hints(SourceConfig)
+        for key, value in vars(DataConfig()).items():
+            if key in per_source and getattr(data, key) != value:
+                sentences.append(
+                    f"data.{key}: does nothing, because each of data.sources has its own; remove it"
+                )
+    if config.text.file is None and config.text != TextConfig():
+        sentences.append(
+            "text: nothing is read; name a file of captions without photos in text.file"
+        )
+    rmsprop = {"momentum": 0.0, "alpha": 0.99, "centered": False}
+    if not optim.name.startswith("rmsprop"):
+        sentences += [
+            f"optim.{key}: is of rmsprop, not of {optim.name}; remove it"
+            for key, default in rmsprop.items()
+            if getattr(optim, key) != default
+        ]
+    if optim.warmup_steps > steps:
+        sentences.append(
+            f"optim.warmup_steps: training has about {steps} steps, so the learning rate stays "
+            f"below optim.lr; use {steps} or fewer, or more train.epochs"
+        )
+    return sentences

@@ -1,0 +1,75 @@
+"""A batch of captions with the images that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Captions sorted by falling length, and each image (or view of it) once.
+
+    `images` and `lengths` stay on the CPU wherever the batch goes: they are only counted and
+    looked up.
+
+    Args:
+        inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
+        images: int64 [B], indices of the images in the data set.
+        image_index: int64 [N], row of `inputs` for each caption.
+        tokens: int64 [N, T], the words read, from the start token on, padded with zeros.
+        targets: int64 [N, T], the words to write, the end token last, padded with zeros.
+        lengths: int64 [N], number of targets.
+        weights: float32 [N], weights of the captions in the loss; None weighs all alike.
+        styles: int64 [N], style of each caption, 0 is the plain one; None if all are plain.
+        from_frozen: Whether `inputs` are features of the encoder's frozen stages.
+        unreadable: Files left out, each with the reason.
+    """
+
+    inputs: Tensor
+    images: Tensor
+    image_index: Tensor
+    tokens: Tensor
+    targets: Tensor
+    lengths: Tensor
+    weights: Tensor | None = None
+    styles: Tensor | None = None
+    from_frozen: bool = False
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device, inputs as float32 (images in channels-last layout)."""
+        moved = self._map(lambda value: value.to(device, non_blocking=True))
+        # A batch of which no image could be read has no layout.
+        is_image = self.inputs.dim() == 4
+        layout = torch.channels_last if is_image else torch.contiguous_format
+        inputs = moved.inputs.float().contiguous(memory_format=layout)
+        return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
+
+    def repeated(self, times: int) -> Batch:
+        """Return the batch with every caption `times` times in a row, and the images once."""
+        captions = ("image_index", "tokens", "targets", "lengths", "weights", "styles")
+        values = {name: getattr(self, name) for name in captions}
+        repeated: dict[str, Any] = {
+            name: value.repeat_interleave(times, 0)
+            for name, value in values.items()
+            if value is not None
+        }
+        return replace(self, **repeated)
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in page-locked memory (called by the DataLoader)."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        changed: dict[str, Any] = {
+            name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **changed)

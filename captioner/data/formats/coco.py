@@ -1,0 +1,133 @@
+"""COCO's captions as its archives have them, and Karpathy's splits of them by image name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.data.captioned import CaptionedImage, ExistingFiles, available_splits
+from captioner.data.text_files import (
+    matches_of_star,
+    normalize_spaces,
+    numbered_lines,
+    read_json_object,
+    refuse_unused,
+)
+from captioner.errors import DataError
+
+_SPLIT_LISTS = ("train", "val", "test", "restval")
+_COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
+
+
+def read(
+    root: Path,
+    splits: Sequence[str],
+    *,
+    file: str | Path | None,
+    coco_splits: str | Path | None,
+    existing: ExistingFiles,
+) -> list[CaptionedImage]:
+    """Read annotations/captions_{split}.json next to the folder {split}, such as train2017.
+
+    For a split whose captions are kept back, image_info_{split}.json is read. With `coco_splits`, a
+    folder of coco_{train,val,test,restval}.txt, a split is one of these four lists of image names,
+    looked up in all captions_*.json that lie next to their images; a COCO name of 2014 also finds
+    the image under its name of 2017, by its number. Ids are COCO's own; an image that no captions
+    file has is named by its file name.
+    """
+    refuse_unused("coco", file=file)
+    if coco_splits is not None:
+        return _read_lists(root, splits, Path(coco_splits), existing)
+    images: dict[int | str, CaptionedImage] = {}
+    for split in splits:
+        path = root / "annotations" / f"captions_{split}.json"
+        names_only = path.with_name(f"image_info_{split}.json")
+        if not path.is_file() and not names_only.is_file():
+            raise DataError(f"there is no {path}; " + available_splits(_annotated_folders(root)))
+        path = path if path.is_file() else names_only
+        for image in _read_captions(path, root / split):
+            if image.image_id in images:
+                raise DataError(
+                    f"{path}: image id {image.image_id} is also that of "
+                    f"{images[image.image_id].path} in another of the splits {'+'.join(splits)}; "
+                    "number their images apart, or take one split at a time"
+                )
+            images[image.image_id] = image
+    return list(images.values())
+
+
+def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
+    """Read a captions file whose images lie in `folder`."""
+    from pycocotools.coco import COCO
+
+    coco = COCO()
+    coco.dataset = read_json_object(path)
+    # Captions have no category, but some tools export the list, and the index would ask for them.
+    coco.dataset.pop("categories", None)
+    images = []
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
+            coco.createIndex()
+        for image_id, image in coco.imgs.items():
+            annotations = coco.imgToAnns.get(image_id, ())
+            texts = (normalize_spaces(annotation["caption"]) for annotation in annotations)
+            captions = tuple(text for text in texts if text)
+            images.append(CaptionedImage(folder / image["file_name"], captions, image_id))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} is not a COCO captions file: expected images with id and file_name, and "
+            f"annotations with id, image_id and caption ({type(error).__name__}: {error})"
+        ) from error
+    return images
+
+
+def _annotated_folders(root: Path) -> list[str]:
+    return matches_of_star(root / "annotations", "captions_*.json")
+
+
+def _read_lists(
+    root: Path, splits: Sequence[str], lists: Path, existing: ExistingFiles
+) -> list[CaptionedImage]:
+    """Read the images that coco_SPLIT.txt in the folder `lists` names."""
+    wanted: dict[str, None] = {}  # an ordered set
+    for split in splits:
+        split_file = lists / f"coco_{split}.txt"
+        if split not in _SPLIT_LISTS or not split_file.is_file():
+            raise DataError(
+                f"there is no list {split_file}; the splits by name are "
+                f"{', '.join(_SPLIT_LISTS)}, one file coco_SPLIT.txt each"
+            )
+        wanted.update((name, None) for _, name in numbered_lines(split_file))
+    folders = [folder for folder in _annotated_folders(root) if (root / folder).is_dir()]
+    if not folders:
+        raise DataError(
+            f"{root} has no annotations/captions_NAME.json next to a folder NAME of images; "
+            "correct the data root"
+        )
+    # An image may be there twice, under its names of 2014 and of 2017.
+    by_name: dict[str, list[CaptionedImage]] = {}
+    by_number: dict[str, list[CaptionedImage]] = {}
+    for folder in folders:
+        path = root / "annotations" / f"captions_{folder}.json"
+        for image in _read_captions(path, root / folder):
+            by_name.setdefault(image.path.name, []).append(image)
+            if match := _COCO_NAME.fullmatch(image.path.name):
+                by_number.setdefault(match[2], []).append(image)
+    images = []
+    for name in wanted:
+        match = _COCO_NAME.fullmatch(name)
+        candidates = by_name.get(name, []) + (by_number.get(match[2], []) if match else [])
+        if not candidates:  # in no captions file; this is where it would lie
+            folder = match[1] or "" if match else ""
+            candidates = [CaptionedImage(root / folder / name, (), name)]
+            if candidates[0].path in existing:
+                raise DataError(
+                    f"{candidates[0].path} has no caption in any of {root}/annotations/"
+                    f"captions_*.json; put captions_{folder or 'NAME'}.json there"
+                )
+        on_disk = (image for image in candidates if image.path in existing)
+        images.append(next(on_disk, candidates[0]))
+    return images

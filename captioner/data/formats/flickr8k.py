@@ -1,0 +1,60 @@
+"""Flickr8k as its archives have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.data.captioned import CaptionedImage, ExistingFiles, available_splits
+from captioner.data.text_files import (
+    matches_of_star,
+    normalize_spaces,
+    numbered_lines,
+    quoted,
+    refuse_unused,
+)
+from captioner.errors import DataError
+
+
+def read(
+    root: Path,
+    splits: Sequence[str],
+    *,
+    file: str | Path | None,
+    coco_splits: str | Path | None,
+    existing: ExistingFiles,
+) -> list[CaptionedImage]:
+    """Read images/, Flickr8k.token.txt and Flickr_8k.{train,dev,test}Images.txt; "val" is "dev".
+
+    Ids are positions in the token file.
+    """
+    refuse_unused("flickr8k", file=file, coco_splits=coco_splits)
+    token_file = root / "Flickr8k.token.txt"
+    captions: dict[str, list[str]] = {}
+    for number, line in numbered_lines(token_file):
+        label, tab, text = line.partition("\t")
+        name, _, index = label.rpartition("#")
+        if not (tab and name and index.isdigit()):
+            raise DataError(
+                f"{token_file}, line {number}: expected NAME#NUMBER, a tab and a caption, "
+                f"not {quoted(line)}"
+            )
+        captions.setdefault(name, []).append(normalize_spaces(text))
+    ids = {name: index for index, name in enumerate(captions)}
+    images: dict[str, CaptionedImage] = {}
+    for split in splits:
+        split = "dev" if split == "val" else split
+        split_file = root / f"Flickr_8k.{split}Images.txt"
+        if not split_file.is_file():
+            raise DataError(
+                f"there is no {split_file}; "
+                + available_splits(matches_of_star(root, "Flickr_8k.*Images.txt"))
+            )
+        for number, name in numbered_lines(split_file):
+            if name not in captions:
+                raise DataError(
+                    f"{split_file}, line {number}: {quoted(name)} has no caption in {token_file}; "
+                    "each line must be the name of an image that has"
+                )
+            images[name] = CaptionedImage(root / "images" / name, tuple(captions[name]), ids[name])
+    return list(images.values())

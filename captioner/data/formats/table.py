@@ -1,0 +1,129 @@
+"""A table of images and captions, as CSV or JSONL."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from captioner.data.captioned import CaptionedImage, ExistingFiles, check_splits
+from captioner.data.text_files import (
+    find_captions_file,
+    normalize_spaces,
+    numbered_lines,
+    quoted,
+    read_text,
+    refuse_unused,
+)
+from captioner.errors import DataError
+
+
+def read(
+    root: Path,
+    splits: Sequence[str],
+    *,
+    file: str | Path | None,
+    coco_splits: str | Path | None,
+    existing: ExistingFiles,
+) -> list[CaptionedImage]:
+    """Read a CSV or JSONL file: `root` itself, `file`, or the only one in root.
+
+    Its columns are image, caption and, optionally, split. Several rows of an image are several
+    captions, and in JSONL a caption may be a list. Image paths are relative to the table. Without
+    a split column every row belongs to every split. Ids are positions of the images.
+    """
+    refuse_unused("table", coco_splits=coco_splits)
+    path = root if root.is_file() else find_captions_file(root, file, ("*.csv", "*.jsonl"))
+    kinds = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
+    if path.suffix.lower() not in kinds:
+        raise DataError(f"the table {path} must be a .csv or .jsonl file")
+    rows = list(kinds[path.suffix.lower()](path))
+    has_splits = any(row.split for row in rows)
+    ids: dict[Path, int] = {}
+    captions: dict[Path, list[str]] = {}
+    for row in rows:
+        if has_splits and not row.split:
+            raise DataError(
+                f"{path}, line {row.line}: the split is empty, but other rows have one; fill it"
+            )
+        image = path.parent / row.image
+        ids.setdefault(image, len(ids))
+        if not has_splits or row.split in splits:
+            captions.setdefault(image, []).extend(row.captions)
+    if has_splits:
+        check_splits(path, splits, {row.split for row in rows})
+    return [CaptionedImage(image, tuple(texts), ids[image]) for image, texts in captions.items()]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a table and the line that it begins on; split is "" where the row names none."""
+
+    line: int
+    image: str
+    captions: tuple[str, ...]
+    split: str
+
+
+def _csv_rows(path: Path) -> Iterator[_Row]:
+    """Rows of a CSV file with a heading of image, caption and perhaps split, in any order."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    columns: list[str] = []
+    start = 1
+    try:
+        for cells in reader:
+            cells = [cell.strip() for cell in cells]
+            line, start = start, reader.line_num + 1
+            if not any(cells):
+                continue
+            if not columns:
+                columns = [cell.lower() for cell in cells]
+                if not {"image", "caption"} <= set(columns):
+                    raise DataError(
+                        f"{path}, line {line}: expected a heading with the columns image, caption "
+                        f"and perhaps split, separated by commas, not {quoted(','.join(cells))}"
+                    )
+                continue
+            if len(cells) != len(columns):
+                raise DataError(
+                    f"{path}, line {line}: {len(cells)} cells under a heading of {len(columns)}; "
+                    "put double quotes around a caption that has commas"
+                )
+            row = dict(zip(columns, cells, strict=True))
+            if not row["image"] or not row["caption"]:
+                raise DataError(f"{path}, line {line}: the image or the caption is empty")
+            yield _Row(
+                line, row["image"], (normalize_spaces(row["caption"]),), row.get("split", "")
+            )
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {start}: not readable as CSV ({error}); look for a stray quote"
+        ) from error
+
+
+def _jsonl_rows(path: Path) -> Iterator[_Row]:
+    """Rows of a file of one JSON object a line; its caption may be a list of captions."""
+    for line, text in numbered_lines(path):
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {line}: not one JSON object ({error})") from error
+        row = row if isinstance(row, dict) else {}
+        image, captions, split = row.get("image"), row.get("caption"), row.get("split") or ""
+        captions = [captions] if isinstance(captions, str) else captions
+        if not (
+            isinstance(image, str)
+            and image.strip()
+            and isinstance(split, str)
+            and isinstance(captions, list)
+            and captions
+            and all(isinstance(caption, str) and caption.strip() for caption in captions)
+        ):
+            raise DataError(
+                f'{path}, line {line}: expected {{"image": name, "caption": text or list of texts}}'
+                f' and perhaps "split": name, not {quoted(text)}'
+            )
+        yield _Row(line, image.strip(), tuple(map(normalize_spaces, captions)), split.strip())

@@ -1,0 +1,162 @@
+"""Tokenizers: text to tokens and back. A model folder names the one that its vocabulary is of."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from captioner.registry import TOKENIZERS
+
+_MARK = "\u0301"  # replaces every combining mark before matching: `re` has no class for marks
+_LETTERS = rf"(?:[^\W_]{_MARK}*)+"
+_WORD = re.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*")
+# Scripts written without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Chinese, kana.
+_UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"
+    "\u2e80-\u2fdf\u3005-\u3007\u3031-\u3035\u3040-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_ENDS_UNSPACED = re.compile(rf"[{_UNSPACED}]\W*$")
+_RUN_OF_UNSPACED = re.compile(rf"[{_UNSPACED}]\W*[{_UNSPACED}]")
+_MAX_UNSPACED_SHARE = 0.05  # of tokens, above which `words` is the wrong tokenizer
+
+
+class Tokenizer(ABC):
+    """Splits captions into tokens and joins tokens into text.
+
+    To add one: a subclass in a file of its own and a line in `captioner.registry.TOKENIZERS`. A
+    tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def split(self, text: str) -> list[str]:
+        """Split a text into tokens; a text without any gives an empty list."""
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Join tokens into the text that users read."""
+        return " ".join(tokens)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the constructor needs to build this tokenizer again, as plain values."""
+        return {}
+
+    def warning(self, texts: Iterable[str]) -> str | None:
+        """Return a sentence that names the remedy when this tokenizer does not suit the texts."""
+        return None
+
+    def save(self, path: Path) -> None:
+        """Write name and settings as JSON."""
+        content = {"tokenizer": self.name, **self.settings()}
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
+
+
+class WordTokenizer(Tokenizer):
+    """Lower-case words: runs of letters and digits in any script that puts spaces between words.
+
+    The marks on a letter, such as the vowel signs of Indic scripts, belong to its word. Apostrophes
+    and hyphens inside a word stay (`man's`, `t-shirt`); all other punctuation goes, as it does in
+    the scorers. Text is normalised to NFKC first.
+
+    >>> WordTokenizer().split("A man's t-shirt, \\"RED\\" & blue.")
+    ['a', "man's", 't-shirt', 'red', 'blue']
+    """
+
+    name = "words"
+
+    def split(self, text: str) -> list[str]:
+        text = unicodedata.normalize("NFKC", text).lower().replace("’", "'")
+        shape = text
+        if not text.isascii():
+            shape = "".join(_MARK if _is_mark(character) else character for character in text)
+        return [text[slice(*match.span())] for match in _WORD.finditer(shape)]
+
+    def warning(self, texts: Iterable[str]) -> str | None:
+        tokens = unspaced = 0
+        for text in texts:
+            if text.isascii():
+                tokens += text.count(" ") + 1
+                continue
+            words = self.split(text)
+            tokens += len(words)
+            unspaced += sum(_RUN_OF_UNSPACED.search(word) is not None for word in words)
+        if unspaced <= _MAX_UNSPACED_SHARE * tokens:
+            return None
+        return (
+            f"{unspaced} of {tokens} words of the captions are runs of a script without spaces "
+            "between words, and each run would be one word; set data.tokenizer: characters"
+        )
+
+
+class CharacterTokenizer(WordTokenizer):
+    """Characters for scripts without spaces between words; words, as `words`, for all others.
+
+    Marks stay with their character. Between characters of such scripts `join` writes no space.
+
+    >>> CharacterTokenizer().split("一只 Red 狗。")
+    ['一', '只', 'red', '狗']
+    >>> CharacterTokenizer().join(["一", "只", "red", "狗"])
+    '一只 red 狗'
+    """
+
+    name = "characters"
+
+    def split(self, text: str) -> list[str]:
+        tokens = []
+        for word in super().split(text):
+            start = 0
+            for position in range(1, len(word)):
+                is_boundary = _is_unspaced(word[position]) or _is_unspaced(word[start])
+                if is_boundary and not _is_mark(word[position]):
+                    tokens.append(word[start:position])
+                    start = position
+            tokens.append(word[start:])
+        return [token for token in tokens if token not in ("'", "-")]
+
+    def join(self, tokens: Sequence[str]) -> str:
+        text = ""
+        for token in tokens:
+            if text and not (_ENDS_UNSPACED.search(text[-8:]) and _is_unspaced(token[:1])):
+                text += " "
+            text += token
+        return text
+
+    def warning(self, texts: Iterable[str]) -> str | None:
+        return None
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Build the tokenizer that a `tokenizer.json` names; without the file, `words`.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, ConfigError: The file is not a tokenizer's.
+    """
+    if not path.exists():
+        return WordTokenizer()
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("tokenizer.json holds no JSON object")
+    name = content.pop("tokenizer")
+    if not isinstance(name, str):
+        raise ValueError("tokenizer.json names no tokenizer")
+    tokenizer: Tokenizer = TOKENIZERS[name](**content)
+    return tokenizer
+
+
+def _is_mark(character: str) -> bool:
+    """Return whether it changes the letter before it.
+
+    U+FE00 to U+FE0F, which choose between drawings of a character, do not.
+    """
+    marks = unicodedata.category(character) in ("Mn", "Mc")
+    return marks and not "\ufe00" <= character <= "\ufe0f"
+
+
+def _is_unspaced(character: str) -> bool:
+    return re.match(f"[{_UNSPACED}]", character) is not None

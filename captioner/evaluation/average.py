@@ -1,0 +1,74 @@
+"""One model from several that began alike: the mean of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from captioner.checkpoint import load_model, model_folder
+from captioner.config import ModelConfig
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import CheckpointError
+from captioner.models.build import CaptionModel
+
+# Settings of training, which leave no trace in a model.
+TRAINING_ONLY = {"weights", "trainable_from", "batch_norm", "dropout", "drop_path", "embed_dropout"}
+TRAINING_ONLY |= {"semi_sampling"}
+# Settings that may differ between models of the same weights: the average has the first model's.
+FROM_THE_FIRST = {"height_px", "width_px", "select", "at_test"}
+
+
+def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
+    """Average the weights of models (model soups, Wortsman et al., 2022).
+
+    Args:
+        models: Two or more model folders, runs or bundled models that were trained on from the same
+            model.
+
+    Returns:
+        A model with the mean of every weight, and the settings and vocabulary of the first.
+
+    Raises:
+        CheckpointError: Fewer than two models, one that cannot be read, or models that differ in
+            kind; the message names what differs.
+    """
+    if len(models) < 2:
+        raise CheckpointError(
+            f"{models[0] if models else 'average'}: one model is no average; name two or more"
+        )
+    first, *others = (model_folder(model) for model in models)
+    average, config, vocabulary = load_model(first)
+    sums = {name: value.double() for name, value in average.state_dict().items()}
+    for folder in others:
+        model, other_config, other_vocabulary = load_model(folder)
+        difference = _difference(config, other_config)
+        if other_vocabulary.tokens != vocabulary.tokens:
+            difference = "its vocabulary"
+        if difference:
+            raise CheckpointError(
+                f"{folder}: is not a model like {first} ({difference} differs); average models of "
+                "one kind, trained on from the same model"
+            )
+        weights = model.state_dict()
+        for name, value in weights.items():
+            if value.shape != sums[name].shape:
+                raise CheckpointError(
+                    f"{folder}: is not a model like {first} ({name} has another size); average "
+                    "models of one kind, trained on from the same model"
+                )
+        for name, value in weights.items():
+            sums[name] += value
+    average.load_state_dict({name: value / len(models) for name, value in sums.items()})
+    return average, config, vocabulary
+
+
+def _difference(one: ModelConfig, other: ModelConfig) -> str:
+    """Return the first setting in which two models are of different kinds, or ""."""
+    for section in ("preprocess", "encoder", "attention", "decoder"):
+        first: dict[str, Any] = vars(getattr(one, section))
+        second: dict[str, Any] = vars(getattr(other, section))
+        for name in first:
+            if name not in TRAINING_ONLY | FROM_THE_FIRST and first[name] != second[name]:
+                return f"{section}.{name}"
+    return ""

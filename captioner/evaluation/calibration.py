@@ -1,0 +1,274 @@
+"""Fit the calibrator that gives captions their confidence, and measure how good it is.
+
+A caption is right when its CIDEr-D against its references reaches a threshold. A logistic
+regression on features of the search (captioner/generation/confidence.py) predicts that. What is
+reported is cross-fitted: every image is predicted by a calibrator that did not see it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from captioner.checkpoint import MANIFEST
+from captioner.data.transforms import open_image
+from captioner.errors import CheckpointError, DataError, ImageError
+from captioner.evaluation.cider import CiderD
+from captioner.evaluation.scorers import tokenize
+from captioner.files import save_bytes
+from captioner.generation.confidence import (
+    CALIBRATOR,
+    FEATURES,
+    Calibrator,
+    confidence_features,
+)
+
+if TYPE_CHECKING:
+    from captioner.captioner import Captioner
+    from captioner.data.captioned import CaptionedImage
+
+RIGHT_FROM = 0.5
+FOLDS = 5
+BINS = 10
+BATCH = 16
+RIDGE = 1.0  # weight of the squared weights, in captions
+MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
+LEAST_IMAGES = 20
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """Captions of one data set.
+
+    Attributes:
+        name: Of the data set, for reports.
+        features: [N, FEATURES], of `confidence_features`.
+        scores: [N], CIDEr-D of each caption against its references, from 0 to 10.
+    """
+
+    name: str
+    features: np.ndarray
+    scores: np.ndarray
+
+
+def caption_scores(
+    captions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    training: Sequence[Sequence[str]] = (),
+) -> np.ndarray:
+    """Return CIDEr-D [N], from 0 to 10, of each caption against its references.
+
+    Args:
+        captions: One for each image.
+        references: Of each image.
+        training: Captions of each training image, whose document frequencies are used; without
+            them those of the references.
+    """
+    words = [[tokenize(text).split() for text in texts] for texts in references]
+    corpus = [[tokenize(text).split() for text in texts] for texts in training] or None
+    scorer = CiderD(words, corpus)
+    return scorer.scores(range(len(words)), [tokenize(text).split() for text in captions])
+
+
+def collect(
+    captioner: Captioner,
+    name: str,
+    images: Sequence[CaptionedImage],
+    training: Sequence[CaptionedImage] = (),
+) -> CalibrationData:
+    """Caption the images that can be read; return features and scores of the captions.
+
+    Args:
+        captioner: The model, with the search settings that it is to be calibrated for.
+        name: Of the data set, for reports.
+        images: Validation images with references.
+        training: Training images, whose captions give the document frequencies.
+    """
+    rows, texts, references = [], [], []
+    for first in tqdm(range(0, len(images), BATCH), desc=name, unit="batch", disable=None):
+        readable, opened = [], []
+        for image in images[first : first + BATCH]:
+            try:
+                opened.append(open_image(image.path))
+                readable.append(image)
+            except ImageError as error:
+                tqdm.write(f"{image.path}: left out: {error}")
+        for image, found in zip(readable, captioner.hypotheses(opened), strict=True):
+            rows.append(confidence_features(found))
+            texts.append(" ".join(captioner.vocabulary.decode(found[0].tokens)))
+            references.append(image.captions)
+    if not rows:
+        raise DataError(f"{name}: none of the {len(images)} photos can be read")
+    scores = caption_scores(texts, references, [image.captions for image in training])
+    return CalibrationData(name, np.stack(rows), scores)
+
+
+def fit(
+    data: Sequence[CalibrationData], *, right_from: float = RIGHT_FROM
+) -> tuple[Calibrator, dict[str, Any]]:
+    """Fit a calibrator on all data sets together.
+
+    Args:
+        data: Captions of one or more data sets.
+        right_from: CIDEr-D from which a caption is right.
+
+    Returns:
+        The calibrator fitted on everything, and a report of cross-fitted predictions: for `all` and
+        each data set what `calibration_report` returns.
+
+    Raises:
+        DataError: Too few captions, or all of them right or all wrong.
+    """
+    features = np.concatenate([each.features for each in data])
+    right = np.concatenate([each.scores for each in data]) >= right_from
+    if len(right) < LEAST_IMAGES or min(right.sum(), (~right).sum()) < FOLDS:
+        raise DataError(
+            f"{int(right.sum())} of {len(right)} captions are right (CIDEr-D at least "
+            f"{right_from:g}); a calibrator needs at least {LEAST_IMAGES} captions, and {FOLDS} "
+            "right and wrong ones"
+        )
+    folds = np.random.default_rng(0).permutation(len(right)) % FOLDS
+    predicted = np.zeros(len(right))
+    for fold in range(FOLDS):
+        inside = folds != fold
+        calibrator = _fit_logistic(features[inside], right[inside], right_from)
+        predicted[~inside] = calibrator.probabilities(features[~inside])
+    calibrator = replace(
+        _fit_logistic(features, right, right_from),
+        threshold=float(np.quantile(predicted[right], MARKED_RIGHT, method="lower")),
+        fitted_on=", ".join(f"{each.name} ({len(each.scores)} photos)" for each in data),
+    )
+    report: dict[str, Any] = {"all": calibration_report(predicted, right, calibrator.threshold)}
+    first = 0
+    for each in data:
+        part = slice(first, first + len(each.scores))
+        report[each.name] = calibration_report(predicted[part], right[part], calibrator.threshold)
+        first += len(each.scores)
+    return calibrator, report
+
+
+def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) -> Calibrator:
+    """Minimise the negative log-likelihood plus RIDGE / 2 x squared weights, by Newton's method."""
+    mean = np.array([_mean_of_known(column) for column in features.T])
+    scale = np.array(
+        [
+            np.std(column[~np.isnan(column)]) if (~np.isnan(column)).any() else 0.0
+            for column in features.T
+        ]
+    )
+    scale[scale < 1e-9] = 1.0
+    inputs = np.nan_to_num((features - mean) / scale)
+    inputs = np.column_stack([inputs, np.ones(len(inputs))])
+    ridge = np.diag([RIDGE] * len(FEATURES) + [1e-6])
+    weights = np.zeros(inputs.shape[1])
+    for _ in range(100):
+        predicted = 1 / (1 + np.exp(-np.clip(inputs @ weights, -50, 50)))
+        gradient = inputs.T @ (predicted - right) + ridge @ weights
+        curvature = (inputs * (predicted * (1 - predicted))[:, None]).T @ inputs + ridge
+        step = np.linalg.solve(curvature, gradient)
+        weights -= step / max(1.0, float(np.abs(step).max()))
+        if np.abs(step).max() < 1e-10:
+            break
+    return Calibrator(
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        weights=tuple(weights[:-1].tolist()),
+        bias=float(weights[-1]),
+        threshold=0.0,
+        right_from=right_from,
+    )
+
+
+def _mean_of_known(column: np.ndarray) -> float:
+    known = column[~np.isnan(column)]
+    return float(known.mean()) if len(known) else 0.0
+
+
+def calibration_report(
+    confidence: np.ndarray, right: np.ndarray, threshold: float
+) -> dict[str, Any]:
+    """Return how well confidences [N] agree with what is right, bool [N].
+
+    Returns:
+        num_images; right, the share; ece, the expected calibration error over the bins; auc, the
+        area under the receiver operating characteristic (None where all are right or wrong);
+        threshold, unsure and unsure_right, the shares of all and of the right captions below it;
+        bins of equal mass, each with its confidence, share right and count; risk_coverage, for
+        the surest tenth, two tenths, ... of the captions the share that is right.
+    """
+    order = np.argsort(confidence, kind="stable")
+    bins = []
+    error = 0.0
+    for part in np.array_split(order, min(BINS, len(order))):
+        mean, share = float(confidence[part].mean()), float(right[part].mean())
+        bins.append({"confidence": mean, "right": share, "num_images": len(part)})
+        error += abs(mean - share) * len(part) / len(order)
+    surest = order[::-1]
+    below = confidence < threshold
+    return {
+        "num_images": len(right),
+        "right": float(right.mean()),
+        "ece": error,
+        "auc": area_under_curve(confidence, right),
+        "threshold": threshold,
+        "unsure": float(below.mean()),
+        "unsure_right": float(below[right].mean()) if right.any() else None,
+        "bins": bins,
+        "risk_coverage": [
+            {
+                "coverage": tenth / 10,
+                "right": float(right[surest[: max(1, round(tenth * len(right) / 10))]].mean()),
+            }
+            for tenth in range(1, 11)
+        ],
+    }
+
+
+def area_under_curve(confidence: np.ndarray, right: np.ndarray) -> float | None:
+    """Return the share of pairs of a right and a wrong caption in which the right one is surer.
+
+    Ties count one half. None without both.
+    """
+    if right.all() or not right.any():
+        return None
+    values, inverse, counts = np.unique(confidence, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # mean rank of ties, from 1
+    positive, negative = int(right.sum()), int((~right).sum())
+    del values
+    return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def write_calibrator(folder: Path, calibrator: Calibrator) -> None:
+    """Write a calibrator into a model folder, with its sum in the manifest.
+
+    The folder is whole after every step, should one be the last: first the manifest forgets the
+    old file, then the new one is written, then the manifest names it.
+
+    Raises:
+        CheckpointError: The manifest cannot be read.
+        CaptionerError: A file cannot be written.
+    """
+    import hashlib
+
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        sums = dict(manifest["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / MANIFEST}: cannot be read ({error})") from None
+
+    def save_manifest() -> None:
+        content: Mapping[str, object] = {**manifest, "sha256": dict(sorted(sums.items()))}
+        save_bytes(json.dumps(content, indent=1).encode(), folder / MANIFEST)
+
+    data = calibrator.to_json()
+    if sums.pop(CALIBRATOR, None) is not None:
+        save_manifest()
+    save_bytes(data, folder / CALIBRATOR)
+    sums[CALIBRATOR] = hashlib.sha256(data).hexdigest()
+    save_manifest()

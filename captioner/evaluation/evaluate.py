@@ -1,0 +1,431 @@
+"""Caption the images of a data set, score the captions and measure their attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from tqdm import tqdm
+
+from captioner.data.transforms import open_image
+from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
+from captioner.evaluation.faithfulness import (
+    AttentionMeasure,
+    attention_summary,
+    deletion_in_grid,
+    deletion_in_image,
+    deletion_summary,
+)
+from captioner.evaluation.grounding import GroundedWord, ground
+from captioner.evaluation.grounding import summary as grounding_summary
+from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
+from captioner.evaluation.metrics import score_captions
+from captioner.evaluation.objects import ImageKey, Objects
+from captioner.evaluation.results import digest_of, results_of
+from captioner.evaluation.statistics import (
+    OBJECTS,
+    corpus_statistics,
+    scores_by_group,
+    scores_by_length,
+)
+from captioner.runtime.parallel import parallel_map, prefetch
+from captioner.types import Caption
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from captioner.captioner import Captioner
+    from captioner.config import HardAttentionMode
+    from captioner.data.captioned import CaptionedImage
+
+ImageId = int | str
+Removal = Literal["delete", "blur"]
+
+BATCH_IMAGES = 16
+BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
+MEASURED_REFERENCES = 2  # references of an image on which attention is measured
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """Further measurements of attention.
+
+    Attributes:
+        objects: COCO's instances; measures whether attention lies on the objects that words name.
+        boxes: The objects' boxes count as them, and not their masks.
+        faithfulness: Number of images on which attention is replaced and cells are deleted; 0 is
+            none.
+        removal: Of the deletion test: `delete` cells from the grid, or `blur` the image there.
+    """
+
+    objects: Objects | None = None
+    boxes: bool = False
+    faithfulness: int = 0
+    removal: Removal = "delete"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of an evaluation.
+
+    Attributes:
+        results: The content of `results.json` (docs/evaluation.md).
+        captions: By image id, of all images that could be read.
+        unreadable: By image id the reason why an image could not be read.
+    """
+
+    results: dict[str, Any]
+    captions: dict[ImageId, Caption]
+    unreadable: dict[ImageId, str] = field(default_factory=dict)
+
+
+def evaluate(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    *,
+    beam_size: int | None = None,
+    at_test: HardAttentionMode | None = None,
+    training_captions: Sequence[str] | None = None,
+    attention: AttentionSettings | None = None,
+    time_limit_s: float = 600.0,
+    signature: Mapping[str, object] | None = None,
+) -> Evaluation:
+    """Caption images and score the captions against their references.
+
+    Args:
+        captioner: The model.
+        images: With their references, such as `read_split(...)` returns.
+        beam_size: None is the model's.
+        at_test: How hard attention chooses its cell; None is the model's way.
+        training_captions: Count the captions that are none of these.
+        attention: Further measurements.
+        time_limit_s: For the scorers that are Java programs.
+        signature: Written into the results besides the scorers' and the search's settings.
+
+    Raises:
+        DataError: No image can be read or none has references.
+        ConfigError: A setting that cannot be used.
+    """
+    attention = attention or AttentionSettings()
+    captions, unreadable = caption_images(captioner, images, beam_size=beam_size, at_test=at_test)
+    if not captions:
+        raise DataError(f"none of the {len(images)} photos can be read")
+    known = [image for image in images if image.image_id in captions and image.captions]
+    results = score_results(
+        captioner,
+        known,
+        captions,
+        beam_size=beam_size,
+        at_test=at_test,
+        training_captions=training_captions,
+        objects=attention.objects,
+        time_limit_s=time_limit_s,
+        signature=signature,
+    )
+    results |= attention_results(captioner, known, captions, attention, at_test=at_test)
+    return Evaluation(results, captions, unreadable)
+
+
+def caption_images(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    *,
+    beam_size: int | None = None,
+    at_test: HardAttentionMode | None = None,
+    on_unreadable: Callable[[Path, ImageError], None] | None = None,
+) -> tuple[dict[ImageId, Caption], dict[ImageId, str]]:
+    """Caption the images that can be read, in batches and with a progress bar.
+
+    Args:
+        captioner: The model.
+        images: To be captioned.
+        beam_size: None is the model's.
+        at_test: How hard attention chooses its cell.
+        on_unreadable: Called with each image that cannot be read, and the reason.
+
+    Returns:
+        Captions by image id, and by image id the reasons why others could not be read.
+    """
+    captions: dict[ImageId, Caption] = {}
+    unreadable: dict[ImageId, str] = {}
+    with tqdm(total=len(images), unit="photo", disable=None) as bar:
+
+        def failed(image: CaptionedImage, error: ImageError) -> None:
+            bar.update()
+            unreadable[image.image_id] = str(error)
+            if on_unreadable:
+                on_unreadable(image.path, error)
+
+        def captioned(batch: list[tuple[ImageId, Image.Image]]) -> dict[ImageId, Caption]:
+            found = captioner.caption_batch(
+                [image for _, image in batch], beam_size=beam_size, at_test=at_test
+            )
+            # Of several heads, only the mean is measured.
+            return {i: replace(c, heads=None) for (i, _), c in zip(batch, found, strict=True)}
+
+        batches = _opened(captioner, images, failed)
+        results: Iterator[dict[ImageId, Caption]]
+        if attention_is_random(captioner, at_test):  # batches must come in one order
+            results = map(captioned, batches)
+        else:
+            results = parallel_map(captioned, batches, captioner.device)
+        for found in results:
+            captions |= found
+            bar.update(len(found))
+    return captions, unreadable
+
+
+def attention_is_random(captioner: Captioner, at_test: HardAttentionMode | None) -> bool:
+    """Return whether hard attention samples its cells."""
+    mode = at_test or captioner.config.attention.at_test
+    return captioner.has_hard_attention and mode == "sample"
+
+
+def _opened(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    failed: Callable[[CaptionedImage, ImageError], None],
+) -> Iterator[list[tuple[ImageId, Image.Image]]]:
+    """Yield batches of opened images; `failed` is called with those that cannot be read."""
+
+    def read(image: CaptionedImage) -> tuple[CaptionedImage, Image.Image | ImageError]:
+        try:
+            return image, open_image(image.path)
+        except ImageError as error:
+            return image, error
+
+    batch: list[tuple[ImageId, Image.Image]] = []
+    pixels = 0
+    for image, opened in prefetch(read, images, captioner.device):
+        if isinstance(opened, ImageError):
+            failed(image, opened)
+            continue
+        batch.append((image.image_id, opened))
+        pixels += opened.width * opened.height
+        if len(batch) == BATCH_IMAGES or pixels >= BATCH_PIXELS:
+            yield batch
+            batch, pixels = [], 0
+    if batch:
+        yield batch
+
+
+def score_results(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    *,
+    beam_size: int | None = None,
+    at_test: HardAttentionMode | None = None,
+    training_captions: Sequence[str] | None = None,
+    objects: Objects | None = None,
+    time_limit_s: float = 600.0,
+    signature: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Score captions; return metrics, intervals, groups and statistics as `results.json` has them.
+
+    Args:
+        captioner: The model that wrote them.
+        images: With references; each has a caption.
+        captions: By image id.
+        beam_size, at_test, training_captions, time_limit_s, signature: As for `evaluate`.
+        objects: Also score by the number of objects in an image.
+
+    Raises:
+        DataError: There is nothing to score.
+    """
+    texts = {image.image_id: captions[image.image_id].text for image in images}
+    references = {image.image_id: image.captions for image in images}
+    names = {image.image_id: image.path.name for image in images}
+    scores = score_captions(texts, references, time_limit_s=time_limit_s)
+    per_image = ImageScores.of(scores.per_image, scores.counts)
+    groups = {
+        "words in the references": scores_by_length(per_image, references),
+        "words in the caption": scores_by_length(per_image, {i: [t] for i, t in texts.items()}),
+    }
+    if objects:
+        counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
+        if by_objects := scores_by_group(per_image, counts, OBJECTS):
+            groups["objects in the photo"] = by_objects
+    further: dict[str, object] = {}
+    if captioner.calibrator is not None:
+        further["calibration"] = _calibration(captioner, images, captions, scores.per_image)
+    return results_of(
+        metrics=scores.metrics,
+        captions=texts,
+        signature={
+            **scores.signature,
+            **search_signature(captioner, beam_size, at_test),
+            **(signature or {}),
+            "photos": digest_of(names, references),
+        },
+        scores=scores,
+        names=names,
+        intervals=bootstrap_intervals(per_image),
+        statistics=corpus_statistics(list(texts.values()), training_captions),
+        groups=groups,
+        **further,
+    )
+
+
+def search_signature(
+    captioner: Captioner, beam_size: int | None, at_test: HardAttentionMode | None
+) -> dict[str, object]:
+    """Return the settings of the search for the signature of results."""
+    decoding = captioner.config.decoding
+    mode = at_test or captioner.config.attention.at_test
+    return {
+        **vars(decoding),
+        "beam_size": beam_size or decoding.beam_size,
+        "at_test": mode if captioner.has_hard_attention else None,
+    }
+
+
+def _calibration(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    per_image: Mapping[str, Mapping[Any, float]],
+) -> dict[str, Any]:
+    """How well the captions' confidence agrees with their CIDEr-D (of these references)."""
+    from captioner.evaluation.calibration import calibration_report
+
+    calibrator = captioner.calibrator
+    assert calibrator is not None
+    ids = [image.image_id for image in images if captions[image.image_id].confidence is not None]
+    confidence = np.array([captions[i].confidence for i in ids], dtype=np.float64)
+    right = np.array([per_image["CIDEr"][i] >= calibrator.right_from for i in ids], dtype=bool)
+    return {
+        "right_from": calibrator.right_from,
+        **calibration_report(confidence, right, calibrator.threshold),
+    }
+
+
+def object_keys(objects: Objects, images: Sequence[CaptionedImage]) -> dict[ImageId, ImageKey]:
+    """Return the keys among the objects of the images that they know, by image id."""
+    keys = {image.image_id: objects.image(image.path) for image in images}
+    return {image_id: key for image_id, key in keys.items() if key is not None}
+
+
+def attention_results(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    settings: AttentionSettings,
+    *,
+    at_test: HardAttentionMode | None = None,
+) -> dict[str, Any]:
+    """Return the measurements of attention that the settings ask for.
+
+    Returns:
+        `grounding` and `regions` with objects; `attention` and `faithfulness` with that.
+    """
+    found: dict[str, Any] = {}
+    if settings.objects:
+        found["grounding"] = _grounding(captioner, images, captions, settings, at_test)
+        found["regions"] = "boxes" if settings.boxes else "masks"
+    if settings.faithfulness:
+        first = images[: settings.faithfulness]
+        found["attention"] = measure_attention(captioner, first, at_test=at_test)
+        found["faithfulness"] = _deletions(captioner, first, captions, settings.removal, at_test)
+    return found
+
+
+def measure_attention(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    *,
+    at_test: HardAttentionMode | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Measure what reference captions lose when attention or the attended cells are replaced.
+
+    Args:
+        captioner: The model.
+        images: Their first two references with words are scored.
+        at_test: How hard attention chooses its cell; None is the model's way.
+
+    Returns:
+        For each name of the table in docs/evaluation.md its `value` and `interval`.
+    """
+    measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
+    rows = []
+    for image in tqdm(images, desc="attention", unit="photo", disable=None):
+        words = [captioner.vocabulary.tokenizer.split(text) for text in image.captions]
+        tokens = [captioner.vocabulary.encode(text) for text in words if text]
+        if not tokens:
+            continue
+        try:
+            grid, _ = captioner.encode([image.path])
+            with captioner.attention_mode(at_test):
+                rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
+        except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
+            tqdm.write(f"{image.path}: left out: {error}")
+    return attention_summary(rows)
+
+
+def _grounding(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    settings: AttentionSettings,
+    at_test: HardAttentionMode | None,
+) -> dict[str, object]:
+    """Grounding of the model's captions, and of the first reference of each image."""
+    assert settings.objects is not None
+    written: list[GroundedWord] = []
+    given: list[GroundedWord] = []
+    keys = object_keys(settings.objects, images)
+    known = [image for image in images if image.image_id in keys]
+    split = captioner.vocabulary.tokenizer.split
+    for image in tqdm(known, desc="grounding", unit="photo", disable=None):
+        key, boxes = keys[image.image_id], settings.boxes
+        written += ground(captions[image.image_id], key, settings.objects, boxes=boxes)
+        reference = next((text for text in image.captions if split(text)), None)
+        if reference is None:
+            continue
+        try:
+            caption = captioner.score(image.path, reference, at_test=at_test)
+        except CaptionerError as error:  # a text longer than the model can read
+            tqdm.write(f"{image.path}: its first reference is left out: {error}")
+        else:
+            given += ground(caption, key, settings.objects, boxes=boxes)
+    return {"captions": grounding_summary(written), "references": grounding_summary(given)}
+
+
+def _deletions(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    removal: Removal,
+    at_test: HardAttentionMode | None,
+) -> dict[str, object]:
+    """The deletion test on the model's own captions."""
+    generator = np.random.default_rng(0)
+    falls = []
+    for image in tqdm(images, desc="faithfulness", unit="photo", disable=None):
+        caption = captions[image.image_id]
+        if not caption.words:
+            continue
+        opened = open_image(image.path)
+        grid, geometries = captioner.encode([opened])
+        tokens = captioner.vocabulary.encode(caption.words)
+        maps = caption.maps.reshape(len(tokens), -1)
+        decoder = captioner.model.decoder
+        with captioner.attention_mode(at_test):
+            if removal == "delete":
+                fall = deletion_in_grid(decoder, grid, tokens, maps, generator)
+            else:
+                fall = deletion_in_image(
+                    decoder,
+                    grid,
+                    tokens,
+                    maps,
+                    generator,
+                    image=opened,
+                    geometry=geometries[0],
+                    encode=lambda variants: captioner.encode(variants)[0],
+                )
+        falls.append(fall)
+    return {"removal": removal, **deletion_summary(falls)}

@@ -1,0 +1,190 @@
+"""The processes that decode images and draw pictures: each may crash, hang or fill its memory.
+
+They run `main` and are started by `captioner.serving.pool`. The module imports little, so that a
+decoding process starts fast.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from captioner.data.transforms import IMAGE_FORMATS, ImageTransform, open_image
+from captioner.errors import ImageError
+from captioner.types import Caption
+
+# The answer of a task: a JSON header, and further parts as plain bytes.
+Answer = tuple[dict[str, Any], list[bytes]]
+
+IMAGE_NAME = "your photo"  # the name of the uploaded file appears in no picture
+
+
+class RefusedError(Exception):
+    """A request that is answered with an HTTP status and one sentence."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+def main(connection: Connection, task: str, memory_bytes: int) -> None:
+    """Run one task after another until the other end closes the connection.
+
+    Receives the task's arguments as a pickled tuple from the server, which is trusted. Sends a
+    JSON header (with the number of `parts`) and then the parts. The server never unpickles what
+    this process sends: after an exploit in an image decoder it could be anything.
+
+    Args:
+        connection: this process's end of the pipe.
+        task: a key of TASKS.
+        memory_bytes: address space that the process may use in addition to what it has now.
+    """
+    # Ctrl-C reaches the whole process group; the server finishes its requests first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _limit_memory(memory_bytes)
+    try:
+        while True:
+            _run_task(connection, *TASKS[task])
+    except EOFError:
+        return
+
+
+def _run_task(connection: Connection, run: Callable[..., Answer], too_large: str) -> None:
+    arguments = connection.recv()
+    header: dict[str, Any]
+    parts: list[bytes] = []
+    try:
+        header, parts = run(*arguments)
+    except RefusedError as error:
+        header = {"refused": {"status": error.status, "detail": error.detail}}
+    except MemoryError:
+        header = {"refused": {"status": 422, "detail": too_large}}
+    except Exception:  # noqa: BLE001  the server logs it
+        header = {"failed": traceback.format_exc()}
+    connection.send_bytes(json.dumps({**header, "parts": len(parts)}).encode())
+    for part in parts:
+        connection.send_bytes(part)
+
+
+def decode(data: bytes, transform: ImageTransform, max_pixels: int, preview_px: int) -> Answer:
+    """Decode the bytes of a file to the network's input.
+
+    Args:
+        data: what was uploaded.
+        transform: the model's preprocessing.
+        max_pixels: limit of width x height.
+        preview_px: longest side of the reduced image to return as well; 0 for none.
+
+    Returns:
+        A header with `shape`, `geometry` and `preview` (width and height, or None), the input as
+        float32 and the preview as RGB bytes.
+
+    Raises:
+        RefusedError: 415 for a file of no accepted format, 422 for an image that is too large or
+            damaged.
+    """
+    image = open_upload(data, max_pixels)
+    pixels, geometry = transform(image)
+    header: dict[str, Any] = {"shape": list(pixels.shape), "geometry": vars(geometry)}
+    header["preview"] = None
+    parts = [pixels.numpy().astype(np.float32, copy=False).tobytes()]
+    if preview_px:
+        if max(image.size) > preview_px:
+            image.thumbnail((preview_px, preview_px), Image.Resampling.LANCZOS)
+        header["preview"] = image.size
+        parts.append(image.tobytes())
+    return header, parts
+
+
+def open_upload(data: bytes, max_pixels: int) -> Image.Image:
+    """Return the upright RGB image as `open_image` does, after its header was checked.
+
+    Raises:
+        RefusedError: as in `decode`.
+    """
+    if not data:
+        raise RefusedError(422, "there is no photo in the request")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as header:
+                width, height = header.size
+    except UnidentifiedImageError:
+        formats = ", ".join(IMAGE_FORMATS)
+        raise RefusedError(
+            415, f"the file is not a photo of a known format ({formats}), or is cut short"
+        ) from None
+    except Image.DecompressionBombError:
+        width, height = 0, 0
+    except Exception:  # noqa: BLE001  Pillow raises almost anything; open_image says what is wrong
+        width, height = 1, 1
+    if not 0 < width * height <= max_pixels:
+        size = f"has {width} x {height} pixels and " if width else ""
+        raise RefusedError(
+            422,
+            f"the photo {size}is over the limit of {max_pixels / 10**6:g} megapixels; make it "
+            "smaller",
+        )
+    try:
+        return open_image(data)
+    except ImageError as error:
+        raise RefusedError(422, f"the photo {error}") from None
+
+
+def draw(form: str, size: tuple[int, int], rgb: bytes, caption: Caption, model: str) -> Answer:
+    """Draw a caption with its attention maps.
+
+    Args:
+        form: `png` (a sheet of all words), `gif` (word after word) or `html` (the viewer).
+        size: width and height of the image in pixels.
+        rgb: the image's bytes.
+        caption: a caption whose geometry is that of this image.
+        model: the model's name, which the viewer shows.
+
+    Returns:
+        An empty header and the file.
+    """
+    from captioner.visualization import attention_sheet, caption_page
+    from captioner.visualization.animation import caption_gif
+
+    image = Image.frombytes("RGB", size, rgb)
+    if form == "html":
+        return {}, [caption_page(image, [(model, caption)], name=IMAGE_NAME).encode()]
+    if form == "gif":
+        return {}, [caption_gif(image, caption)]
+    file = io.BytesIO()
+    attention_sheet(image, caption).save(file, format="PNG", compress_level=3)
+    return {}, [file.getvalue()]
+
+
+# Each task, and the sentence for the client where it does not fit in memory.
+TASKS: dict[str, tuple[Callable[..., Answer], str]] = {
+    "decode": (decode, "the photo does not fit in memory; make it smaller"),
+    "draw": (draw, "the picture does not fit in memory; use a shorter caption"),
+}
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    if sys.platform != "linux":
+        return
+    import resource
+
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = mapped + memory_bytes
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,101 @@
+"""Checkpoints of a run: the model folder and everything else that a resumed run needs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from captioner.checkpoint import load_training_state, load_weights, save_model
+from captioner.errors import CheckpointError
+from captioner.training.model_card import model_card
+from captioner.training.optimizer import load_optimizer_state
+
+if TYPE_CHECKING:
+    from captioner.training.trainer import Trainer
+
+COUNTERS = (
+    *("epoch", "batch", "step", "skipped_steps", "best", "bad_epochs", "drops"),
+    *("figures", "last_validation"),
+)  # attributes of the trainer that a checkpoint holds as they are
+
+
+def save_checkpoint(trainer: Trainer, folder: Path, *, with_state: bool) -> None:
+    """Write the evaluated model as a model folder, with the training state if asked for.
+
+    Raises:
+        CheckpointError: The disk cannot hold it.
+    """
+    save_model(
+        folder,
+        trainer.evaluated_model,
+        trainer.config,
+        trainer.setup.vocabulary,
+        card=model_card(trainer.config, trainer.figures),
+        training_state=_training_state(trainer) if with_state else None,
+    )
+
+
+def _training_state(trainer: Trainer) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        **{name: getattr(trainer, name) for name in COUNTERS},
+        "optimizer": trainer.optimizer.state_dict(),
+        "data": trainer.setup.data_digests,
+        "config": asdict(trainer.config),
+        "task": trainer.task.training_state(),
+        "rng": torch.get_rng_state(),
+    }
+    if trainer.device.type == "cuda":
+        state["cuda_rng"] = torch.cuda.get_rng_state(trainer.device)
+    if trainer.averaged:  # the model file holds the averaged weights
+        state["raw"] = {
+            name: value
+            for name, value in trainer.model.state_dict().items()
+            if not name.startswith("encoder.backbone.") or trainer.config.encoder.trainable_from
+        }
+    return state
+
+
+def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
+    """Go back to a checkpoint.
+
+    Raises:
+        CheckpointError: It does not belong to this recipe or data, or an earlier version wrote it.
+    """
+    state = load_training_state(folder)
+    if "objective" in state:
+        raise CheckpointError(
+            f"{folder}: an earlier version of captioner began this run and this one cannot "
+            "resume it; start another run with train.start_from set to this folder"
+        )
+    try:
+        changed = [
+            name
+            for name, digest in trainer.setup.data_digests.items()
+            if state["data"][name] != digest
+        ]
+        load_weights(trainer.evaluated_model, folder)
+        if trainer.averaged:
+            trainer.model.load_state_dict(state["raw"], strict=False)
+        load_optimizer_state(trainer.optimizer, state["optimizer"])
+        trainer.task.load_training_state(state["task"])
+        for name in COUNTERS:
+            setattr(trainer, name, state[name])
+        if trainer.figures:  # `train.metric` may be another one now
+            trainer.best = trainer.figures[trainer.config.train.metric]
+        torch.set_rng_state(state["rng"])
+        if "cuda_rng" in state and trainer.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], trainer.device)
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
+        ) from None
+    if changed:
+        raise CheckpointError(
+            f"{folder}: this run began with other {' and '.join(changed)} than those that the "
+            "settings of data name now; resume with its own, or start another run"
+        )

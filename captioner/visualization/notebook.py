@@ -1,0 +1,128 @@
+"""The pictures behind the methods of `Caption`: save, show, figure, and those of notebooks."""
+
+from __future__ import annotations
+
+import html
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from captioner.data.transforms import open_image
+from captioner.errors import CaptionerError
+from captioner.files import save_bytes
+from captioner.visualization.animation import caption_gif
+from captioner.visualization.arrays import caption_arrays
+from captioner.visualization.files import save_npz, save_png
+from captioner.visualization.page import caption_page
+from captioner.visualization.sheet import attention_sheet, vector_sheet
+from captioner.visualization.style import OverlayStyle
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from captioner.types import Caption
+
+SUFFIXES = (".png", ".pdf", ".svg", ".gif", ".html", ".npz")
+_FIGURE_DPI = 144
+
+
+def save_caption(caption: Caption, path: str | Path, style: OverlayStyle | None = None) -> None:
+    """Write a caption with its attention maps to a file whose suffix is one of SUFFIXES.
+
+    Raises:
+        CaptionerError: The caption has no image, the suffix is another, or the file cannot be
+            written.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in SUFFIXES:
+        raise CaptionerError(f"{path}: cannot be saved; use a name that ends in {_listed()}")
+    if kind == ".npz":
+        save_npz(caption_arrays(caption), path)
+        return
+    image = _image(caption)
+    if kind == ".png":
+        save_png(attention_sheet(image, caption, style), path)
+    elif kind == ".gif":
+        save_bytes(caption_gif(image, caption, style), path)
+    elif kind == ".html":
+        page = caption_page(image, [("caption", caption)], name=path.stem, style=style)
+        save_bytes(page.encode(errors="replace"), path)
+    else:
+        vector_sheet(image, caption, style).save(path)
+
+
+def show_caption(caption: Caption, style: OverlayStyle | None = None) -> None:
+    """Show the attention sheet: in the notebook, or in the system's image viewer.
+
+    Raises:
+        CaptionerError: The caption has no image, or it can no longer be read.
+    """
+    sheet = attention_sheet(_image(caption), caption, style)
+    display = sys.modules.get("IPython.display")  # loaded wherever it can display anything
+    if display is not None and sys.modules["IPython"].get_ipython() is not None:
+        display.display(sheet)
+    else:
+        sheet.show()
+
+
+def caption_figure(caption: Caption, style: OverlayStyle | None = None) -> Figure:
+    """Return the attention sheet as a matplotlib figure, which needs no display.
+
+    Raises:
+        CaptionerError: The caption has no image, or it can no longer be read.
+    """
+    from matplotlib.figure import Figure  # slow to import: only here
+
+    sheet = attention_sheet(_image(caption), caption, style)
+    figure = Figure(figsize=(sheet.width / _FIGURE_DPI, sheet.height / _FIGURE_DPI))
+    figure.set_dpi(_FIGURE_DPI)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.imshow(np.asarray(sheet), interpolation="none")
+    return figure
+
+
+def caption_png(caption: Caption) -> bytes:
+    """Return the attention sheet as the bytes of a PNG.
+
+    Raises:
+        CaptionerError: The caption has no image, or it can no longer be read.
+    """
+    file = io.BytesIO()
+    attention_sheet(_image(caption), caption).save(file, format="PNG", compress_level=3)
+    return file.getvalue()
+
+
+def caption_html(caption: Caption) -> str:
+    """Return the page of a caption in a frame of its own, for notebooks.
+
+    Raises:
+        CaptionerError: The caption has no image, or it can no longer be read.
+    """
+    image = _image(caption)
+    page = caption_page(image, [("caption", caption)], name="photo")
+    height = 620 if image.width >= image.height else 760
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" title="{html.escape(caption.text)}" '
+        f'sandbox="allow-scripts" style="border: 0; height: {height}px; width: 100%"></iframe>'
+    )
+
+
+def _image(caption: Caption) -> Image.Image:
+    if caption.image is None:
+        raise CaptionerError(
+            "the caption has no image to draw on: caption a photo or an image, or set it by "
+            "dataclasses.replace(caption, image=...)"
+        )
+    if isinstance(caption.image, Image.Image):
+        return caption.image
+    return open_image(caption.image)
+
+
+def _listed() -> str:
+    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"

@@ -1,0 +1,342 @@
+"""captioner caption on folders: what it skips, goes on with, and never overwrites in silence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import sys
+import types
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import tiny
+from PIL import Image
+from programs import ProgramResult, Programs
+
+from captioner.cli.alt_text import Page, alt_text, table, xmp
+from captioner.cli.caption import main
+from captioner.cli.journal import Journal, read_journal
+from captioner.cli.lines import json_line, text_lines
+from captioner.data import heif
+from captioner.data.transforms import open_image
+from captioner.errors import ImageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two photos, and one in a folder inside."""
+    (tmp_path / "photos" / "deeper").mkdir(parents=True)
+    for number, name in enumerate(("one.jpg", "two.png", "deeper/three.jpg")):
+        tiny.photo(number)[0].save(tmp_path / "photos" / name)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def run(programs: Programs, tiny_model: Path, tmp_path: Path):
+    def caption(*arguments: object) -> ProgramResult:
+        options = ("--checkpoint", tiny_model, "--device", "cpu", "--beam-size", 1)
+        return programs.run("captioner", "caption", *arguments, *options, cwd=tmp_path)
+
+    return caption
+
+
+def names_in(outcome: ProgramResult) -> list[str]:
+    lines = (json.loads(line) for line in outcome.stdout.splitlines())
+    return [line["image"] for line in lines]
+
+
+def test_folders_inside_are_said_to_be_skipped_or_gone_into(run, folder: Path) -> None:
+    (folder / "phone.heic").write_bytes(b"no matter")
+    flat = run("photos", "--json")
+    assert names_in(flat) == ["photos/one.jpg", "photos/two.png"]
+    assert "1 file skipped: .heic; install pillow-heif or convert" in flat.stderr
+    assert "--recursive" in flat.stderr
+    deep = run("photos", "--json", "--recursive", "--output", "photos/drawn")
+    again = run("photos", "--json", "--recursive", "--output", "photos/drawn")
+    assert names_in(deep) == names_in(again) == [*names_in(flat), "photos/deeper/three.jpg"]
+    assert "folder" not in deep.stderr
+
+
+def test_resume_skips_what_is_done_and_lists_it_in_the_table_all_the_same(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    options = ("photos", "-r", "--output", "out", "--json", "--write", "csv", "--save", "png")
+    assert run(*options).code == 0
+    records = read_journal(tmp_path / "out")
+    assert set(records) == {str(path) for path in folder.rglob("*.*") if path.is_file()}
+    first = (tmp_path / "out" / "captions.csv").read_text()
+
+    nothing = run(*options, "--resume")
+    assert (nothing.code, nothing.stdout) == (0, "")
+    assert "3 of 3 photos were done before" in nothing.stderr
+    assert (tmp_path / "out" / "captions.csv").read_text() == first
+
+    tiny.photo(7)[0].save(folder / "one.jpg")  # another photo now
+    (tmp_path / "out" / "two.attention.png").unlink()
+    assert names_in(run(*options, "--resume")) == ["photos/one.jpg", "photos/two.png"]
+    other_settings = run(*options, "--resume", "--max-words", 2)
+    assert len(names_in(other_settings)) == 3
+
+
+def test_a_journal_that_a_killed_run_cut_short_is_read(tmp_path: Path) -> None:
+    (tmp_path / "one.jpg").write_bytes(b"photo")
+    journal = Journal(tmp_path, "settings")
+    journal.add(tmp_path / "one.jpg", "one", {"caption": "a dog"}, [])
+    with journal.file.open("a") as file:
+        file.write('{"image": "/half')
+    again = Journal(tmp_path, "settings")
+    assert again.done(tmp_path / "one.jpg")["caption"] == "a dog"
+    assert Journal(tmp_path, "others").done(tmp_path / "one.jpg") is None
+    assert len(journal.file.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "null",
+        '{"image": "/a.jpg", "name": "a"}',
+        '{"image": "/a.jpg", "name": "../a", "pictures": []}',
+        '{"image": "/a.jpg", "name": "a", "pictures": ["/etc/passwd"]}',
+        '{"image": 3, "name": "a", "pictures": []}',
+        '{"image": "/a.jpg", "name": "a", "pictures": 3}',
+        "\udce9",
+    ],
+)
+def test_lines_that_are_no_records_are_left_out(tmp_path: Path, line: str) -> None:
+    good = '{"image": "/b.jpg", "name": "b", "pictures": ["b.attention.png"]}'
+    content = f"{line}\n{good}\n".encode(errors="surrogateescape")
+    (tmp_path / "captions.jsonl").write_bytes(content)
+    assert set(read_journal(tmp_path)) == {"/b.jpg"}
+
+
+def test_the_picture_of_another_photo_is_not_overwritten(run, folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "two.png", tmp_path / "one.jpg")
+    run("photos/one.jpg", "--output", "out")
+    before = (tmp_path / "out" / "one.attention.png").read_bytes()
+    second = run("one.jpg", "--output", "out")
+    assert second.code == 0
+    assert "of another photo" in second.stderr
+    assert (tmp_path / "out" / "one.attention.png").read_bytes() == before
+    assert len(list((tmp_path / "out").glob("*.attention.png"))) == 2
+    assert run("one.jpg", "--output", "out").stdout == second.stdout, "the same name every time"
+
+
+def test_pictures_of_unknown_origin_are_said_to_be_replaced(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "one.attention.png").write_bytes(b"drawn long ago")
+    assert "one.attention.png" in run("photos/one.jpg", "--output", "out").stderr
+
+
+def test_a_photo_can_come_on_standard_input(
+    tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--checkpoint", str(tiny_model), "--device", "cpu", "--json"]
+    with (folder / "one.jpg").open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=file))
+        assert main(["-", *options]) == 0
+    piped = json.loads(capsys.readouterr().out)
+    assert piped["image"] == "-"
+    assert main([str(folder / "one.jpg"), *options]) == 0
+    assert piped["words"] == json.loads(capsys.readouterr().out)["words"]
+
+
+def test_a_fifo_is_named_as_what_it_is(run, folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    outcome = run("pipe.jpg", "photos/one.jpg")
+    assert outcome.code == 1
+    assert "FIFO" in outcome.stderr
+    assert "empty" not in outcome.stderr
+
+
+def test_control_characters_reach_the_terminal_as_visible_escapes(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    bad = "red\x1b[31m\u202egpj\n.jpg"
+    shutil.copy(folder / "one.jpg", tmp_path / bad)
+    for options in ((), ("--json",)):
+        outcome = run(bad, "missing\x1b[2J.jpg", "--output", "out", *options)
+        assert not {"\x1b", "\u202e"} & set(outcome.stdout + outcome.stderr)
+        assert r"red\u001b[31m\u202egpj" in outcome.stdout
+        assert r"missing\u001b[2J.jpg" in outcome.stderr
+    assert json.loads(outcome.stdout)["image"] == bad
+    assert "\x1b" not in run("--no\x1b[2J").stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names there are text")
+def test_a_name_that_is_no_text_gets_a_page_too(run, folder: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jpg")
+    shutil.copy(folder / "one.jpg", name)
+    outcome = run(name, "photos/two.png", "--output", "out", "--save", "html,png", "--json")
+    assert outcome.code == 0, outcome.stderr
+    pages = {os.fsencode(path.name) for path in (tmp_path / "out").glob("*.html")}
+    assert pages == {b"caf\xe9.attention.html", b"two.attention.html", b"gallery.html"}
+    assert run(name, "--output", "out", "--save", "html,png", "--resume").stdout == ""
+
+
+# ------------------------------------------------------------------------------------ confidence
+
+
+def caption_of(confidence: float | None, threshold: float | None = 0.5) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        text="a dog",
+        confidence=confidence,
+        confidence_threshold=threshold,
+        to_dict=lambda: {"caption": "a dog", "words": ["a", "dog"]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("confidence", "least", "text", "in_json"),
+    [
+        (None, 0.9, "a dog", "a dog"),
+        (0.8, None, "a dog", "a dog"),
+        (0.4, None, "a dog (unsure)", "a dog"),
+        (0.4, 0.4, "a dog (unsure)", "a dog"),
+        (0.4, 0.41, "(no caption)", None),
+        (0.8, 0.9, "(no caption)", None),
+    ],
+)
+def test_unsure_captions_are_marked_and_those_below_the_minimum_withheld(
+    confidence: float | None, least: float | None, text: str, in_json: str | None
+) -> None:
+    caption = caption_of(confidence)
+    path = Path("dog.jpg")
+    assert text_lines(path, [("soft", caption)], [], min_confidence=least) == f"dog.jpg: {text}"
+    line = json.loads(json_line(path, caption, [], min_confidence=least))
+    assert line["caption"] == in_json
+    assert line["confidence"] == confidence
+    assert line["words"] == ["a", "dog"]
+
+
+# ----------------------------------------------------------------------------------------- HEIC
+
+
+def test_heic_says_what_to_install_and_is_read_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "phone.heic"
+    file.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"pixels")
+    heif.register_heif.cache_clear()
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as if it were not installed
+    with pytest.raises(ImageError, match="pillow-heif"):
+        open_image(file)
+
+    def register() -> None:
+        def open_heif(fp, filename):
+            return Image.new("RGB", (4, 3), "red")
+
+        Image.register_open("HEIF", open_heif, lambda prefix: prefix[4:8] == b"ftyp")
+
+    heif.register_heif.cache_clear()
+    monkeypatch.setitem(
+        sys.modules, "pillow_heif", types.SimpleNamespace(register_heif_opener=register)
+    )
+    try:
+        assert open_image(file).getpixel((0, 0)) == (255, 0, 0)
+    finally:
+        Image.OPEN.pop("HEIF", None)
+        if "HEIF" in Image.ID:
+            Image.ID.remove("HEIF")
+        heif.register_heif.cache_clear()
+
+
+def test_avif_is_not_taken_for_heic() -> None:
+    import io
+
+    assert not heif.is_heif(io.BytesIO(b"\0\0\0\x1cftypavif\0\0\0\0mif1avif"))
+
+
+# ---------------------------------------------------------------------------- alternative texts
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a photo of two dogs", "Two dogs"),
+        ("this is a black and white picture of a man", "A man"),
+        ("a close up of an image of a cat", "A cat"),
+        ("a man takes a photo of a dog", "A man takes a photo of a dog"),
+        ("", ""),
+    ],
+)
+def test_a_photo_of_is_never_written(caption: str, expected: str) -> None:
+    assert alt_text(caption) == expected
+
+
+@pytest.mark.parametrize("length", range(1, 40))
+def test_texts_are_no_longer_than_they_may_be(length: int) -> None:
+    text = alt_text("a woman in a red coat walks a dog", max_length=length)
+    assert len(text) <= length
+    assert len(text) == 33 or text.endswith("…")
+
+
+def test_a_sidecar_holds_description_and_alternative_text() -> None:
+    root = ElementTree.fromstring(xmp('dogs & "cats" <3').encode())
+    spaces = {
+        "dc": "http://purl.org/dc/elements/1.1/",
+        "iptc": "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/",
+        "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    }
+    for name in ("dc:description", "iptc:AltTextAccessibility"):
+        (item,) = root.findall(f".//{name}/rdf:Alt/rdf:li", spaces)
+        assert item.text == 'dogs & "cats" <3'
+
+
+def test_sidecars_are_written_beside_photos_and_those_of_others_are_kept(run, folder: Path) -> None:
+    (folder / "two.png.xmp").write_text("<x:xmpmeta x:xmptk='another program'/>")
+    outcome = run("photos", "--write", "xmp")
+    assert outcome.code == 1
+    assert "two.png.xmp" in outcome.stderr
+    assert "another program" in (folder / "two.png.xmp").read_text()
+    assert "AltTextAccessibility" in (folder / "one.jpg.xmp").read_text()
+    assert not list(folder.glob("*.png.attention.png"))
+    assert run("photos/one.jpg", "--write", "xmp").code == 0, "our own sidecar is replaced"
+
+
+def test_the_table_is_safe_in_a_spreadsheet() -> None:
+    rows = list(csv.reader(table([("=1+1.jpg", "Dogs, two", 0.5)]).decode().splitlines()))
+    assert rows == [["image", "caption", "confidence"], ["'=1+1.jpg", "Dogs, two", "0.5000"]]
+
+
+PAGE = """<!DOCTYPE html>\r
+<!-- <img src="comment.jpg"> --><script>var s = '<img src="script.jpg">';</script>
+<IMG SRC='photos/one.jpg'   ALT=''  width=3><img alt src="photos/two.png"/>
+<img src="photos/one.jpg" alt="mine" title="a > b"><img src="https://elsewhere/x.jpg">
+<img title='alt="no"' src="photos/one.jpg?size=2">Größe
+"""
+
+
+def test_only_missing_texts_of_a_page_are_filled_in(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_bytes(PAGE.encode())
+    page = Page(file)
+    assert page.images == [tmp_path / "photos/one.jpg", tmp_path / "photos/two.png"]
+    assert page.elsewhere == 1
+    filled = page.filled({tmp_path / "photos/one.jpg": 'A "dog"'}).decode()
+    text = 'alt="A &quot;dog&quot;"'
+    expected = PAGE.replace(
+        "<IMG SRC='photos/one.jpg'   ALT=''  width=3>",
+        f"<IMG {text} SRC='photos/one.jpg'  width=3>",
+    ).replace("<img title='alt=\"no\"'", f"<img {text} title='alt=\"no\"'")
+    assert filled == expected
+
+
+def test_pages_are_copied_and_changed_in_place_only_when_asked(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_bytes(PAGE.encode())
+    assert run("page.html", "--write", "html").code == 0
+    assert file.read_bytes() == PAGE.encode()
+    copy = (tmp_path / "page.alt.html").read_text()
+    assert copy.count("alt=") == PAGE.lower().count("alt=") + 2
+    assert run("page.html", "--write", "html", "--output", ".").code in (1, 2)
+    assert file.read_bytes() == PAGE.encode()
+    assert run("page.html", "--write", "html", "--in-place").code == 0
+    assert file.read_bytes() != PAGE.encode()

@@ -1,0 +1,332 @@
+"""Training on several data sets at once: reading, weights, styles, and the order of an epoch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from captioner.config import SourceConfig
+from captioner.data.dataset import (
+    CaptionBatches,
+    CaptionDataset,
+    EncodedCaptions,
+    encode_captions,
+    load_batches,
+)
+from captioner.data.readers import SourceImages, captions_digest, files_digest, read_sources
+from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import DataError
+
+VOCABULARY = Vocabulary(tiny.WORDS)
+
+
+def table(folder: Path, **sizes: int) -> str:
+    return str(tiny.draw_table(folder, **sizes))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[SourceConfig]:
+    return [
+        SourceConfig("first", "table", table(tmp_path / "a", train=6), loss_weight=0.5),
+        SourceConfig("second", "table", table(tmp_path / "b", train=4), weight=2.0, style="short"),
+    ]
+
+
+def captions_of(images_of_sources: list[int], captions: int = 2) -> EncodedCaptions:
+    images = sum(images_of_sources)
+    image_of = np.repeat(np.arange(images), captions)
+    lengths = 3 + image_of % 2
+    return EncodedCaptions(image_of, [np.zeros(n, dtype=np.int64) for n in lengths], lengths)
+
+
+def batches(
+    images_of_sources: list[int], weights: list[float], by: str = "photo", **changed: Any
+) -> tuple[EncodedCaptions, CaptionBatches]:
+    captions = captions_of(images_of_sources)
+    source_of = np.repeat(np.arange(len(images_of_sources)), images_of_sources)
+    settings: dict[str, Any] = {"batch_size": 8, "by": by, "seed": 5} | changed
+    return captions, CaptionBatches(captions, source_of=source_of, weights=weights, **settings)
+
+
+def views(captions: EncodedCaptions, entries: list[np.ndarray]) -> Counter[int]:
+    """How often each image comes, and a check that all its captions come with it."""
+    repeats, chosen = np.divmod(np.concatenate(entries), len(captions))
+    keys = Counter(zip(captions.image_of[chosen].tolist(), repeats.tolist(), strict=True))
+    assert set(keys.values()) == {2}
+    assert len(set(np.concatenate(entries).tolist())) == len(np.concatenate(entries))
+    counts = Counter(image for image, _ in keys)
+    for image, count in counts.items():
+        assert {repeat for other, repeat in keys if other == image} == set(range(count))
+    return counts
+
+
+# ------------------------------------------------------------------------------------ reading
+
+
+def test_the_sources_are_joined_and_each_image_knows_its_own(two: list[SourceConfig]) -> None:
+    data = read_sources(two)
+    assert [image.source for image in data.training] == [0] * 6 + [1] * 4
+    assert data.source_of.tolist() == [0] * 6 + [1] * 4
+    assert [image.image_id for image in data.training] == [*range(6), *range(4)], "ids may clash"
+    assert [(name, len(images)) for name, images in data.validation] == [
+        ("first", 3),
+        ("second", 3),
+    ]
+    assert len(data.captions) == 20
+    assert data.weights == [1.0, 2.0]
+
+
+def test_a_source_may_be_for_training_or_validation_alone(tmp_path: Path) -> None:
+    root = table(tmp_path / "a")
+    data = read_sources(
+        [
+            SourceConfig("trained", "table", root, val_split=None),
+            SourceConfig("validated", "table", root, train_split=None, style="unused"),
+        ],
+        max_validation_images=2,
+    )
+    assert {image.source for image in data.training} == {0}
+    assert [(name, len(images)) for name, images in data.validation] == [("validated", 2)]
+    assert data.styles == []
+
+
+def test_styles_and_loss_weights_are_per_caption(two: list[SourceConfig]) -> None:
+    data = read_sources(two)
+    captions = encode_captions(data.training, VOCABULARY)
+    assert data.styles == ["short"]
+    assert data.styles_of(captions).tolist() == [0] * 12 + [1] * 8
+    weights = data.loss_weights(captions)
+    assert weights.tolist() == [0.5] * 12 + [1.0] * 8
+    assert weights.dtype == np.float32
+    agreement = np.linspace(0, 2, 20, dtype=np.float32)
+    np.testing.assert_array_equal(data.loss_weights(captions, agreement), weights * agreement)
+    dataset = CaptionDataset(
+        data.training,
+        captions,
+        ImageTransform(height_px=16, width_px=16),
+        seed=1,
+        weights=weights,
+        styles=data.styles_of(captions),
+    )
+    batch = dataset[0, [0, 1, 18, 19]]
+    sources = data.source_of[batch.images.numpy()][batch.image_index.numpy()]
+    assert sorted(sources.tolist()) == [0, 0, 1, 1]
+    assert batch.styles.tolist() == sources.tolist()
+    assert batch.weights.tolist() == np.where(sources == 0, 0.5, 1.0).tolist()
+    repeated = batch.repeated(3)
+    assert repeated.styles.tolist() == np.repeat(batch.styles.numpy(), 3).tolist()
+    assert torch.equal(repeated.tokens[::3], batch.tokens)
+    assert repeated.inputs is batch.inputs
+
+
+def test_one_plain_source_has_neither_styles_nor_weights(tmp_path: Path) -> None:
+    data = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))])
+    captions = encode_captions(data.training, VOCABULARY)
+    assert data.styles_of(captions) is None
+    assert data.loss_weights(captions) is None
+    agreement = np.ones(len(captions), dtype=np.float32)
+    assert data.loss_weights(captions, agreement) is agreement
+
+
+def test_a_source_without_captions_and_missing_files_are_reported(tmp_path: Path) -> None:
+    root = Path(table(tmp_path / "a", train=3))
+    (root / "01.jpg").unlink()
+    warnings: list[str] = []
+    read_sources([SourceConfig("only", "table", str(root))], warn=warnings.append)
+    assert str(root / "01.jpg") in warnings[0]
+    assert "1 of 3" in warnings[1]
+    annotations = tmp_path / "coco" / "annotations"
+    annotations.mkdir(parents=True)
+    content = {"images": [{"id": 1, "file_name": "01.jpg"}], "annotations": []}
+    (annotations / "image_info_test.json").write_text(json.dumps(content))
+    (tmp_path / "coco" / "test").mkdir()
+    (tmp_path / "coco" / "test" / "01.jpg").touch()
+    source = SourceConfig("c", "coco", str(tmp_path / "coco"), train_split="test", val_split=None)
+    with pytest.raises(DataError, match="no photo of split 'test' has a caption"):
+        read_sources([source])
+
+
+def test_validating_on_training_images_is_reported(tmp_path: Path) -> None:
+    root = table(tmp_path / "a", train=5, val=2)
+    warnings: list[str] = []
+    same = SourceConfig("same", "table", root, val_split="train+val")
+    read_sources([same], warn=warnings.append)
+    assert any("5 of the validation photos are training photos" in text for text in warnings)
+
+
+# ---------------------------------------------------------------------------------- an epoch
+
+
+@pytest.mark.parametrize("by", ["photo", "length"])
+def test_sources_of_weight_one_come_in_the_order_of_a_single_source(by: str) -> None:
+    captions, joined = batches([7, 9], [1.0, 1.0], by)
+    single = CaptionBatches(captions, batch_size=8, by=by, seed=5)  # type: ignore[arg-type]
+    for epoch in range(3):
+        for ours, theirs in zip(joined.epoch(epoch), single.epoch(epoch), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("by", ["photo", "length"])
+def test_half_of_a_source_comes_in_one_epoch_and_the_other_half_in_the_next(by: str) -> None:
+    captions, order = batches([11, 20], [1.0, 0.5], by)
+    second = range(11, 31)
+    halves = []
+    for epoch in range(6):
+        counts = views(captions, order.epoch(epoch))
+        assert {counts[image] for image in range(11)} == {1}
+        halves.append({image for image in second if counts[image]})
+        assert len(halves[-1]) == 10
+        assert max(counts.values()) == 1
+    for epoch in (0, 2, 4):
+        assert halves[epoch] | halves[epoch + 1] == set(second)
+    assert halves[0] != halves[2]
+    assert halves[0] != set(range(11, 21)), "a random half"
+
+
+@pytest.mark.parametrize("by", ["photo", "length"])
+@pytest.mark.parametrize("weight", [2.0, 3.0])
+def test_a_source_of_whole_weight_comes_so_often_in_each_epoch(by: str, weight: float) -> None:
+    captions, order = batches([6, 5], [weight, 1.0], by)
+    for epoch in range(3):
+        counts = views(captions, order.epoch(epoch))
+        assert counts == Counter({i: int(weight) if i < 6 else 1 for i in range(11)})
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7, 1.5, 2.25])
+def test_over_the_epochs_all_images_come_equally_often(weight: float) -> None:
+    captions, order = batches([13, 10], [1.0, weight])
+    total: Counter[int] = Counter()
+    for epoch in range(40):
+        counts = views(captions, order.epoch(epoch))
+        assert sum(counts[image] for image in range(13, 23)) == pytest.approx(10 * weight, abs=1)
+        total.update(counts)
+    assert {total[image] for image in range(13, 23)} <= {int(40 * weight), round(40 * weight)}
+
+
+def test_batches_mix_the_sources() -> None:
+    captions, order = batches([40, 40], [1.0, 1.0])
+    mixed = [len(set((captions.image_of[batch] // 40).tolist())) == 2 for batch in order.epoch(0)]
+    assert np.mean(mixed) > 0.7
+
+
+@pytest.mark.parametrize("by", ["photo", "length"])
+def test_the_order_is_a_function_of_seed_and_epoch_with_weights_too(by: str) -> None:
+    def drawn(seed: int, epoch: int, before: int = 0) -> list[list[int]]:
+        order = batches([9, 12], [0.5, 1.5], by, seed=seed)[1]
+        for earlier in range(before):
+            order.epoch(earlier)
+        return [batch.tolist() for batch in order.epoch(epoch)]
+
+    assert drawn(5, 3) == drawn(5, 3, before=3)
+    assert drawn(5, 3) != drawn(5, 4)
+    assert drawn(5, 3) != drawn(6, 3)
+
+
+def test_a_tiny_weight_still_shows_an_image_in_each_epoch() -> None:
+    captions, order = batches([3], [0.01])
+    assert all(sum(views(captions, order.epoch(epoch)).values()) == 1 for epoch in range(5))
+
+
+# ------------------------------------------------------------------------------------ the views
+
+
+@pytest.fixture
+def augmented(two: list[SourceConfig]) -> tuple[SourceImages, CaptionDataset]:
+    data = read_sources(two)
+    augmentation = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
+    dataset = CaptionDataset(
+        data.training,
+        encode_captions(data.training, VOCABULARY),
+        ImageTransform(height_px=16, width_px=24, augmentation=augmentation),
+        seed=3,
+    )
+    return data, dataset
+
+
+def test_the_views_of_an_image_in_an_epoch_differ_and_the_first_is_that_of_a_single_one(
+    augmented: tuple[SourceImages, CaptionDataset],
+) -> None:
+    _, dataset = augmented
+    caption, count = 13, len(dataset)
+    batch = dataset[2, [caption, caption + count, caption + 2 * count]]
+    assert batch.images.tolist() == [6, 6, 6]
+    assert batch.image_index.tolist() == [0, 1, 2]
+    assert torch.equal(batch.targets[0], batch.targets[1])
+    first, second, third = batch.inputs
+    assert torch.equal(dataset[2, [caption]].inputs[0], first)
+    assert torch.equal(dataset[2, [caption + count]].inputs[0], second)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+def test_the_first_view_is_drawn_as_without_repeats() -> None:
+    """Runs of a single source, and tests of other years, count on it."""
+    for key in ((1, 0, 0), (3, 2, 6), (2**31, 17, 100_000)):
+        expected = np.random.default_rng(key).random(4)
+        np.testing.assert_array_equal(np.random.default_rng((*key, 0)).random(4), expected)
+
+
+@pytest.mark.parametrize("by", ["photo", "length"])
+def test_workers_and_resuming_change_nothing(
+    by: str, augmented: tuple[SourceImages, CaptionDataset]
+) -> None:
+    data, dataset = augmented
+    order = CaptionBatches(
+        dataset.captions,
+        batch_size=5,
+        by=by,  # type: ignore[arg-type]
+        seed=9,
+        source_of=data.source_of,
+        weights=data.weights,
+    )
+    plain = list(load_batches(dataset, order, 1))
+    assert len(plain) == len(order.epoch(1)) > 4
+    resumed = [*plain[:2], *load_batches(dataset, order, 1, first=2, workers=2)]
+    for one, other in zip(plain, resumed, strict=True):
+        for name in ("inputs", "images", "image_index", "tokens", "targets", "lengths"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+# ---------------------------------------------------------------------------------- the digests
+
+
+def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
+    tmp_path: Path,
+) -> None:
+    def digest(folder: str, **sizes: int) -> str:
+        return captions_digest(read_sources([source(folder, **sizes)]).training)
+
+    def source(folder: str, **sizes: int) -> SourceConfig:
+        return SourceConfig("only", "table", table(tmp_path / folder, **sizes))
+
+    assert digest("a") == digest("b")
+    assert digest("a") != digest("c", train=11)
+    changed = tmp_path / "b" / "captions.csv"
+    changed.write_text(changed.read_text().replace("a disc", "a disk"))
+    data = read_sources([SourceConfig("only", "table", str(tmp_path / "b"))])
+    assert captions_digest(data.training) != digest("a")
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_the_digest_of_files_follows_other_pixels(tmp_path: Path, content: bool) -> None:
+    import os
+
+    images = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))]).training
+    before = files_digest(images, content=content)
+    assert files_digest(images, content=content) == before
+    status = images[3].path.stat()
+    os.utime(images[3].path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
+    assert (files_digest(images, content=content) == before) is content
+    images[3].path.write_bytes(images[2].path.read_bytes())
+    changed = files_digest(images, content=content)
+    assert changed != before
+    images[3].path.unlink()
+    assert files_digest(images, content=content) not in (before, changed)

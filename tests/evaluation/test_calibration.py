@@ -1,0 +1,163 @@
+"""The calibrator: what it is fitted to, what is reported of it, and its features."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from captioner.errors import CheckpointError, DataError
+from captioner.evaluation.calibration import (
+    CalibrationData,
+    area_under_curve,
+    calibration_report,
+    caption_scores,
+    fit,
+)
+from captioner.generation import Hypothesis
+from captioner.generation.confidence import (
+    FEATURES,
+    Calibrator,
+    confidence_features,
+    similarity,
+)
+
+
+def drawn(count: int, seed: int, *, weight: float = 2.0) -> CalibrationData:
+    """Captions that are right with a probability that their first feature gives."""
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(count, len(FEATURES))) * 3 + 5
+    truth = 1 / (1 + np.exp(-weight * (features[:, 0] - 5) / 3))
+    right = generator.random(count) < truth
+    features[generator.random(count) < 0.1, 1] = np.nan
+    return CalibrationData(f"data {seed}", features, right.astype(float))
+
+
+def test_the_fit_finds_the_probabilities_that_captions_were_drawn_from() -> None:
+    data = [drawn(1500, 0), drawn(1500, 1)]
+    calibrator, report = fit(data)
+    fresh = drawn(4000, 2)
+    predicted = calibrator.probabilities(fresh.features)
+    truth = 1 / (1 + np.exp(-2 * (fresh.features[:, 0] - 5) / 3))
+    assert np.abs(predicted - truth).mean() < 0.03
+    assert set(report) == {"all", "data 0", "data 1"}
+    assert report["all"]["num_images"] == 3000
+    assert report["all"]["ece"] < 0.05
+    assert report["all"]["auc"] > 0.85
+    assert 0.05 < report["all"]["unsure_right"] <= 0.1
+    risk = [row["right"] for row in report["all"]["risk_coverage"]]
+    assert risk[0] > 0.9 > risk[-1]
+    assert calibrator.fitted_on == "data 0 (1500 photos), data 1 (1500 photos)"
+
+
+def test_what_is_reported_was_predicted_without_the_image() -> None:
+    generator = np.random.default_rng(0)
+    noise = CalibrationData(
+        "noise",
+        generator.normal(size=(40, len(FEATURES))),
+        (generator.random(40) < 0.5).astype(float),
+    )
+    calibrator, report = fit([noise])
+    right = noise.scores > 0
+    seen = area_under_curve(calibrator.probabilities(noise.features), right)
+    assert seen is not None
+    assert seen > report["all"]["auc"] + 0.05
+
+
+def test_features_without_a_value_count_as_the_mean() -> None:
+    calibrator, _ = fit([drawn(300, 0)])
+    features = np.array([calibrator.mean] * 2)
+    features[1, 1] = np.nan
+    first, second = calibrator.probabilities(features)
+    assert first == pytest.approx(second)
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs() -> None:
+    generator = np.random.default_rng(0)
+    confidence, right = generator.integers(0, 6, 50) / 5, generator.random(50) < 0.4
+    pairs = [
+        1.0 if a > b else 0.5 if a == b else 0.0
+        for a in confidence[right]
+        for b in confidence[~right]
+    ]
+    assert area_under_curve(confidence, right) == pytest.approx(np.mean(pairs))
+    assert area_under_curve(confidence, np.ones(50, bool)) is None
+
+
+def test_the_report_by_hand() -> None:
+    confidence = np.array([0.1] * 10 + [0.9] * 10)
+    right = np.array([True] * 2 + [False] * 8 + [True] * 8 + [False] * 2)
+    found = calibration_report(confidence, right, threshold=0.5)
+    assert found["right"] == 0.5
+    assert len(found["bins"]) == 10
+    assert found["unsure"] == 0.5
+    assert found["unsure_right"] == 0.2
+    assert found["risk_coverage"][-1] == {"coverage": 1.0, "right": 0.5}
+    assert found["risk_coverage"][4]["right"] == 0.8
+    expected = sum(abs(b["confidence"] - b["right"]) * b["num_images"] for b in found["bins"]) / 20
+    assert found["ece"] == pytest.approx(expected)
+
+
+def test_too_little_to_learn_from_is_one_sentence() -> None:
+    with pytest.raises(DataError, match="needs at least"):
+        fit([drawn(10, 0)])
+    data = drawn(100, 0)
+    with pytest.raises(DataError, match="100 of 100 captions are right"):
+        fit([CalibrationData("all right", data.features, np.ones(100))])
+
+
+def test_scores_use_the_document_frequencies_of_the_training_captions() -> None:
+    captions = ["a red disc", "a dog"]
+    references = [["a red disc on a field", "a disc"], ["a dog runs"]]
+    common = [["a red disc"], ["a red disc"], ["a dog"], ["the sea"]]
+    rare = [["the sea"], ["the sky"], ["a tree"], ["a dog"]]
+    one, other = (caption_scores(captions, references, training) for training in (common, rare))
+    assert one.shape == (2,)
+    assert (one >= 0).all()
+    assert abs(one - other).max() > 1e-3
+
+
+def hypothesis(tokens: list[int], log_probs: list[float], end: float | None) -> Hypothesis:
+    maps = np.full((len(tokens), 4), 0.25)
+    return Hypothesis(tokens, np.array(log_probs), end, maps, None, None, 0.0)
+
+
+def test_features_by_hand() -> None:
+    best = hypothesis([5, 6], [-1.0, -3.0], -2.0)
+    other = hypothesis([5, 7], [-2.0, -4.0], None)
+    features = dict(zip(FEATURES, confidence_features([best, other]), strict=True))
+    assert features == pytest.approx(
+        {
+            "mean_log_prob": -2.0,
+            "margin": 1.0,
+            "least_log_prob": -3.0,
+            "length": 2,
+            "entropy": 1.0,
+            "agreement": 0.5 / 4,
+        }
+    )
+    second = dict(zip(FEATURES, confidence_features([best, other], 1), strict=True))
+    assert second["margin"] == pytest.approx(-1.0)
+    alone = dict(zip(FEATURES, confidence_features([best]), strict=True))
+    assert np.isnan(alone["margin"])
+    assert np.isnan(alone["agreement"])
+    assert similarity([4, 5, 6, 7, 8], [4, 5, 6, 7, 8]) == pytest.approx(1)
+
+
+def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
+    calibrator, _ = fit([drawn(300, 0)])
+    assert Calibrator.from_json(calibrator.to_json()) == calibrator
+    content = json.loads(calibrator.to_json())
+    for changed in (
+        {"features": ["other"]},
+        {"weights": [1.0]},
+        {"bias": "x"},
+        {"scale": [0.0] * len(FEATURES)},
+        {"bias": float("nan")},
+    ):
+        with pytest.raises(CheckpointError, match="calibrator"):
+            Calibrator.from_json(json.dumps(content | changed).encode())
+    for data in (b"", b"[]", b"\xff", b"3"):
+        with pytest.raises(CheckpointError, match="calibrator"):
+            Calibrator.from_json(data)

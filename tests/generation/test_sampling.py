@@ -1,0 +1,65 @@
+"""Sampled captions: which words can be drawn, and how often each is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_search import END, Reader, random_decoder, random_grid
+
+from captioner.generation import sample, score, score_captions, truncate
+
+
+def test_the_likeliest_words_are_kept() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15], [0.2, 0.2, 0.2, 0.2, 0.2]]))
+    for top_k in (1, 3, 5, 9):
+        kept = truncate(logits, top_k=top_k, top_p=None)[0].isfinite().nonzero().flatten().tolist()
+        assert kept == sorted([1, 3, 4, 0, 2][:top_k])
+    for top_p, expected in ((0.01, [1]), (0.39, [1]), (0.5, [1, 3]), (0.75, [1, 3, 4]), (1, None)):
+        kept = truncate(logits, top_k=None, top_p=top_p)[0].isfinite().nonzero().flatten().tolist()
+        assert kept == (expected or [0, 1, 2, 3, 4]), top_p
+    both = truncate(logits, top_k=3, top_p=0.5)[0].isfinite().nonzero().flatten().tolist()
+    assert both == [1, 3], "0.4 of the 0.85 that are left is not yet a half"
+    assert truncate(logits, top_k=None, top_p=0.39)[1].isfinite().sum() == 2
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_first_words_are_drawn_as_often_as_they_are_likely(temperature: float) -> None:
+    decoder, grid = random_decoder(0, words=4), random_grid(1)
+    generator = torch.Generator().manual_seed(0)
+    tokens, _ = sample(
+        decoder, grid, samples=20000, max_words=1, temperature=temperature, generator=generator
+    )
+    log_probs = np.array(Reader(decoder, grid)(()))[4:]
+    expected = np.exp(log_probs / temperature) / np.exp(log_probs / temperature).sum()
+    drawn = np.bincount(tokens.flatten().numpy() - 4, minlength=4) / 20000
+    np.testing.assert_allclose(drawn, expected, atol=0.012)
+
+
+def test_one_likeliest_word_is_greedy_and_a_seed_repeats_itself() -> None:
+    decoder, grid = random_decoder(3), random_grid(4)
+    greedy, _ = sample(decoder, grid, samples=2, max_words=8, greedy=True)
+    one, _ = sample(decoder, grid, samples=2, max_words=8, top_k=1)
+    assert torch.equal(greedy, one)
+    drawn = [
+        sample(decoder, grid, samples=3, max_words=8, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    assert drawn[0][0].shape != drawn[2][0].shape or not torch.equal(drawn[0][0], drawn[2][0])
+
+
+def test_captions_of_several_lengths_are_scored_as_each_alone() -> None:
+    decoder, grid = random_decoder(3, gate="vector"), random_grid(2)
+    captions = [[[4], [5, 6, 7]], [[8, 9], []]]
+    found = score_captions(decoder, grid, captions)
+    for image, texts in enumerate(captions):
+        for text, together in zip(texts, found[image], strict=True):
+            alone = score(decoder, type(grid)(grid.features[image : image + 1], 2, 3), text)[0]
+            assert together.tokens == text
+            np.testing.assert_allclose(together.log_probs, alone.log_probs, atol=1e-5)
+            np.testing.assert_allclose(together.maps, alone.maps, atol=1e-6)
+            assert together.maps.shape == alone.maps.shape == (len(text), 6)
+            assert together.end_log_prob == pytest.approx(alone.end_log_prob, abs=1e-5)
+            assert together.score == pytest.approx(alone.score, abs=1e-4)
+    assert END not in found[0][0].tokens

@@ -1,0 +1,87 @@
+"""The rule that ends a beam search, against all captions of toy models."""
+
+from __future__ import annotations
+
+import functools
+from itertools import product
+
+import pytest
+from test_search import END, Reader, photo_of, random_decoder, random_grid
+
+from captioner.generation import Hypothesis, search
+from captioner.models.decoders import LSTMDecoder
+from captioner.types import Grid
+
+WORDS, MAX_WORDS = 3, 6
+
+
+def best_of_all(read: Reader, length_penalty: float) -> tuple[tuple[int, ...], float]:
+    """The finished caption of at most MAX_WORDS - 1 words with the highest score."""
+    best: tuple[tuple[int, ...], float] = ((), -float("inf"))
+    for length in range(1, MAX_WORDS):
+        for words in product(range(4, 4 + WORDS), repeat=length):
+            total = sum(read(words[:place])[word] for place, word in enumerate(words))
+            score = (total + read(words)[END]) / (length + 1) ** length_penalty
+            best = max(best, (words, score), key=lambda found: found[1])
+    return best
+
+
+@functools.cache  # the next length penalty asks for the same log-probabilities
+def toy_model(seed: int) -> tuple[LSTMDecoder, Grid, list[Reader]]:
+    decoder, grid = random_decoder(seed, words=WORDS, end=2.0), random_grid(3, seed)
+    return decoder, grid, [Reader(decoder, photo_of(grid, image)) for image in range(3)]
+
+
+def toy_searches(length_penalty: float, stop: str) -> list[tuple[Hypothesis, tuple[int, ...]]]:
+    """The first hypothesis and the best of all captions, for 60 toy models at beam 50."""
+    found = []
+    for seed in range(20):
+        decoder, grid, readers = toy_model(seed)
+        settings = {"beam_size": 50, "max_words": MAX_WORDS, "length_penalty": length_penalty}
+        hypotheses = search(decoder, grid, **settings, stop=stop)  # type: ignore[arg-type]
+        for image, (first, *_) in enumerate(hypotheses):
+            best, score = best_of_all(readers[image], length_penalty)
+            if tuple(first.tokens) == best:
+                assert first.score == pytest.approx(score, abs=1e-4)
+            found.append((first, best))
+    return found
+
+
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.7, 1.5])
+def test_with_the_bound_every_toy_model_is_solved(length_penalty: float) -> None:
+    found = toy_searches(length_penalty, "bound")
+    assert [tuple(first.tokens) for first, _ in found] == [best for _, best in found]
+
+
+def test_the_first_captions_to_finish_need_not_be_the_best() -> None:
+    found = toy_searches(1.5, "first")
+    solved = sum(tuple(first.tokens) == best for first, best in found)
+    assert solved < len(found), "or the test above shows nothing"
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+def test_the_bound_never_finds_a_worse_caption(beam_size: int, length_penalty: float) -> None:
+    better = 0
+    for seed in range(8):
+        decoder, grid = random_decoder(seed, end=1.0), random_grid(4, seed)
+        settings = {"beam_size": beam_size, "max_words": 8, "length_penalty": length_penalty}
+        plain = search(decoder, grid, **settings)  # type: ignore[arg-type]
+        bound = search(decoder, grid, **settings, stop="bound")  # type: ignore[arg-type]
+        for one, other in zip(plain, bound, strict=True):
+            if one[0].end_log_prob is not None:
+                assert other[0].score >= one[0].score - 1e-6
+                better += other[0].score > one[0].score + 1e-6
+            scores = [hypothesis.score for hypothesis in other]
+            assert scores == sorted(scores, reverse=True)
+            assert len({tuple(hypothesis.tokens) for hypothesis in other}) == len(other)
+    assert better or length_penalty == 0
+
+
+def test_a_batch_with_the_bound_gives_each_image_what_it_gets_alone() -> None:
+    decoder, grid = random_decoder(4, end=1.0), random_grid(8)
+    settings = {"beam_size": 3, "max_words": 9, "length_penalty": 1.0, "stop": "bound"}
+    together = search(decoder, grid, **settings)  # type: ignore[arg-type]
+    for image in range(8):
+        (alone,) = search(decoder, photo_of(grid, image), **settings)  # type: ignore[arg-type]
+        assert [h.tokens for h in alone] == [h.tokens for h in together[image]]

@@ -1,0 +1,138 @@
+"""Every command in README and docs is one that captioner understands; what can run offline runs."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+from programs import REPOSITORY, ProgramResult, Programs
+
+from captioner.cli.commands import COMMANDS
+
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("*.md")))]
+SCRIPTS = {"caption.py": "caption", "train.py": "train"}
+
+
+def commands_in(page: str) -> Iterator[list[str]]:
+    """Each captioner command in the page's code blocks, as the command's name and its arguments."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for block in (content for language, content in blocks if language in ("", "sh", "bash")):
+        for line in block.replace("\\\n", " ").splitlines():
+            line = line.strip().removeprefix("$ ").partition(" #")[0]
+            if "captioner" not in line and not line.startswith("python"):
+                continue
+            words = shlex.split(re.split(r"\s[|<>]\s", line)[0])
+            if words[:1] == ["captioner"]:
+                yield words[1:]
+            elif words[:3] == ["python", "-m", "captioner"]:
+                yield words[3:]
+            elif len(words) > 1 and words[0] == "python" and words[1] in SCRIPTS:
+                yield [SCRIPTS[words[1]], *words[2:]]
+
+
+DOCUMENTED = [(page, words) for page in PAGES for words in commands_in(page)]
+
+
+class Parsed(Exception):
+    """The arguments were accepted; the command itself is not run."""
+
+
+@pytest.mark.parametrize(("page", "words"), DOCUMENTED, ids=lambda value: str(value)[:80])
+def test_a_documented_command_is_understood(
+    page: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert words, f"{page} shows captioner without a command"
+    assert words[0] in COMMANDS or words[0].startswith("-"), f"{page}: no command {words[0]}"
+    if words[0] not in COMMANDS:
+        return
+    module = importlib.import_module(f"captioner.cli.{words[0]}")
+
+    def stop(command: object) -> int:
+        raise Parsed
+
+    monkeypatch.setattr(module, "run_command", stop)
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises((Parsed, SystemExit)) as outcome:
+        module.main(words[1:])
+    if outcome.type is SystemExit:  # --help
+        assert outcome.value.code == 0, f"{page}: {capsys.readouterr().err}"
+
+
+def test_pages_with_commands_are_found() -> None:
+    """The pattern of `commands_in` finds the blocks, or this file would test nothing."""
+    assert {"README.md", "docs/command-line.md", "docs/training.md", "docs/evaluation.md"} <= {
+        page for page, _ in DOCUMENTED
+    }
+    assert len(DOCUMENTED) > 30
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the documented commands name: photos, a page, a table."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("photo.jpg", "holiday/one.jpg", "holiday/two.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        tiny.photo(len(name))[0].save(folder / name)
+    (folder / "index.html").write_text('<img src="photo.jpg">')
+    return folder
+
+
+RUN = {"caption", "score", "doctor", "completion"}
+UNFIT = {"--min-confidence", "--compare", "--paths", "-"}  # need another model, or standard input
+
+
+def runnable() -> Iterator[list[str]]:
+    """The commands of README and the command line's page that need neither data nor network."""
+    seen = set()
+    for page, words in DOCUMENTED:
+        text = " ".join(words)
+        if page in ("README.md", "docs/command-line.md") and words[0] in RUN and text not in seen:
+            seen.add(text)
+            if not UNFIT & set(words) and "--measure" not in words:
+                yield words
+
+
+@pytest.mark.parametrize("words", list(runnable()), ids=" ".join)
+def test_a_documented_command_runs(
+    programs: Programs, tiny_model: Path, checkout: Path, words: list[str]
+) -> None:
+    """On a tiny model, because the bundled one takes its seconds: its name is all that differs."""
+    arguments = list(words)
+    if "--model" in arguments:
+        place = arguments.index("--model")
+        del arguments[place : place + 2]
+    if words[0] in ("caption", "score"):
+        arguments += ["--checkpoint", str(tiny_model), "--device", "cpu"]
+    outcome: ProgramResult = programs.run("captioner", *arguments, cwd=checkout)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [*PAGES, "docs/history/flickr8k.md", "CHANGELOG.md"]:
+        file = REPOSITORY / page
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
+            assert (file.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_recipes_named_on_a_page_are_there() -> None:
+    for page, words in DOCUMENTED:
+        for option, value in itertools.pairwise(words):
+            if option == "--config" and "/" in value:
+                assert (REPOSITORY / value).is_file(), f"{page} names {value}"
+
+
+def test_the_readme_fits_a_short_reading() -> None:
+    words = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()
+    assert len(words) < 1300
+    assert "make caption" in " ".join(words)

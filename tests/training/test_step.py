@@ -1,0 +1,105 @@
+"""One optimizer step: rates, clipping, and gradients that are not finite."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from captioner.training.optimizer import BASELINE_LR, build_optimizer
+from captioner.training.setup import Setup, prepare
+from captioner.training.step import StepOutput, training_step
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.fixture
+def setup(table: Path, tmp_path: Path) -> Setup:
+    """Hard attention with a learned baseline, which is in a parameter group of its own."""
+    return prepare(
+        tiny.recipe(table, tmp_path / "run", attention__select="hard", hard__baseline="learned"),
+        CPU,
+    )
+
+
+def take(
+    setup: Setup, optimizer: torch.optim.Optimizer, *, factor: float = 1.0, clip_norm: float = 0.0
+) -> StepOutput:
+    return training_step(
+        setup.task.train(),
+        [setup.dataset[(0, range(6))]],
+        optimizer,
+        learning_rate_factor=factor,
+        clip_norm=clip_norm,
+        autocast=nullcontext(),
+        device=CPU,
+    )
+
+
+def test_a_step_trains_model_and_baseline_at_their_rates(setup: Setup) -> None:
+    optimizer = build_optimizer(setup.task, setup.config.optim)
+    before = copy.deepcopy(setup.task.state_dict())
+    step = take(setup, optimizer, factor=0.5)
+    assert step.updated
+    assert {group["lr"] for group in optimizer.param_groups} == {5e-3 / 2, BASELINE_LR / 2}
+    assert {group["base_lr"] for group in optimizer.param_groups} == {5e-3, BASELINE_LR}
+    after = setup.task.state_dict()
+    for name in ("model.decoder.vocabulary.weight", "reinforce.baseline.value.weight"):
+        assert not torch.equal(after[name], before[name]), name
+    assert all(parameter.grad is None for parameter in setup.task.parameters())
+
+
+def test_the_norm_is_of_the_gradient_that_is_clipped(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline far off has a gradient of its own size, which must not shrink the model's."""
+    optimizer = build_optimizer(setup.task, setup.config.optim)
+    found: dict[str, torch.Tensor] = {}
+
+    def record() -> None:
+        named = setup.task.named_parameters()
+        found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+    monkeypatch.setattr(optimizer, "step", record)
+    norms = []
+    for clip_norm in (0.0, 0.01):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            setup.task.get_parameter("reinforce.baseline.value.bias").fill_(1000.0)
+        norms.append(float(take(setup, optimizer, clip_norm=clip_norm).gradient_norm))
+        of_model = [value for name, value in found.items() if name.startswith("model.")]
+        norm = float(torch.stack([value.norm() for value in of_model]).norm())
+        assert norm == pytest.approx(0.01 if clip_norm else norms[0], rel=1e-3)
+        assert float(found["reinforce.baseline.value.bias"].abs()) > 1000
+    assert norms[0] == norms[1] > 0.01
+
+
+def test_a_step_that_is_not_finite_changes_nothing(setup: Setup) -> None:
+    optimizer = build_optimizer(setup.task, setup.config.optim)
+    take(setup, optimizer)
+    word = int(setup.dataset[(0, range(6))].targets[0, 0])
+    bias = setup.task.get_parameter("model.decoder.vocabulary.bias")
+    usual = bias[word].item()
+    with torch.no_grad():
+        bias[word] = -torch.inf  # so that a caption is impossible
+    weights, state = (copy.deepcopy(each.state_dict()) for each in (setup.task, optimizer))
+    step = take(setup, optimizer, factor=1.0)
+    assert not step.updated
+    assert not torch.isfinite(step.gradient_norm)
+    for name, value in setup.task.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    for number, moments in optimizer.state_dict()["state"].items():
+        for name, value in moments.items():
+            assert torch.equal(value, state["state"][number][name]), name
+    with torch.no_grad():
+        bias[word] = usual
+    assert take(setup, optimizer).updated
