@@ -17,7 +17,7 @@ from captioner.files import save_bytes
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
-    from captioner.models.attention.select import AtTest
+    from captioner.config import HardAttentionMode
     from captioner.types import Caption
     from captioner.visualization import Entry, OverlayStyle
 
@@ -159,7 +159,7 @@ def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> di
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
 
-def samples_cells(captioner: Captioner, at_test: AtTest | None, paths: int = 0) -> bool:
+def samples_cells(captioner: Captioner, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
     """Return whether cells are sampled: then batches keep their order, to sample the same again."""
     mode = at_test or captioner.config.attention.at_test
     return captioner.has_hard_attention and (mode == "sample" or paths > 0)

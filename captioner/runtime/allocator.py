@@ -1,4 +1,4 @@
-"""Memory that one tensor frees and the next one takes, without the kernel in between."""
+"""Reuse of freed memory without returning it to the kernel in between."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep freed memory for this process; says whether it will.
+    """Ask the C library to keep freed memory for this process; return whether it will.
 
-    By default glibc maps every large block anew and unmaps it when it is freed, so each tensor's
-    pages fault in one by one: on a virtual machine that took forty times as long as writing the
-    tensor (docs/performance.md). It changes the whole process, so programs call it, the library
-    does not. The process then goes on holding at least the most that it ever needed at once.
-    Nothing is done where the C library is another one, as on macOS or Windows.
+    By default glibc maps every large block anew and unmaps it when it is freed, so the pages of
+    each tensor fault in one by one (docs/performance.md has figures). It changes the whole process,
+    so programs call it, the library does not. The process then goes on holding at least the
+    most that it ever needed at once.
+    Nothing is done with another C library, as on macOS or Windows.
     """
     if not sys.platform.startswith("linux"):
         return False
