@@ -20,7 +20,6 @@ from captioner.cli import (
 )
 from captioner.cli.output import add_at_test
 from captioner.data.captioned import CaptionedImage
-from captioner.data.readers import read_captions, read_split
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, write_json
@@ -94,6 +93,8 @@ def _seconds(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.readers import read_captions, read_split  # brings torch
+
     for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
         check_writable(file)  # not after hours of captioning
     split = read_split(split=arguments.split, **_data(arguments))

@@ -174,7 +174,7 @@ def test_doctor_fails_on_a_damaged_model(
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (["captioner", "ca"], {"caption"}),
+        (["captioner", "cap"], {"caption"}),
         (["captioner", "caption", "--rec"], {"--recursive"}),
         (["captioner", "caption", "--model", ""], {"hard", "soft"}),
         (["captioner", "train", "--decoder.k"], {"--decoder.kind"}),
