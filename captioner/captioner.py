@@ -371,7 +371,8 @@ class Captioner:
         for row, hypothesis in zip(drawn[0].tolist(), found, strict=True):
             if end not in row:  # cut off
                 hypothesis = replace(hypothesis, end_log_prob=None)
-            captions.append(self._caption(hypothesis, geometries[0], grid))
+            caption = self._caption(hypothesis, geometries[0], grid)
+            captions.append(replace(caption, image=_source(image)))
         return captions
 
     def score(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
 from captioner.cli import printable, show, whole_number
 from captioner.cli.lines import json_line, text_lines
+from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 
@@ -117,7 +118,7 @@ def _number(text: str, *, most: float, expected: str) -> float:
 def add_at_test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-test",
-        choices=("argmax", "expectation", "sample"),
+        choices=get_args(HardAttentionMode),
         help="how hard attention chooses its cells (default: the model's setting)",
     )
 

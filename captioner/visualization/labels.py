@@ -16,6 +16,7 @@ from captioner.visualization.heat import is_flat, peak
 from captioner.visualization.overlay import cell_is_visible
 from captioner.visualization.style import (
     MOST_LINES,
+    PEAK_MARKED_FROM,
     SCALE_TICKS,
     UNSURE_PROBABILITY,
     OverlayStyle,
@@ -41,8 +42,7 @@ LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
 
 def is_unsure(caption: Caption) -> bool:
     """Return whether the caption's confidence is below its model's threshold, where it has both."""
-    confidence = getattr(caption, "confidence", None)
-    threshold = getattr(caption, "confidence_threshold", None)
+    confidence, threshold = caption.confidence, caption.confidence_threshold
     return confidence is not None and threshold is not None and confidence < threshold
 
 
@@ -181,6 +181,13 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
         key.append(("β", "gate: how much the word draws on the picture"))
     if any((np.exp(caption.log_probs) < UNSURE_PROBABILITY).any() for caption in captions):
         key.append(("?", f"unsure word: probability below {UNSURE_PROBABILITY:g}"))
+    if any(
+        caption.cells is None and any(peak(cells) >= PEAK_MARKED_FROM for cells in caption.maps)
+        for caption in captions
+    ):
+        key.append(
+            ("⌜⌟", f"most attended cell, where it has {PEAK_MARKED_FROM:g} × uniform or more")
+        )
     hard = [caption for caption in captions if caption.cells is not None]
     if hard:
         all_visible = all(

@@ -9,10 +9,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from captioner.errors import ImageError
-from captioner.visualization.heat import attention_heat
+from captioner.visualization.heat import attention_heat, peak
 from captioner.visualization.style import (
     CONTOUR_LEVELS,
     MOST_LINES,
+    PEAK_MARKED_FROM,
     SCALE_LOW,
     OverlayStyle,
     colour_table,
@@ -112,11 +113,35 @@ def _contours(image: Image.Image, heat: np.ndarray, style: OverlayStyle) -> Imag
 
 
 def mark_cells(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, the sampled paths and the sampled cell of a word where there are any."""
+    """Draw, in place, a word's sampled paths and sampled cell; else mark its most attended cell."""
     if caption.paths is not None:
         draw_paths(image, caption, index)
     if caption.cells is not None:
         outline_cell(image, caption, index)
+    elif peak(caption.maps[index]) >= PEAK_MARKED_FROM:
+        mark_peak(image, caption, index)
+
+
+def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
+    """Draw, in place, the four corners of the cell that a word attends to most.
+
+    On a photo with bright and dark parts, brightness alone does not show where the maximum is.
+    """
+    left, top, right, bottom = _scaled(
+        _box_px(caption, int(caption.maps[index].argmax())), image, caption
+    )
+    line = max(1, round(max(image.size) / 200))
+    length = max(2 * line, round(0.3 * min(right - left, bottom - top)))
+    draw = ImageDraw.Draw(image)
+    for colour, grown in (("black", 1), ("white", 0)):
+        for x in (left, right - length):
+            for y in (top, bottom - line):
+                box = (x - grown, y - grown, x + length + grown - 1, y + line + grown - 1)
+                draw.rectangle(box, fill=colour)
+        for x in (left, right - line):
+            for y in (top, bottom - length):
+                box = (x - grown, y - grown, x + line + grown - 1, y + length + grown - 1)
+                draw.rectangle(box, fill=colour)
 
 
 def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:

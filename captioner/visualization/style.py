@@ -33,6 +33,7 @@ UNSURE_PROBABILITY = 0.15  # words below it are marked
 SCALE_LOW, SCALE_HIGH = 0.5, 16.0  # multiples of uniform attention
 OCTAVES = math.log2(SCALE_HIGH / SCALE_LOW)
 SCALE_TICKS = ((0.5, "½"), (1.0, "1"), (2.0, "2"), (4.0, "4"), (8.0, "8"), (16.0, "16+"))
+PEAK_MARKED_FROM = 3.0  # the most attended cell is marked, from so many times uniform
 MOST_LINES = 4  # steps of sampled paths that are drawn for a word
 CONTOUR_LEVELS = (2.0, 4.0, 8.0, 16.0)  # none at 1: flat attention would be covered by it
 
@@ -147,7 +148,7 @@ def effect_tables(kind: StyleName, colour_map: ColourMap) -> tuple[np.ndarray, n
         rise = np.clip(position / 0.75, 0, 1)
         kept = rise**2 * (3 - 2 * rise)
         # Screened with a warm white: a dark image is lit too, a bright one is not burnt out.
-        glow = 0.7 * np.clip((position - 0.35) / 0.65, 0, 1) * np.array(_WARM_WHITE)
+        glow = 0.7 * np.clip((position - 0.35) / 0.6, 0, 1) * np.array(_WARM_WHITE)
         return kept * (1 - glow), 255 * glow
     return np.zeros((256, 3)), colour_table(colour_map).astype(np.float64)
 
@@ -185,6 +186,7 @@ def viewer_tables() -> dict[str, Any]:
         "contours": CONTOUR_LEVELS,
         "cell": {"steps": 128, "profile": [round(v, 7) for v in cell_profile(128).tolist()]},
         "mostLines": MOST_LINES,
+        "peakMarkedFrom": PEAK_MARKED_FROM,
         "legendGrey": _LEGEND_GREY,
         "flatBelow": FLAT_BELOW,
         "unsureProbability": UNSURE_PROBABILITY,

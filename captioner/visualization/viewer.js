@@ -235,6 +235,23 @@
     }
   }
 
+  /** The four corners of the cell that a word attends to most. */
+  function markPeak(context, canvas, map, geometry) {
+    const [rows, columns] = [map.length, map[0].length];
+    const flat = map.flat();
+    const cell = flat.indexOf(Math.max(...flat));
+    const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
+    const line = Math.max(1, Math.round(Math.max(canvas.width, canvas.height) / 200));
+    const length = Math.max(2 * line, Math.round(0.3 * Math.min(x1 - x0, y1 - y0)));
+    for (const [colour, grown] of [["black", 1], ["white", 0]]) {
+      context.fillStyle = colour;
+      for (const [wide, high] of [[length, line], [line, length]])
+        for (const x of [x0, x1 - wide])
+          for (const y of [y0, y1 - high])
+            context.fillRect(x - grown, y - grown, wide + 2 * grown, high + 2 * grown);
+    }
+  }
+
   /** The most frequent steps of sampled paths to a word: [cell before, cell, count], as Python. */
   function frequentSteps(paths, index) {
     const steps = new Map();
@@ -672,6 +689,8 @@
         paint(this.pixels.data, this.photo, heat, width, height, this.display);
         this.context.putImageData(this.pixels, 0, 0);
         if (paths) drawPaths(this.context, this.canvas, paths, index, geometry, rows, columns);
+        if (!cells && peakOf(maps[index]) >= TABLES.peakMarkedFrom)
+          markPeak(this.context, this.canvas, maps[index], geometry);
         if (cells) outlineCells(this.context, this.canvas, cells[index], geometry, rows, columns);
       }
       this.canvas.dataset.word = index === null ? "" : String(index);

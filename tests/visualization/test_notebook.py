@@ -64,7 +64,7 @@ def test_a_figure_is_the_sheet(caption):
 
 def test_show_displays_the_sheet(caption, monkeypatch):
     shown = []
-    monkeypatch.setattr(Image.Image, "show", shown.append)
+    monkeypatch.setattr(Image.Image, "show", lambda image: shown.append(image))
     caption.show()
     assert [image.size for image in shown] == [attention_sheet(caption.image, caption).size]
 

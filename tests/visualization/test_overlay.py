@@ -14,6 +14,7 @@ from captioner.visualization.heat import attention_heat
 from captioner.visualization.overlay import (
     cell_is_visible,
     frequent_steps,
+    mark_cells,
     outline_cell,
     overlay,
     resize_captioned,
@@ -75,7 +76,7 @@ def test_light_dims_the_photo_and_screens_it_with_a_warm_white():
             rise = min(t / 0.75, 1)
             kept = 3 * rise**2 - 2 * rise**3
             for channel, white in enumerate((1.0, 0.95, 0.82)):
-                glow = 0.7 * min(max((t - 0.35) / 0.65, 0), 1) * white
+                glow = 0.7 * min(max((t - 0.35) / 0.6, 0), 1) * white
                 lit = 255 - (255 - kept * pixels[y, x, channel]) * (1 - glow)
                 expected = 0.25 * pixels[y, x, channel] + 0.75 * lit
                 assert painted[y, x, channel] == pytest.approx(expected, abs=2.5)
@@ -227,6 +228,23 @@ def test_the_outline_runs_along_the_border_of_the_sampled_cell(make_caption, sca
     assert image.getpixel(middle) == (90, 90, 90)
 
 
+def test_the_corners_of_the_most_attended_cell_are_marked_where_it_stands_out(make_caption):
+    maps = np.full((2, 7, 9), 0.99 / 62)
+    maps[0, 3, 2] = 0.2
+    maps[1, 3, 2] = 0.02
+    geometry = Geometry(900, 700, 0, 0, 900, 700, flipped=True)
+    caption = make_caption((900, 700), ["a", "dog"], maps=maps, geometry=geometry)
+    image = Image.new("RGB", (900, 700), (90, 90, 90))
+    mark_cells(image, caption, 1)
+    assert len(image.getcolors()) == 1
+    mark_cells(image, caption, 0)
+    white = np.asarray(image).min(axis=2) == 255
+    rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
+    assert (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) == (600, 300, 700, 400)
+    assert not white[300:400, 640:660].any()  # corners alone
+    assert not white[340:360].any()
+
+
 def test_a_sampled_cell_may_lie_beyond_the_photo(make_caption):
     maps = np.zeros((2, 7, 9))
     maps[0, 0, 4] = maps[1, 3, 4] = 1
@@ -254,7 +272,7 @@ def test_drawing_never_imports_pyplot():
         "geometry = N(photo_width_px=9, photo_height_px=9, left_px=0, top_px=0, width_px=9,"
         "             height_px=9, flipped=False);"
         "caption = N(text='dog', words=['dog'], maps=np.full((1, 2, 2), 0.25), beta=[1.0],"
-        "            log_probs=[0.0], cells=None, paths=None, geometry=geometry);"
+        "            log_probs=[0.0], confidence=None, confidence_threshold=None, cells=None, paths=None, geometry=geometry);"
         "r.attention_sheet(Image.new('RGB', (9, 9)), caption);"
         "assert 'matplotlib' in sys.modules;"
         "assert 'matplotlib.pyplot' not in sys.modules"

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from captioner.errors import ImageError
-from captioner.visualization.heat import attention_heat
-from captioner.visualization.overlay import outline_cell, overlay
+from captioner.visualization.overlay import word_overlay
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
 
@@ -31,12 +30,7 @@ def test_each_picture_is_the_overlay_on_the_photo_at_its_own_size_above_a_strip(
     assert len(pictures) == len(WORDS)
     assert len({picture.size for picture in pictures}) == 1
     for index, picture in enumerate(pictures):
-        heat = attention_heat(
-            caption.maps[index], caption.geometry, width_px=400, height_px=330, smooth=smooth
-        )
-        expected = overlay(photo, heat)
-        if hard:
-            outline_cell(expected, caption, index)
+        expected = word_overlay(photo, caption, index, OverlayStyle(smooth=smooth))
         assert picture.crop((0, 0, 400, 330)).tobytes() == expected.tobytes()
         strip = np.asarray(picture.crop((0, 330, *picture.size)))
         assert 60 < len(strip) < 200
