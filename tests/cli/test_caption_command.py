@@ -230,7 +230,7 @@ def test_pictures_look_different_with_other_options(
     caption: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     sheets = []
-    for number, options in enumerate(([], ["--cells"], ["--colour-map", "viridis"])):
+    for number, options in enumerate(([], ["--cells"], ["--style", "colour"])):
         assert caption(photos[1], "--output", f"out{number}", *options).code == 0
         sheets.append((tmp_path / f"out{number}" / "three.attention.png").read_bytes())
     assert len(set(sheets)) == 3
