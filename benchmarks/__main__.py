@@ -18,7 +18,6 @@ import torch
 
 from benchmarks import encoder, folder, growth, peer, search, startup, step
 from benchmarks.timing import ROUNDS, Table, as_json, machine
-from captioner.runtime.allocator import keep_freed_memory
 from captioner.runtime.device import choose_device
 
 NAMES = ("step", "search", "folder", "encoder", "startup", "growth")
@@ -39,7 +38,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.peer:
         peer.check(arguments.peer)
-    keep_freed_memory()
     device = choose_device(arguments.device)
     quick, rounds = arguments.quick, arguments.rounds
     tables: dict[str, Table] = {}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from captioner.config import Config, from_yaml
+from captioner.config import Config, read_recipe
 from captioner.data.batch import Batch
 from captioner.data.readers import read_split
 from captioner.evaluation.metrics import score_captions
@@ -42,10 +42,7 @@ BASE = "soft"  # the recipe that the families differ from
 
 def family_config(name: str, arguments: argparse.Namespace) -> Config:
     """The base recipe with the family's overlay and the benchmark's budget."""
-    files = [CONFIGS / "flickr8k_soft.yaml"]
-    if name != BASE:
-        files.append(CONFIGS / "families" / f"{name}.yaml")
-    config = from_yaml(Config, *(file.read_text(encoding="utf-8") for file in files))
+    config = read_recipe("flickr8k_soft", *([] if name == BASE else [f"families/{name}"]))
     return replace(
         config,
         data=replace(

@@ -68,8 +68,7 @@ def run(
 ) -> Table:
     """Steps of the soft and the hard decoder, and of the peer's, on the same grids and words.
 
-    The peer is in a process apart: freed memory is kept in this one, as our programs do, and the
-    peer's do not (captioner/allocator.py).
+    The peer is in a process apart, so that neither takes the other's freed memory.
     """
     grids, tokens, lengths = _inputs(batch, device)
     calls: dict[str, Callable[[], None]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Iterable, Sequence
@@ -31,10 +30,9 @@ from captioner.generation import (
     search,
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator
-from captioner.models.attention import looking
+from captioner.models.attention import hard_attention_mode
 from captioner.models.build import CaptionModel, image_transform
 from captioner.runtime.device import choose_device
-from captioner.runtime.linear import pack_linear_layers
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
 
@@ -87,9 +85,7 @@ class Captioner:
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._saved: Path | CaptionModel = model
-        self.model = copy.deepcopy(model).eval().to(self.device)
-        self.model.encoder.for_inference(self.device, self.dtype)
-        pack_linear_layers(self.model)
+        self.model = model.inference_copy(self.device, self.dtype)
         self.config = config
         self.vocabulary = vocabulary
         self.calibrator = calibrator
@@ -375,7 +371,8 @@ class Captioner:
         for row, hypothesis in zip(drawn[0].tolist(), found, strict=True):
             if end not in row:  # cut off
                 hypothesis = replace(hypothesis, end_log_prob=None)
-            captions.append(self._caption(hypothesis, geometries[0], grid))
+            caption = self._caption(hypothesis, geometries[0], grid)
+            captions.append(replace(caption, image=_source(image)))
         return captions
 
     def score(
@@ -422,7 +419,9 @@ class Captioner:
 
     def attention_mode(self, at_test: HardAttentionMode | None) -> AbstractContextManager[None]:
         """Return a context in which hard attention chooses cells so; None is the model's way."""
-        return nullcontext() if at_test is None else looking(self.model.decoder, at_test)
+        if at_test is None:
+            return nullcontext()
+        return hard_attention_mode(self.model.decoder, at_test)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
         """Return the grids of B images, and how each leads back to the pixels of its image.

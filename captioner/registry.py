@@ -49,38 +49,46 @@ class Registry(Mapping[str, Any]):
 SCORES = Registry(
     "attention.score",
     {
-        "additive": "captioner.models.attention:AdditiveScore",
-        "concat": "captioner.models.attention:AdditiveScore",
-        "dot": "captioner.models.attention:DotScore",
-        "scaled_dot": "captioner.models.attention:DotScore",
-        "general": "captioner.models.attention:GeneralScore",
-        "cosine": "captioner.models.attention:CosineScore",
-        "location": "captioner.models.attention:LocationScore",
+        "additive": "captioner.models.attention.scores.additive:AdditiveScore",
+        "concat": "captioner.models.attention.scores.additive:AdditiveScore",
+        "dot": "captioner.models.attention.scores.dot:DotScore",
+        "scaled_dot": "captioner.models.attention.scores.dot:DotScore",
+        "general": "captioner.models.attention.scores.general:GeneralScore",
+        "cosine": "captioner.models.attention.scores.cosine:CosineScore",
+        "location": "captioner.models.attention.scores.location:LocationScore",
+    },
+)
+BACKBONE_SOURCES = Registry(
+    "encoder.backbone",
+    {
+        "captioner": "captioner.models.backbones.efficientnet_weights:any_efficientnet_lite",
+        "torchvision": "captioner.models.backbones.torchvision_source:any_torchvision",
+        "timm": "captioner.models.backbones.timm_source:any_timm",
     },
 )
 WINDOWS = Registry(
     "attention.window",
     {
-        "global": "captioner.models.attention:GlobalWindow",
-        "local_m": "captioner.models.attention:MonotonicWindow",
-        "local_p": "captioner.models.attention:PredictiveWindow",
+        "global": "captioner.models.attention.attention:GlobalWindow",
+        "local_m": "captioner.models.attention.windows:MonotonicWindow",
+        "local_p": "captioner.models.attention.windows:PredictiveWindow",
     },
 )
 SELECTS = Registry(
     "attention.select",
     {
-        "soft": "captioner.models.attention:SoftSelect",
-        "hard": "captioner.models.attention:HardSelect",
+        "soft": "captioner.models.attention.select:SoftSelect",
+        "hard": "captioner.models.attention.select:HardSelect",
     },
 )
 DECODERS = Registry(
     "decoder.kind",
     {
-        "lstm": "captioner.models.decoders:LSTMDecoder",
-        "luong": "captioner.models.decoders:LuongDecoder",
-        "top_down": "captioner.models.decoders:TopDownDecoder",
-        "transformer": "captioner.models.decoders:TransformerDecoder",
-        "mean": "captioner.models.decoders:MeanDecoder",
+        "lstm": "captioner.models.decoders.lstm:LSTMDecoder",
+        "luong": "captioner.models.decoders.luong:LuongDecoder",
+        "top_down": "captioner.models.decoders.top_down:TopDownDecoder",
+        "transformer": "captioner.models.decoders.transformer:TransformerDecoder",
+        "mean": "captioner.models.decoders.mean:MeanDecoder",
     },
 )
 DATA_FORMATS = Registry(

@@ -1,6 +1,6 @@
-"""The types that flow through the house, and the legend for every shape in it.
+"""The types that flow through the packages, and the legend of all tensor shapes.
 
-Shape legend: B photos in a batch, K hypotheses a photo (beams, or 1), N captions in a training
+Shape legend: B images in a batch, K hypotheses per image (beams, or 1), N captions in a training
 batch, L grid cells (row-major, L = rows x columns), D feature size, H decoder size, A attention
 size, E embedding size, V vocabulary, T words.
 """
@@ -96,17 +96,6 @@ class Grid:
     width: int
     local: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.features.dim() != 3 or self.features.shape[1] != self.height * self.width:
-            raise ValueError(
-                f"a grid of {self.height} x {self.width} cells needs features [B, "
-                f"{self.height * self.width}, D], not {list(self.features.shape)}"
-            )
-        if self.local is not None and self.local.shape != self.features.shape:
-            raise ValueError(
-                f"local cells {list(self.local.shape)} beside features {list(self.features.shape)}"
-            )
-
     def select(self, index: Tensor | slice) -> Grid:
         """Return the grid of the images of `index`, [B'] or a slice."""
         return replace(
@@ -126,7 +115,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class AttentionOutput:
-    """What one look at the grid gave, for B photos and K hypotheses.
+    """Result of attending to the grid once, for B images and K hypotheses.
 
     context: [B, K, D], the vector that the decoder receives (after the gate, once gated).
     weights: [B, K, L], the attention distribution over the cells; sums to 1.
@@ -135,8 +124,8 @@ class AttentionOutput:
     beta: [B, K], mean of the gate in [0, 1] (section 4.2.1); None before or without the gate.
     cells: [B, K] index of the sampled cell ([B, K, heads] with several heads); None for soft
         attention.
-    heads: [B, K, layers, heads, L], the maps of all heads where there are several; `map` is the
-        mean of the last layer's.
+    heads: [B, K, layers, heads, L], the maps of all heads where there are several; `weights` is
+        the mean of the last layer's.
     """
 
     context: Tensor

@@ -395,7 +395,7 @@ def test_what_is_no_model_folder_is_one_sentence(model: str) -> None:
 
 @pytest.mark.parametrize("device", ["banana", "cuda:99", "meta", "cuda:-1", ""])
 def test_a_device_that_cannot_be_used_is_one_sentence(tiny_model: Path, device: str) -> None:
-    with pytest.raises(ConfigError, match="use auto, cpu or cuda") as caught:
+    with pytest.raises(ConfigError, match="use auto(,| or) cpu") as caught:
         Captioner.from_pretrained(tiny_model, device=device)
     assert "\n" not in str(caught.value)
 

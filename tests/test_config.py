@@ -28,8 +28,8 @@ from captioner.config import (
     with_source_roots,
 )
 from captioner.errors import ConfigError
-from captioner.models.backbones import Encoder
 from captioner.models.build import build_model
+from captioner.models.model import Encoder
 from captioner.registry import DECODERS, SCORES, SELECTS, TOKENIZERS, WINDOWS
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

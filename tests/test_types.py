@@ -46,12 +46,6 @@ def test_a_cell_box_is_of_plain_floats() -> None:
     assert {type(value) for value in geometry.cell_box_px(0, 0, 2, 2)} == {float}
 
 
-@pytest.mark.parametrize("shape", [(2, 11, 4), (2, 3, 4, 8), (12, 4), (2, 4, 12)])
-def test_a_grid_refuses_features_of_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="3 x 4 cells needs features"):
-        Grid(torch.zeros(shape), height=3, width=4)
-
-
 def test_a_grid_may_be_of_no_photos() -> None:
     assert Grid(torch.zeros(0, 12, 8), height=3, width=4).features.shape == (0, 12, 8)
 

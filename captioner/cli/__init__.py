@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NoReturn
 from tqdm import tqdm
 
 from captioner.errors import CaptionerError
-from captioner.runtime.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
@@ -56,7 +55,6 @@ class CommandParser(argparse.ArgumentParser):
 
 def run_command(command: Callable[[], int]) -> int:
     """Call a command; a user's mistake becomes one sentence on stderr and exit code 2."""
-    keep_freed_memory()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal's encoding may lack letters of a caption.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
     )
-    parser.add_argument("--root", required=True, metavar="DIR", help="its folder")
+    parser.add_argument("--root", required=True, metavar="DIR", help="folder of the data set")
     parser.add_argument("--split", default="test", help="such as test, val, val2017")
     parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
     parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")

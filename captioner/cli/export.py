@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from captioner.checkpoint import CARD, load_model, model_folder, save_model
+    from captioner.checkpoint import CARD, load_model, model_folder, read_extra_files, save_model
     from captioner.config import validate
 
     if arguments.output.exists():
@@ -56,11 +56,22 @@ def _run(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in given.items() if value is not None}
     config = replace(config, decoding=replace(config.decoding, **given))
     validate(config)
-    card = arguments.card or folder / CARD
-    try:
-        text = card.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{card}: cannot be read ({error.strerror})") from None
-    save_model(arguments.output, model, config, vocabulary, card=text, dtype=torch.float16)
+    save_model(
+        arguments.output,
+        model,
+        config,
+        vocabulary,
+        card=_card(arguments.card or folder / CARD),
+        dtype=torch.float16,
+        extra_files=read_extra_files(folder),
+    )
     show(printable(arguments.output))
     return 0
+
+
+def _card(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CheckpointError(f"{path}: cannot be read ({reason})") from None

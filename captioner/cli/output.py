@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
 from captioner.cli import printable, show, whole_number
 from captioner.cli.lines import json_line, text_lines
+from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
-    from captioner.models.attention.select import AtTest
+    from captioner.config import HardAttentionMode
     from captioner.types import Caption
     from captioner.visualization import Entry, OverlayStyle
 
@@ -117,7 +118,7 @@ def _number(text: str, *, most: float, expected: str) -> float:
 def add_at_test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-test",
-        choices=("argmax", "expectation", "sample"),
+        choices=get_args(HardAttentionMode),
         help="how hard attention chooses its cells (default: the model's setting)",
     )
 
@@ -158,7 +159,7 @@ def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> di
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
 
-def samples_cells(captioner: Captioner, at_test: AtTest | None, paths: int = 0) -> bool:
+def samples_cells(captioner: Captioner, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
     """Return whether cells are sampled: then batches keep their order, to sample the same again."""
     mode = at_test or captioner.config.attention.at_test
     return captioner.has_hard_attention and (mode == "sample" or paths > 0)

@@ -125,8 +125,8 @@ def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Nam
         sections = vars(parser.instantiate(parsed))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"a section of the recipe holds no settings ({one_line(str(error))}); write its "
-            "settings below it, or leave it out"
+            f"a section of the recipe holds no settings ({one_line(str(error))}); write the "
+            "settings of the section below it, or leave it out"
         ) from None
     config = config_class(
         **{field.name: _with_plain_numbers(sections[field.name]) for field in fields(config_class)}

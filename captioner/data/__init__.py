@@ -1,1 +1,1 @@
-"""Captions and photos: vocabulary, readers, transforms, sampler, loader, feature cache."""
+"""Captions and images: formats, vocabulary, transforms, batches, and the feature cache."""

@@ -56,7 +56,7 @@ class ExistingFiles:
         if folder not in self._names:
             try:
                 self._names[folder] = frozenset(os.listdir(folder or "."))
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte in the name
                 self._names[folder] = frozenset()
             except OSError as error:
                 raise DataError(

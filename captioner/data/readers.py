@@ -50,8 +50,8 @@ def read_split(
     missing = [image.path for image in named if image.path not in existing]
     if not present:
         raise DataError(
-            f"none of the {len(named)} images of split {split!r} is on disk, the first was looked "
-            f"for at {missing[0]}; put the images there or correct the data root"
+            f"none of the {len(named)} images of split {split!r} is on disk, the first is expected "
+            f"at {missing[0]}; put the images there or correct the data root"
         )
     return Split(
         images=[image for image in present if image.captions],
@@ -176,7 +176,7 @@ def read_sources(
     Args:
         sources: The data sets, as `captioner.config.data_sources` returns them.
         max_validation_images: Validate on the first so many of each source; None takes all.
-        warn: Receives a sentence for what is left out or looks like a mistake.
+        warn: Receives a sentence for what is left out or is likely a mistake.
 
     Raises:
         DataError: A source cannot be read, or has no image to learn from or to validate on.

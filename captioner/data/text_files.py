@@ -18,7 +18,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Read a file of one JSON object."""
     try:
         data = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not readable as JSON ({error}); get it anew") from error
     if not isinstance(data, dict):
         raise DataError(f"{path} holds no JSON object; it is not a captions file")

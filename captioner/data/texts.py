@@ -1,4 +1,4 @@
-"""Captions without photos: several of each photo that is not at hand."""
+"""Captions without images, several for each image, to learn language from."""
 
 from __future__ import annotations
 
@@ -15,35 +15,38 @@ from captioner.data.text_files import normalize_spaces, numbered_lines, quoted
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
 
-FREQUENT = 5e-3  # share of all words above which a word is drawn less often than it comes
+FREQUENT = 5e-3  # share of all words above which a word is drawn less often than it occurs
 
 
 def read_texts(path: Path) -> list[list[str]]:
-    """Captions by photo, from lines of ID, a tab and a caption.
+    """Read captions, grouped by image, from lines of an id, a tab and a caption.
 
-    What stands behind a # in an id numbers the photo's captions, as in the files of Flickr30k.
+    Whatever follows a # in an id numbers the captions of an image, as in the files of Flickr30k.
 
     Raises:
-        DataError: the file cannot be read, or a line is not such; the message names both.
+        DataError: The file cannot be read, or a line has another form; the message names both.
     """
-    found: dict[str, list[str]] = {}
+    captions: dict[str, list[str]] = {}
     for number, line in numbered_lines(path):
         label, _, text = line.partition("\t")
-        name = label.partition("#")[0].strip()
-        if not (name and text.strip()):
+        image = label.partition("#")[0].strip()
+        if not (image and text.strip()):
             raise DataError(
                 f"{path}, line {number}: expected an id, a tab and a caption, not {quoted(line)}"
             )
-        found.setdefault(name, []).append(normalize_spaces(text))
-    return list(found.values())
+        captions.setdefault(image, []).append(normalize_spaces(text))
+    return list(captions.values())
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Captions by falling length, each with words of other captions of its photo.
+    """Captions by falling length, each with words of other captions of its image.
 
-    cells: [N, L], those words. tokens: [N, T], the words read, from the start token on; targets:
-    [N, T], the words to write, the end token last. lengths: [N], number of targets.
+    Args:
+        cells: int64 [N, L], those words.
+        tokens: int64 [N, T], the words read, from the start token on.
+        targets: int64 [N, T], the words to write, the end token last.
+        lengths: int64 [N], number of targets.
     """
 
     cells: Tensor
@@ -53,62 +56,70 @@ class TextBatch:
 
 
 class TextCaptions:
-    """Batches drawn from (seed, step).
+    """Batches of captions without images; a batch is a function of (seed, step).
 
-    Raises, when made:
-        DataError: nothing can be learned from the captions.
+    The words that a caption is to be written from come from the image's other captions, so that
+    there is nothing to copy; the rarer a word, the likelier it is drawn (the subsampling of Mikolov
+    et al., 2013, section 2.3).
 
-    Words that a caption is to be written from come from the photo's other captions, so that there
-    is nothing to copy; the rarer a word, the likelier it is to be among them (the subsampling of
-    Mikolov et al., 2013, section 2.3).
+    Args:
+        images: The captions of each image.
+        vocabulary: Words that can be read and written.
+        max_words: Captions are cut to so many words; None cuts none.
+        seed: Seed of the draws.
+        without: Captions that must not be learned from, as those of the validation images.
+
+    Raises:
+        DataError: Nothing can be learned from the captions.
     """
 
     def __init__(
         self,
-        photos: list[list[str]],
+        images: list[list[str]],
         vocabulary: Vocabulary,
         *,
         max_words: int | None,
         seed: int,
         without: Iterable[str] = (),
     ) -> None:
-        """without: captions that must not be learned from, as those of the validation photos."""
         self.seed = seed
         self.vocabulary = vocabulary
-        self.without = {tuple(vocabulary.tokenizer.split(caption)) for caption in without}
-        encoded = (self._encoded(photo, max_words) for photo in photos)
-        self.photos = [captions for captions in encoded if len(captions) > 1]
-        if not self.photos:
+        split = vocabulary.tokenizer.split
+        self.without = {tuple(split(caption)) for caption in without}
+        encoded = (self._encode(captions, max_words) for captions in images)
+        self.images = [captions for captions in encoded if len(captions) > 1]
+        if not self.images:
             raise DataError(
                 "no photo of the captions without photos has two with words that the vocabulary "
                 "knows; give others with text.file"
             )
-        counts = Counter(word for photo in self.photos for caption in photo for word in caption)
+        counts = Counter(word for captions in self.images for words in captions for word in words)
         share = np.zeros(len(vocabulary))
         share[list(counts)] = np.array(list(counts.values())) / counts.total()
         self.weight = np.sqrt(FREQUENT / np.maximum(share, FREQUENT))
         self.weight[vocabulary.unknown] = 0.0
 
-    def _encoded(self, photo: list[str], max_words: int | None) -> list[np.ndarray]:
-        """Those of a photo's captions that know a word: each can be written from any other."""
+    def _encode(self, captions: list[str], max_words: int | None) -> list[np.ndarray]:
+        """Encode those captions of an image that have a known word: each can be written from any
+        other."""
         encoded = (
             np.array(self.vocabulary.encode(words[:max_words]), dtype=np.int64)
-            for words in map(self.vocabulary.tokenizer.split, photo)
+            for words in map(self.vocabulary.tokenizer.split, captions)
             if tuple(words) not in self.without
         )
         return [caption for caption in encoded if (caption != self.vocabulary.unknown).any()]
 
     def batch(self, step: int, *, size: int, cells: int) -> TextBatch:
-        """`size` captions, each with `cells` words to be written from."""
+        """Draw `size` captions, each with `cells` words to be written from."""
         generator = np.random.default_rng((self.seed, step))
         drawn: list[tuple[np.ndarray, np.ndarray]] = []
         for _ in range(size):
-            photo = self.photos[generator.integers(len(self.photos))]
-            chosen = int(generator.integers(len(photo)))
-            others = np.concatenate([c for index, c in enumerate(photo) if index != chosen])
+            captions = self.images[generator.integers(len(self.images))]
+            chosen = int(generator.integers(len(captions)))
+            others = np.concatenate([c for index, c in enumerate(captions) if index != chosen])
             weight = self.weight[others]
             words = generator.choice(others, size=cells, p=weight / weight.sum())
-            drawn.append((photo[chosen], words))
+            drawn.append((captions[chosen], words))
         drawn.sort(key=lambda pair: -len(pair[0]))
         lengths = torch.tensor([len(caption) + 1 for caption, _ in drawn])
         tokens = torch.zeros(size, int(lengths[0]), dtype=torch.long)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from captioner.data.heif import is_heif, register_heif
 from captioner.errors import ImageError
+from captioner.runtime.libtiff import silence_libtiff
 from captioner.types import Geometry
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
@@ -153,6 +154,8 @@ def _decode(source: IO[bytes]) -> Image.Image:
     with image:
         if image.width * image.height > MAX_IMAGE_PIXELS:
             raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+        if image.format == "TIFF":
+            silence_libtiff()
         image.seek(0)
         return _load(image)
 

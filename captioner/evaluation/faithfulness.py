@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.generation import Hypothesis, score, score_captions
-from captioner.models.attention import Attention, HardSelect, Select, looking
+from captioner.models.attention import Attention, HardSelect, Select, hard_attention_mode
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Geometry, Grid
 
@@ -63,9 +63,9 @@ class ReplacedSelect(nn.Module):
         """Forget the first word of the captions before."""
         self.first = None
 
-    def expected(self, *arguments: Any) -> Tensor | None:
+    def draw_expected(self, *arguments: Any) -> Tensor | None:
         """Return the same as the model's own stage: nothing outside training."""
-        result: Tensor | None = self.select.expected(*arguments)
+        result: Tensor | None = self.select.draw_expected(*arguments)
         return result
 
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
@@ -83,7 +83,7 @@ class ReplacedSelect(nn.Module):
         # The expectation over given weights: scores whose softmax they are.
         as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
         hard = isinstance(self.select, HardSelect)
-        with looking(self.select, "expectation") if hard else nullcontext():
+        with hard_attention_mode(self.select, "expectation") if hard else nullcontext():
             output: AttentionOutput = self.select(as_scores, *arguments)
         return output
 

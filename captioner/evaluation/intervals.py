@@ -28,7 +28,7 @@ LEVEL = 0.95
 
 
 def bleu(counts: np.ndarray) -> np.ndarray:
-    """BLEU-1 to BLEU-4 [..., 4] of summed counts [..., 10], as coco-caption computes them.
+    """Return BLEU-1 to BLEU-4 [..., 4] of summed counts [..., 10], as coco-caption computes them.
 
     counts: words, words of the closest references, n-grams of n 1 to 4, those of them matched.
     """
@@ -42,7 +42,7 @@ def bleu(counts: np.ndarray) -> np.ndarray:
 
 
 def meteor(counts: np.ndarray) -> np.ndarray:
-    """METEOR 1.5 [...] of summed statistics [..., 23] (Denkowski and Lavie 2014, section 2).
+    """Return METEOR 1.5 [...] of summed statistics [..., 23] (Denkowski and Lavie 2014, section 2).
 
     counts: words of caption and reference, function words of both; for each of four modules the
     content words matched in both and the function words matched in both; chunks (0 for a perfect
@@ -64,7 +64,7 @@ def meteor(counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ImageScores:
-    """What the corpus figures of any selection of N images follow from.
+    """The statistics of N images from which the corpus figures of any selection follow.
 
     image_ids: N of them. means: metric -> float64 [N], for metrics that are means over images.
     counts: "Bleu_4" [N, 10] and "METEOR" [N, 23], those that were computed.
@@ -80,7 +80,7 @@ class ImageScores:
         per_image: Mapping[str, Mapping[Hashable, float]],
         counts: Mapping[str, Mapping[Hashable, Sequence[float]]],
     ) -> ImageScores:
-        """From the fields of metrics.Scores.
+        """Make it of the fields of metrics.Scores.
 
         Raises:
             ValueError: these are not the counts of a known metric.
@@ -100,7 +100,7 @@ class ImageScores:
         )
 
     def corpus(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Corpus figures [...] of selections; weights [..., N] say how often each image is in."""
+        """Return corpus figures [...] of selections, which hold image n weights [..., n] times."""
         figures: dict[str, np.ndarray] = {}
         if "Bleu_4" in self.counts:
             scores = bleu(weights @ self.counts["Bleu_4"])
@@ -130,7 +130,7 @@ class Difference:
 def bootstrap_intervals(
     scores: ImageScores, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """The 95 % percentile bootstrap interval of each corpus figure, over images."""
+    """Return the 95 % percentile bootstrap interval of each corpus figure, over images."""
     drawn = _drawn(scores, resamples, seed)
     return {name: _interval(values) for name, values in drawn.items()}
 
@@ -138,9 +138,12 @@ def bootstrap_intervals(
 def interval_of_mean(
     groups: Sequence[Sequence[float]], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the mean of all values, over groups of them.
+    """Return the 95 % percentile bootstrap interval of the mean of all values, over groups.
 
-    groups: at least one, none empty, such as the words of each photo: they are drawn together.
+    Args:
+        groups: At least one, none empty, such as the words of each image: they are drawn together.
+        resamples: Number of draws.
+        seed: Of the draws.
     """
     sums = np.array([sum(group) for group in groups])
     sizes = np.array([len(group) for group in groups])
@@ -193,7 +196,7 @@ def paired_bootstrap(
 
 
 def _drawn(scores: ImageScores, resamples: int, seed: int) -> dict[str, np.ndarray]:
-    """Corpus figures [resamples] of as many images, drawn with replacement.
+    """Return corpus figures [resamples] of as many images, drawn with replacement.
 
     The same for the same number of images and seed; in parts, as COCO has 40,000 images.
     """

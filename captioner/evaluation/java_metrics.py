@@ -84,7 +84,7 @@ class _Meteor(Meteor):
         )
 
     def _stat(self, hypothesis_str: str, reference_list: Sequence[str]) -> str:
-        """As its own, which answers with one line a caption; its numbers are kept."""
+        """Score one caption as pycocoevalcap does, and keep the numbers of the answer."""
         line: str = super()._stat(hypothesis_str, reference_list)
         counts = [float(number) for number in line.split()]
         words, matched, chunks = counts[0:2], counts[21:23], counts[20]
@@ -94,7 +94,7 @@ class _Meteor(Meteor):
         return line
 
     def ended(self) -> str:
-        """How its process ended, if it did."""
+        """Return how the process ended, if it did."""
         try:
             code = self.meteor_p.wait(1)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The results file of an evaluation: written whole, and read again to compare two."""
+"""The results file of an evaluation: written in one step, and read again to compare two."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def results_of(
     names: Mapping[Any, str] | None = None,
     **further: object,
 ) -> dict[str, Any]:
-    """The content of results.json: metrics, num_images, captions, signature, further.
+    """Return the content of results.json: metrics, num_images, captions, signature, further.
 
     "captions" is what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...].
     "images", from `scores`, holds what `read_results` needs of each image, and its file name from
@@ -51,7 +51,7 @@ def results_of(
 
 
 def captions_list(captions: Mapping[Any, str]) -> list[dict[str, Any]]:
-    """Captions as COCO's server takes them."""
+    """Return captions as COCO's server takes them."""
     return [{"image_id": image_id, "caption": text} for image_id, text in captions.items()]
 
 
@@ -59,26 +59,26 @@ def write_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write JSON, which has no NaN: it would make a file that other languages cannot read.
 
     Raises:
-        CaptionerError: the file cannot be written there.
-        ValueError: a number is NaN or infinite.
+        CaptionerError: The file cannot be written there.
+        ValueError: A number is NaN or infinite.
     """
     save_bytes((json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), path)
 
 
 def digest_of(names: Mapping[Any, str], references: Mapping[Any, Sequence[str]]) -> str:
-    """What tells the photos and references of one evaluation from those of another.
+    """Return a digest of the images and references of an evaluation, whatever their order.
 
-    It does not depend on their order.
+    Results with the same digest can be compared.
     """
     rows = sorted(json.dumps([str(i), names[i], list(references[i])]) for i in references)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
 def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
-    """The signature of results and what comparisons need of each image.
+    """Read the signature of results and what comparisons need of each image.
 
     Raises:
-        DataError: it is no file of results with scores.
+        DataError: It is no file of results with scores.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a set of captions is like, beside its scores, and its scores by kinds of photos."""
+"""Statistics of a set of captions besides the scores, and the scores by kinds of images."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BAD_ENDINGS = frozenset(
     "a an the in for at of with before after on upon near to is are am and or by from that".split()
 )
 
-OBJECTS = (1, 3, 6, 10)  # bounds of groups by the number of objects in a photo
+OBJECTS = (1, 3, 6, 10)  # bounds of groups by the number of objects in an image
 
 
 def corpus_statistics(
     captions: Sequence[str], training: Iterable[str] | None = None
 ) -> dict[str, float | None]:
-    """How varied and well formed captions are, counted in lower-cased words without punctuation.
+    """Count how varied and well formed captions are, in lower-cased words without punctuation.
 
-    num_captions; distinct_ratio, different captions / captions; novel_ratio, captions that are none
-    of the `training` captions (None without these); vocabulary_used, different words;
+    Returns num_captions; distinct_ratio, different captions / captions; novel_ratio, those that are
+    none of the `training` captions (None without these); vocabulary_used, different words;
     mean_length_words and sd_length_words; bad_ending_rate, captions that end in one of BAD_ENDINGS;
     repeated_N_gram_rate, captions that say the same N words twice, and of N 1, twice in a row. All
     zero for no captions.
@@ -64,7 +64,7 @@ def _repeats(words: Sequence[str], n: int) -> bool:
 def scores_by_group(
     images: ImageScores, value_of: Mapping[Any, float], bounds: Sequence[float]
 ) -> list[dict[str, float | None]]:
-    """Corpus figures of the images between bounds of a value, such as an image's objects.
+    """Return corpus figures of the images between bounds of a value, such as an image's objects.
 
     Images without a value are in no group.
 
@@ -91,7 +91,7 @@ def scores_by_group(
 def scores_by_length(
     images: ImageScores, texts: Mapping[Any, Sequence[str]]
 ) -> list[dict[str, float | None]]:
-    """Scores by thirds of the mean length, in words, of texts such as an image's references."""
+    """Return scores by thirds of the mean length, in words, of texts such as references."""
     lengths = {
         image_id: float(np.mean([len(tokenize(text).split()) for text in texts[image_id]]))
         for image_id in images.image_ids

@@ -1,1 +1,1 @@
-"""Image to grid to words: backbones, encoder, attention, decoders, and `build` that makes them."""
+"""Image to grid to words: backbones, the model, attention, decoders, and `build` for settings."""

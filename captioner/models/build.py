@@ -1,11 +1,9 @@
-"""Encoder and decoder together; the only place that turns settings into modules."""
+"""From settings to modules: the only place in models that reads a whole config."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
-
-from torch import Tensor, nn
+from typing import TypeVar
 
 from captioner.config import (
     AttentionConfig,
@@ -17,65 +15,25 @@ from captioner.config import (
 )
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.errors import ConfigError
-from captioner.models.attention import (
-    AdditiveScore,
-    Attention,
-    CosineScore,
-    DotScore,
-    GeneralScore,
-    GlobalWindow,
-    HardSelect,
-    HeadValues,
-    LocationScore,
-    MonotonicWindow,
-    PredictiveWindow,
-    Score,
-    Select,
-    SoftSelect,
-    Window,
-)
-from captioner.models.backbones import Encoder, GridSelfAttention, build_backbone
-from captioner.models.decoders import (
-    Decoder,
-    LSTMDecoder,
-    LuongDecoder,
-    MeanDecoder,
-    TeacherForcingOutput,
-    TopDownDecoder,
-    TransformerDecoder,
-)
-from captioner.types import Grid
+from captioner.models.attention import Attention, HeadValues, MultiHeadAttention
+from captioner.models.attention.sizes import require_divisor
+from captioner.models.backbones import build_backbone
+from captioner.models.decoders import Decoder
+from captioner.models.model import CaptionModel, Encoder
+from captioner.models.self_attention import GridSelfAttention
+from captioner.registry import DECODERS, SCORES, SELECTS, WINDOWS
+
+__all__ = [
+    "CaptionModel",
+    "build_attention",
+    "build_decoder",
+    "build_encoder",
+    "build_model",
+    "image_transform",
+    "resolved",
+]
 
 ModelConfigT = TypeVar("ModelConfigT", bound=ModelConfig)
-
-
-class CaptionModel(nn.Module):
-    """Photo to grid to words."""
-
-    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.decoder = decoder
-
-    def forward(
-        self,
-        grid: Grid,
-        image_index: Tensor,
-        tokens: Tensor,
-        lengths: Tensor,
-        style: Tensor | None = None,
-    ) -> TeacherForcingOutput:
-        """Write given captions of the images that the encoder made the grid of.
-
-        Args:
-            grid: Annotation vectors of B images.
-            image_index: [N], the image of each caption.
-            tokens: [N, T], the words read, from the start token on.
-            lengths: [N] on the CPU, falling.
-            style: [N, E], added to the embedding of each caption's first token.
-        """
-        memory = self.decoder.prepare(grid).select(image_index)
-        return self.decoder(memory, tokens, lengths, style)
 
 
 def build_model(
@@ -83,16 +41,17 @@ def build_model(
 ) -> CaptionModel:
     """Build the modules that the settings name.
 
-    `pretrained=False` leaves the backbone's weights random, for a model folder's own to be loaded.
+    Args:
+        pretrained: False leaves the backbone's weights random, for a model folder's to be loaded.
 
     Raises:
-        ConfigError: a setting that cannot be used.
-        WeightsError: pretrained weights that cannot be had.
+        ConfigError: A setting cannot be used.
+        WeightsError: Pretrained weights cannot be had.
     """
     validate(config)
     encoder = build_encoder(config.encoder, pretrained=pretrained)
     cells = None
-    if config.attention.score == "location":
+    if config.attention.score == "location":  # the only one that needs their number, at some cost
         cells = encoder.cells(config.preprocess.height_px, config.preprocess.width_px)
     decoder = build_decoder(
         config.decoder,
@@ -105,13 +64,14 @@ def build_model(
 
 
 def build_encoder(config: EncoderConfig, *, pretrained: bool = True) -> Encoder:
+    """Build the backbone and the layers over its feature map."""
     backbone = build_backbone(
         config.backbone, weights=config.weights if pretrained else "none", tap=config.tap
     )
     self_attention = None
     if config.self_attention_layers:
         dim = config.project_dim or backbone.channels
-        _divides("encoder.self_attention_heads", config.self_attention_heads, dim, "D")
+        require_divisor("encoder.self_attention_heads", config.self_attention_heads, dim, "D")
         if dim % 4:
             raise ConfigError(
                 f"encoder.project_dim: positions in a grid need a multiple of 4, not {dim}"
@@ -142,58 +102,27 @@ def build_attention(
     cells: int | None = None,
     context_dim: int | None = None,
 ) -> Attention:
-    """cells: L, for the `location` score. context_dim: size of projected contexts, if any."""
-    values = None
-    if config.heads > 1 or context_dim is not None:
-        _divides("attention.heads", config.heads, feature_dim, "D, the size of a cell's vector,")
-        values = HeadValues(
-            feature_dim=feature_dim, context_dim=context_dim or feature_dim, heads=config.heads
-        )
-    score = build_score(config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
-    return Attention(
-        score,
-        build_window(config, query_dim=query_dim),
-        build_select(config),
-        values=values,
-        local=config.values == "local",
+    """Build the three stages that the settings name.
+
+    Args:
+        query_dim: H, size of the decoder's state.
+        feature_dim: D, size of an annotation vector.
+        cells: L, for the score `location`.
+        context_dim: Size of projected contexts; None leaves them at D.
+    """
+    score = SCORES[config.score].from_config(
+        config, query_dim=query_dim, feature_dim=feature_dim, cells=cells
     )
-
-
-def build_score(
-    config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
-) -> Score:
-    sizes = {"query_dim": query_dim, "feature_dim": feature_dim, "heads": config.heads}
-    if config.score == "general":
-        _divides("attention.heads", config.heads, query_dim, "decoder.hidden_dim")
-        return GeneralScore(**sizes)
-    if config.score == "location":
-        if cells is None:
-            raise ConfigError("attention.score: location needs to know the number of cells")
-        return LocationScore(query_dim=query_dim, cells=cells, heads=config.heads)
-    _divides("attention.heads", config.heads, config.dim, "attention.dim")
-    if config.score == "cosine":
-        return CosineScore(**sizes, attention_dim=config.dim)
-    if config.score in ("dot", "scaled_dot"):
-        return DotScore(**sizes, attention_dim=config.dim, scaled=config.score == "scaled_dot")
-    return AdditiveScore(**sizes, attention_dim=config.dim, bias=config.score == "additive")
-
-
-def build_window(config: AttentionConfig, *, query_dim: int) -> Window:
-    if config.window == "local_p":
-        return PredictiveWindow(query_dim=query_dim, radius_cells=config.radius)
-    if config.window == "local_m":
-        return MonotonicWindow(radius_cells=config.radius, words=config.words)
-    return GlobalWindow()
-
-
-def build_select(config: AttentionConfig) -> Select:
-    if config.select == "soft":
-        return SoftSelect(temperature=config.temperature)
-    return HardSelect(
-        temperature=config.temperature,
-        semi_sampling=config.semi_sampling,
-        at_test=config.at_test,
+    window = WINDOWS[config.window].from_config(config, query_dim=query_dim)
+    select = SELECTS[config.select].from_config(config)
+    local = config.values == "local"
+    if config.heads == 1 and context_dim is None:
+        return Attention(score, window, select, local=local)
+    require_divisor("attention.heads", config.heads, feature_dim, "D, the size of a cell's vector,")
+    values = HeadValues(
+        feature_dim=feature_dim, context_dim=context_dim or feature_dim, heads=config.heads
     )
+    return MultiHeadAttention(score, window, select, values=values, local=local)
 
 
 def build_decoder(
@@ -204,53 +133,33 @@ def build_decoder(
     vocabulary_size: int,
     cells: int | None = None,
 ) -> Decoder:
-    """cells: L, for the `location` score."""
-    words: dict[str, Any] = {
-        "vocabulary_size": vocabulary_size,
-        "hidden_dim": config.hidden_dim,
-        "tie_embeddings": config.tie_embeddings,
-        "dropout": config.dropout,
-        "embed_dropout": config.embed_dropout,
-    }
-    if config.kind == "mean":
-        return MeanDecoder(feature_dim=feature_dim, embed_dim=config.embed_dim, **words)
-    sizes: dict[str, Any] = {
-        "query_dim": config.hidden_dim,
-        "feature_dim": feature_dim,
-        "cells": cells,
-    }
-    if config.kind == "transformer":
-        _divides("decoder.heads", config.heads, config.hidden_dim, "decoder.hidden_dim")
-        return TransformerDecoder(
-            [
-                build_attention(attention, context_dim=config.hidden_dim, **sizes)
-                for _ in range(config.layers)
-            ],
-            heads=config.heads,
-            feedforward_dim=config.feedforward_dim,
-            positions=config.positions,
-            max_positions=config.max_positions,
-            pre_norm=config.pre_norm,
-            **words,
+    """Build the decoder that the settings name, with its attention.
+
+    Args:
+        feature_dim: D, size of an annotation vector.
+        vocabulary_size: V.
+        cells: L, for the score `location`.
+    """
+
+    def attend(context_dim: int | None = None) -> Attention:
+        return build_attention(
+            attention,
+            query_dim=config.hidden_dim,
+            feature_dim=feature_dim,
+            cells=cells,
+            context_dim=context_dim,
         )
-    words |= {"feature_dim": feature_dim, "embed_dim": config.embed_dim, "gate": config.gate}
-    looking = build_attention(attention, **sizes)
-    if config.kind == "luong":
-        return LuongDecoder(looking, input_feeding=config.input_feeding, **words)
-    if config.kind == "top_down":
-        return TopDownDecoder(looking, **words)
-    return LSTMDecoder(looking, output=config.output, **words)
 
-
-def _divides(key: str, heads: int, size: int, what: str) -> None:
-    if size % heads:
-        raise ConfigError(f"{key}: {heads} does not divide {what} {size}; use a divisor of {size}")
+    decoder: Decoder = DECODERS[config.kind].from_config(
+        config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
+    )
+    return decoder
 
 
 def image_transform(
     config: PreprocessConfig, augmentation: Augmentation | None = None
 ) -> ImageTransform:
-    """The transform of resolved settings."""
+    """Build the transform of settings that `resolved` completed."""
     if config.mean is None or config.std is None or config.interpolation is None:
         raise ConfigError("preprocess: mean, std and interpolation must be given")
     return ImageTransform(
@@ -265,15 +174,15 @@ def image_transform(
 
 
 def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:
-    """The settings with the backbone's own preprocessing written out, as a model folder keeps."""
-    own = model.encoder.backbone.preprocessing
+    """Return the settings with the backbone's own preprocessing written out, for a model folder."""
+    default = model.encoder.backbone.preprocessing
     given = config.preprocess
     return replace(
         config,
         preprocess=replace(
             given,
-            mean=given.mean or own.mean,
-            std=given.std or own.std,
-            interpolation=given.interpolation or own.interpolation,
+            mean=given.mean or default.mean,
+            std=given.std or default.std,
+            interpolation=given.interpolation or default.interpolation,
         ),
     )

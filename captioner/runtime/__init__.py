@@ -1,1 +1,1 @@
-"""What makes captioner fast on a given machine, and nothing else."""
+"""Code for speed on a given machine: device, memory, threads."""

@@ -12,22 +12,22 @@ from captioner.errors import ConfigError
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """`auto` is the GPU if there is one that works, else the CPU.
+    """Return the device of this name; `auto` is the GPU if one works, else the CPU.
 
     Raises:
-        ConfigError: no such device on this machine.
+        ConfigError: There is no such device on this machine.
     """
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
         try:
-            return _tried("cuda")
+            return _working_device("cuda")
         except RuntimeError as error:  # of a kind that this PyTorch has no kernels for, or full
             reason = str(error).partition("\n")[0]
             print(f"the GPU cannot be used ({reason}); going on with the CPU", file=sys.stderr)
             return torch.device("cpu")
     try:
-        device = _tried(name)
+        device = _working_device(name)
     except (RuntimeError, AssertionError, NotImplementedError):
         usable = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
         reason = "" if torch.cuda.is_available() else ", which has no GPU that PyTorch can use"
@@ -35,11 +35,12 @@ def choose_device(name: str = "auto") -> torch.device:
             f"device: '{name}' cannot be used on this machine{reason}; use {usable}"
         ) from None
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # or pinned memory would be asked of the first GPU
+        torch.cuda.set_device(device)  # or pinned memory would come from the first GPU
     return device
 
 
-def _tried(name: str) -> torch.device:
+def _working_device(name: str) -> torch.device:
+    """Return the device after a computation on it."""
     device = torch.device(name)
     (torch.zeros(1, device=device) + 1).item()  # `meta` has no values
     return device
@@ -48,14 +49,14 @@ def _tried(name: str) -> torch.device:
 def autocast(
     device: torch.device, precision: Literal["auto", "float32", "bfloat16"]
 ) -> contextlib.AbstractContextManager[Any]:
-    """Context of a forward pass; `auto` is bfloat16 on a GPU that has it, else float32."""
+    """Return the context of a forward pass; `auto` is bfloat16 on a GPU that has it."""
     if precision == "bfloat16" or (precision == "auto" and _has_bfloat16(device)):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Whether it is a GPU with units for it: older ones emulate it, slower than float32."""
+    """Whether it is a GPU with units for bfloat16: older ones emulate it, slower than float32."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):

@@ -1,4 +1,4 @@
-"""Passes over a model side by side, and photos read ahead of them."""
+"""Parallel passes over a model, and prefetching of the images they read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-PASSES = 2  # side by side: as many as there were cores to measure on
-READERS = 8  # threads at most that read photos for a GPU
+PASSES = 2  # in parallel: as many as there were cores to measure on
+READERS = 8  # threads at most that read images for a GPU
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -21,10 +21,10 @@ Result = TypeVar("Result")
 
 @contextmanager
 def shared_cores(device: torch.device) -> Iterator[int]:
-    """Within it, how many passes to have side by side; on a CPU each has its part of the threads.
+    """Share the threads of a CPU between parallel passes; yields how many passes to run.
 
     Two passes keep two cores busier than one pass over both: much of a search is too small to be
-    cut in pieces, and OpenMP's threads spin while they wait, which starves whoever else needs
+    cut in pieces, and OpenMP's threads spin while they wait, which starves others that need
     their core. The threads are those that PyTorch would use (OMP_NUM_THREADS, the cores that the
     process may use).
     """
@@ -43,10 +43,10 @@ def shared_cores(device: torch.device) -> Iterator[int]:
 def parallel_map(
     work: Callable[[Item], Result], items: Iterable[Item], device: torch.device
 ) -> Iterator[Result]:
-    """The result of each item, in their order; on a CPU from several threads that share the cores.
+    """Map items to results in their order; on a CPU in several threads that share the cores.
 
-    Items are made in the caller's thread, one ahead of the passes and no more; one alone has all
-    cores. What `work` or `items` raises reaches the caller, once what runs has ended. Work that
+    Items are made in the caller's thread, one ahead of the passes and no more; a single item has
+    all cores. Exceptions of `work` or `items` reach the caller once what runs has ended. Work that
     draws at random does not belong here: the threads would draw in another order each time.
     """
     items = iter(items)
@@ -61,11 +61,11 @@ def parallel_map(
 def prefetch(
     read: Callable[[Item], Result], items: Iterable[Item], device: torch.device
 ) -> Iterator[Result]:
-    """What is read of each item, in their order; for a GPU by several threads, ahead of it.
+    """Read items in their order; for a GPU in several threads, ahead of it.
 
-    One core decodes a hundred or two photos a second and would keep a GPU waiting; Pillow decodes
-    and resizes outside Python's lock. On a CPU the cores are the passes' own, and an item is read
-    when it is asked for.
+    One core decodes a hundred or two images a second and would keep a GPU waiting; Pillow decodes
+    and resizes outside of Python's lock. On a CPU the passes need the cores, and an item is read
+    when the caller needs it.
     """
     threads = min(READERS, _cores())
     if device.type == "cpu" or threads == 1:
@@ -74,14 +74,14 @@ def prefetch(
 
 
 def _cores() -> int:
-    """Those that the process may use."""
+    """Count the cores that the process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], *, threads: int, ahead: int
 ) -> Iterator[Result]:
-    """Results in the items' order; `ahead` more of them than were taken are made or being made."""
+    """Yield results in the items' order; at most `ahead` more than were taken are in the making."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="pass")
     running: deque[Future[Result]] = deque()
     try:
@@ -96,7 +96,7 @@ def _in_threads(
 
 
 def _all(ahead: deque[Item], items: Iterator[Item]) -> Iterator[Item]:
-    """Both, one after another; emptied as it goes, so that no item outlives its turn."""
+    """Yield both one after another, emptying `ahead`, so that no item outlives its turn."""
     while ahead:
         yield ahead.popleft()
     yield from items

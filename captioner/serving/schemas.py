@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from captioner.config import HardAttentionMode
+
 MAX_BEAM = 20
 MAX_CAPTION_CHARACTERS = 1000
 MAX_CAPTION_WORDS = 60  # counted by the model's tokenizer (see service)
@@ -38,7 +40,7 @@ class ImageOptions(BaseModel):
     model: str | None = Field(
         None, max_length=200, description="A name from /v1/models; by default the first."
     )
-    at_test: Literal["argmax", "expectation", "sample"] | None = Field(
+    at_test: HardAttentionMode | None = Field(
         None, description="How hard attention selects a cell; only for models with it."
     )
 

@@ -76,6 +76,11 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
             for name, digest in trainer.setup.data_digests.items()
             if state["data"][name] != digest
         ]
+        if changed:
+            raise CheckpointError(
+                f"{folder}: this run began with other {' and '.join(changed)} than those that the "
+                "settings of data name now; resume with its own, or start another run"
+            )
         load_weights(trainer.evaluated_model, folder)
         if trainer.averaged:
             trainer.model.load_state_dict(state["raw"], strict=False)
@@ -88,14 +93,9 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
         torch.set_rng_state(state["rng"])
         if "cuda_rng" in state and trainer.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], trainer.device)
-    except torch.OutOfMemoryError:
+    except (CheckpointError, torch.OutOfMemoryError):
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
         ) from None
-    if changed:
-        raise CheckpointError(
-            f"{folder}: this run began with other {' and '.join(changed)} than those that the "
-            "settings of data name now; resume with its own, or start another run"
-        )

@@ -14,6 +14,7 @@ import torch
 from captioner.checkpoint import (
     CHECKPOINTS,
     MANIFEST,
+    clean_run_folder,
     model_folder,
     newest_checkpoint,
     verify,
@@ -62,6 +63,7 @@ def holds_a_run(run: Path) -> bool:
 
 
 def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | None) -> Path:
+    clean_run_folder(run)
     start_from = checkpoint
     if start_from is None and config.train.start_from is not None:
         start_from = model_folder(config.train.start_from)

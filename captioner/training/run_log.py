@@ -44,7 +44,7 @@ class RunLog:
                     line for line in lines if _parsed(line).get("step", math.inf) <= resume_step
                 ]
             entries = map(_parsed, kept)
-            self._validated = {e["epoch"] for e in entries if e.get("kind") == "validation"}
+            self._validated = {e.get("epoch") for e in entries if e.get("kind") == "validation"}
             save_bytes("".join(f"{line}\n" for line in kept).encode(), self.path)
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
 

@@ -101,6 +101,8 @@ def prepare(
             "or give more photos"
         )
     vocabulary = _vocabulary(config, images, start_from, resume=resume)
+    if warning := vocabulary.tokenizer.warning(images.captions):
+        _warn(warning)
     torch.manual_seed(seed)
     model = build_model(config, len(vocabulary))
     if start_from is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -16,6 +17,7 @@ from tqdm import tqdm
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
+from captioner.files import save_bytes
 from captioner.models.build import CaptionModel
 from captioner.runtime.device import autocast
 from captioner.training.checkpointing import restore_checkpoint, save_checkpoint
@@ -65,7 +67,7 @@ class Trainer:
         self.drops = 0  # of the plateau schedule
         self.figures: dict[str, Any] = {}  # of the best validation
         self.last_validation: dict[str, Any] = {}  # its log line, so that no crash can lose it
-        self.unreadable = setup.reported_unreadable
+        self.unreadable = set(setup.reported_unreadable)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -74,7 +76,8 @@ class Trainer:
 
         Raises:
             KeyboardInterrupt: A signal came; a checkpoint was saved unless a step was half done.
-            CaptionerError: The run cannot go on; a checkpoint was saved.
+            CaptionerError: The run cannot go on; a checkpoint was saved unless the gradient was not
+                finite in many steps in a row.
         """
         with RunLog(self.run, resume_step=self.step) as log:
             log.write_validation(self.last_validation)  # unless it is there
@@ -205,7 +208,9 @@ class Trainer:
         if self.skipped_steps < MAX_SKIPPED_STEPS:
             return
         path = self.run / "not_finite_batch.pt"
-        torch.save([vars(batch) for batch in batches], path)
+        buffer = io.BytesIO()
+        torch.save([vars(batch) for batch in batches], buffer)
+        save_bytes(buffer.getvalue(), path)
         raise CaptionerError(
             f"the gradient was not finite in {MAX_SKIPPED_STEPS} steps in a row; the last batch is "
             f"in {path}; lower optim.lr or set optim.clip_norm, and start from an earlier model"

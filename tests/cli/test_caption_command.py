@@ -463,7 +463,11 @@ def test_half_a_model_folder_is_one_sentence(
 # ------------------------------------------------------------------- real processes and real pipes
 
 
-REAL = {"plain": "", "head": " --json | head -n 1", "full": " > /dev/full"}  # behind the command
+REAL = {
+    "plain": "",
+    "head": " --json | head -n 1",
+    "full": " --quiet > /dev/full",
+}  # behind the command
 
 
 @pytest.fixture(scope="module")

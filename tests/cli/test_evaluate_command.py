@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,53 @@ def test_everything_beside_the_scores_is_in_the_results(
     assert len(faithfulness["attention"]) == len(faithfulness["shares"])
     assert "in order of attention" in outcome.stdout
     assert "bad_ending_rate" in outcome.stdout
+    attention = found["attention"]
+    assert set(attention) == {
+        *("frozen", "random_cell", "uniform"),
+        *("deleted_in_grid", "deleted_before_mixing", "cell_changes"),
+    }
+    for name, entry in attention.items():
+        low, high = entry["interval"]
+        assert low <= entry["value"] <= high
+        assert ("control" in entry) == name.startswith("deleted")
+        assert f"{name:22} {entry['value']:.3f}" in outcome.stdout
+    assert 0 <= attention["cell_changes"]["value"] <= 1
+
+
+def test_faithfulness_without_a_number_is_measured_on_the_first_150_photos(
+    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    outcome = evaluate(programs, tiny_model, table, "--faithfulness", "--output", output)
+    assert outcome.code == 0, outcome.stderr
+    found = results(output)
+    words = sum(len(entry["caption"].split()) for entry in found["captions"])
+    assert found["faithfulness"]["num_words"] == words, "of all six"
+    assert found["attention"]["frozen"]["value"] != 0
+
+
+def test_a_model_with_a_calibrator_is_reported_on(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    table = tiny.draw_table(tmp_path / "photos", train=6, val=60, test=6)
+    model, output = tmp_path / "model", tmp_path / "results.json"
+    shutil.copytree(tiny_model, model)
+    options = ["--format", "table", "--root", table, "--device", "cpu", "--right-from", 0.3]
+    report = tmp_path / "report.json"
+    done = programs.run("captioner", "calibrate", model, *options, "--output", report)
+    assert done.code == 0, done.stderr
+    assert str(model / "calibrator.json") in done.stdout
+    found = json.loads(report.read_text())
+    assert found["all"]["num_images"] == 60
+    outcome = evaluate(programs, model, table, "--split", "test", "--output", output)
+    assert outcome.code == 0, outcome.stderr
+    calibration = results(output)["calibration"]
+    assert calibration["num_images"] == 6
+    assert calibration["right_from"] == 0.3
+    assert "confidence: expected calibration error" in outcome.stdout
+    few = programs.run("captioner", "calibrate", model, *options, "--limit", 5)
+    assert few.code == 2
+    assert "needs at least" in few.sentence()
 
 
 def test_attention_on_coco_s_objects_is_measured(
@@ -320,10 +368,11 @@ def test_objects_are_those_of_the_photos_of_that_name(
         tiny_model,
         root,
         *("--output", output, "--regions", regions),
-        *("--objects", instances(tmp_path / "instances.json", *names)),
+        *("--objects", instances(tmp_path / "instances.json", *names[:1])),
+        *(instances(tmp_path / "others.json", *names[1:]),),
     )
     assert outcome.code == 0, outcome.stderr
-    assert "knows 2 of the 6 photos" in outcome.stderr
+    assert "2 of the 6 photos" in outcome.stderr
     found = results(output)
     assert found["grounding"]["references"]["num_words"] == 2
     assert found["grounding"]["references"]["correctness"] == pytest.approx(1)
@@ -354,7 +403,7 @@ def test_objects_of_other_photos_are_refused_before_the_work(
     objects = instances(tmp_path / "instances.json", "000000000003.jpg")
     outcome = evaluate(programs, tiny_model, table, "--objects", objects)
     assert outcome.code == 2
-    assert "knows none of the 6 photos" in outcome.sentence()
+    assert "none of the 6 photos" in outcome.sentence()
 
 
 def test_results_of_other_photos_with_the_same_numbers_are_not_compared(

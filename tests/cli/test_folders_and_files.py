@@ -179,6 +179,20 @@ def test_a_name_that_is_no_text_gets_a_page_too(run, folder: Path, tmp_path: Pat
     assert run(name, "--output", "out", "--save", "html,png", "--resume").stdout == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere libtiff may be out of reach")
+def test_a_damaged_tiff_is_one_sentence_without_libtiff_s_own(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.tif"
+    tiny.photo(0)[0].save(file, compression="tiff_lzw")
+    content = bytearray(file.read_bytes())
+    content[60:90] = bytes(range(200, 230))
+    file.write_bytes(content)
+    with pytest.raises(ImageError):
+        open_image(file)
+    assert capfd.readouterr().err == ""
+
+
 # ------------------------------------------------------------------------------------ confidence
 
 

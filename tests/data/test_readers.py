@@ -663,9 +663,9 @@ def test_captions_that_name_no_existing_image_stop_at_once(
     format = make.__name__.removeprefix("make_")
     message = sentence(format=format, root=tmp_path, split="train")
     assert message.startswith("none of the 1 images of split 'train' is on disk")
-    looked_for = re.search(r"looked for at (\S+);", message)
-    assert looked_for
-    touch(tmp_path, looked_for[1])  # doing as it says mends it
+    expected = re.search(r"expected at (\S+);", message)
+    assert expected
+    touch(tmp_path, expected[1])  # doing as it says mends it
     assert names(read_split(format=format, root=tmp_path, split="train")) == ["a.jpg"]
 
 
@@ -765,3 +765,57 @@ def test_real_coco_photos_in_a_karpathy_file_and_a_table(shared_data: Path, tmp_
         assert [p.captions for p in split.images] == [p.captions for p in both.images]
     assert ids(karpathy) == ids(both)
     assert ids(table) == list(range(50))
+
+
+# ------------------------------------------------------------------------- Damaged annotations
+
+
+DEEP = "[" * 100_000
+COCO_IMAGE = {"id": 1, "file_name": "a.jpg"}
+COCO_CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        DEEP,
+        '{"images": ' + DEEP,
+        '{"images": [{"id": ' + "9" * 10_000 + "}]}",
+        '{"images": [], "annotations"',
+        {"images": [{**COCO_IMAGE, "id": None}], "annotations": [COCO_CAPTION]},
+        {"images": [{**COCO_IMAGE, "id": [1]}], "annotations": [COCO_CAPTION]},
+        {"images": [{**COCO_IMAGE, "id": True}], "annotations": [COCO_CAPTION]},
+        {"images": [COCO_IMAGE, {"id": 1, "file_name": "b.jpg"}], "annotations": [COCO_CAPTION]},
+        {"images": [{**COCO_IMAGE, "file_name": 7}], "annotations": [COCO_CAPTION]},
+        {"images": [{**COCO_IMAGE, "file_name": "a\0.jpg"}], "annotations": [COCO_CAPTION]},
+        {"images": [COCO_IMAGE], "annotations": [{**COCO_CAPTION, "caption": 7}]},
+        {"images": [COCO_IMAGE], "annotations": [{**COCO_CAPTION, "caption": None}]},
+        {"images": {"1": COCO_IMAGE}, "annotations": [COCO_CAPTION]},
+        {"annotations": [COCO_CAPTION]},
+    ],
+    ids=lambda content: str(content)[:40],
+)
+def test_damaged_coco_annotations_are_one_sentence_with_the_file(
+    tmp_path: Path, content: object
+) -> None:
+    path = write_coco(tmp_path, "train", {})
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    touch(tmp_path / "train", "b.jpg")
+    assert str(tmp_path) in sentence(format="coco", root=tmp_path, split="train")
+
+
+@pytest.mark.parametrize("line", [DEEP, "9" * 10_000, '{"image": "a.jpg", "caption": 7}'])
+def test_damaged_json_lines_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "captions.jsonl"
+    path.write_text('{"image": "a.jpg", "caption": "A dog."}\n' + line + "\n")
+    assert f"{path}, line 2" in sentence(format="table", root=path, split="train")
+
+
+def test_a_caption_of_100_kilobytes_or_of_control_characters_is_read(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    rows = [("a.jpg", "word " * 20_000), ("b.jpg", "a\u0007 dog\u2028runs\u200e")]
+    with (tmp_path / "captions.jsonl").open("w") as file:
+        file.writelines(json.dumps({"image": i, "caption": c}) + "\n" for i, c in rows)
+    found = read_split(format="table", root=tmp_path, split="train").images
+    assert len(found[0].captions[0]) == 99_999
+    assert found[1].captions == ("a\u0007 dog runs\u200e",)

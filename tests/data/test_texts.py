@@ -57,8 +57,8 @@ def test_captions_that_are_validated_on_are_left_out() -> None:
     captions = TextCaptions(
         [*PHOTOS, [*held, "a dog"]], VOCABULARY, max_words=4, seed=1, without=held
     )
-    assert [len(photo) for photo in captions.photos] == [2]  # of the men; the dog's has one left
-    assert captions.photos[0][0].tolist() == VOCABULARY.encode(["two", "men"])
+    assert [len(photo) for photo in captions.images] == [2]  # of the men; the dog's has one left
+    assert captions.images[0][0].tolist() == VOCABULARY.encode(["two", "men"])
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:

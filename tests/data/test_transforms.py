@@ -715,6 +715,23 @@ def test_a_photo_is_mirrored_as_often_as_asked() -> None:
         assert np.mean(flips) == pytest.approx(flip, abs=0.07 if 0 < flip < 1 else 0)
 
 
+def test_colour_changes_include_the_saturation() -> None:
+    """Brightness and contrast scale the difference of two greys and that of a colour's channels
+    alike; the saturation changes the second alone."""
+    pixels = np.zeros((8, 12, 3), np.uint8)
+    pixels[:, :4], pixels[:, 4:8], pixels[:, 8:] = 90, 150, (150, 120, 90)
+    photo = Image.fromarray(pixels)
+    saturations = []
+    for seed in range(60):
+        jitter = transform(augmentation=Augmentation(colour=0.3), height_px=8, width_px=12)
+        inputs = jitter(photo, np.random.default_rng(seed))[0]
+        greys = (inputs[0, 4, 6] - inputs[0, 4, 1]).item()
+        channels = (inputs[0, 4, 10] - inputs[2, 4, 10]).item()
+        saturations.append(channels / greys)
+    assert 0.65 < min(saturations) < 0.8
+    assert 1.2 < max(saturations) < 1.35
+
+
 def test_colour_changes_stay_within_their_strength_and_leave_the_geometry() -> None:
     grey = Image.new("RGB", (8, 8), (100, 100, 100))
     levels = []

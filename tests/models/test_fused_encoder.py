@@ -11,19 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.models import fused_encoder as inference
-from captioner.models.backbones import Backbone, Encoder, build_backbone
-from captioner.models.backbones.efficientnet_lite import SameConv
-from captioner.models.fused_encoder import (
-    FrozenStages,
+from captioner.models.backbones import Backbone, build_backbone
+from captioner.models.backbones.efficientnet_lite import (
     FusedConv,
-    fold_batch_norms,
-    fuse_for_cpu,
+    OneByOne,
+    SameConv,
+    onednn_can_pack,
 )
-from captioner.runtime.onednn import orders
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
+from captioner.models.model import CaptionModel, Encoder, FrozenStages
 
 ONEDNN = pytest.mark.skipif(
-    not orders(torch.zeros(1)),
+    not onednn_can_pack(torch.zeros(1)),
     reason="no oneDNN here, or not on this kind of processor",
 )
 
@@ -43,7 +42,7 @@ def folded(plain: Backbone) -> Backbone:
 @pytest.fixture(scope="module")
 def fused(folded: Backbone) -> Backbone:
     backbone = copy.deepcopy(folded)
-    fuse_for_cpu(backbone)
+    fuse_for_cpu(backbone.stages)
     return backbone
 
 
@@ -124,19 +123,16 @@ def test_each_photo_alone_gives_what_the_batch_gives(fused: Backbone) -> None:
 
 @ONEDNN
 @torch.inference_mode()
-def test_wide_maps_are_made_photo_by_photo(
-    monkeypatch: pytest.MonkeyPatch, fused: Backbone
-) -> None:
-    seen: dict[str, list[int]] = {}
-    for name, stage in zip(fused.names, fused.stages, strict=True):
-        counts = seen.setdefault(name, [])
-        monkeypatch.setattr(
-            stage,
-            "forward",
-            lambda x, counts=counts, forward=stage.forward: counts.append(len(x)) or forward(x),
-        )
+def test_wide_maps_are_made_image_by_image(fused: Backbone) -> None:
+    seen: dict[str, list[int]] = {name: [] for name in fused.names}
+    hooks = [
+        stage[0].register_forward_pre_hook(lambda _, given, n=name: seen[n].append(len(given[0])))
+        for name, stage in zip(fused.names, fused.stages, strict=True)
+    ]
     fused(photos_of(64, 64))
-    assert [seen[name] for name in inference.PHOTO_BY_PHOTO] == [[1, 1, 1]] * 4
+    for hook in hooks:
+        hook.remove()
+    assert [seen[name] for name in fused.names[:4]] == [[1, 1, 1]] * 4
     assert [seen[name] for name in fused.names[4:]] == [[3]] * 5
 
 
@@ -146,7 +142,7 @@ def test_bfloat16_is_fused_too(folded: Backbone) -> None:
     rough = copy.deepcopy(folded).bfloat16()
     photos = photos_of(64, 64).bfloat16()
     expected = rough(photos)
-    fuse_for_cpu(rough)
+    fuse_for_cpu(rough.stages)
     found = rough(photos)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
@@ -158,7 +154,7 @@ def test_what_is_not_a_number_is_not_hidden(folded: Backbone) -> None:
     damaged = copy.deepcopy(folded)
     conv: Any = damaged.stages[2][0].conv_pw
     conv.weight.view(-1)[7] = torch.nan
-    fuse_for_cpu(damaged)
+    fuse_for_cpu(damaged.stages)
     assert damaged(photos_of(64, 64)).isnan().any()
 
 
@@ -176,7 +172,7 @@ def test_a_fused_encoder_can_be_copied_and_saved(fused: Backbone) -> None:
 @ONEDNN
 def test_gradients_moves_and_new_weights_are_computed_plainly(folded: Backbone) -> None:
     ours, photos = copy.deepcopy(folded), photos_of(64, 64)
-    fuse_for_cpu(ours)
+    fuse_for_cpu(ours.stages)
     photos.requires_grad_()
     (expected,) = torch.autograd.grad(folded(photos).square().sum(), photos)
     (found,) = torch.autograd.grad(ours(photos).square().sum(), photos)
@@ -199,7 +195,7 @@ def test_where_bfloat16_cannot_be_packed_it_is_not(
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     rough = copy.deepcopy(folded).bfloat16()
-    fuse_for_cpu(rough)
+    fuse_for_cpu(rough.stages)
     assert not any(isinstance(module, FusedConv) for module in rough.modules())
 
 
@@ -208,21 +204,37 @@ def test_processors_without_onednn_keep_plain_convolutions(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     kept = copy.deepcopy(folded)
-    fuse_for_cpu(kept)
+    fuse_for_cpu(kept.stages)
     assert not any(isinstance(module, FusedConv) for module in kept.modules())
-    assert kept.photo_by_photo == 0
+    assert not any(isinstance(module, OneByOne) for module in kept.modules())
 
 
 def test_networks_of_other_makes_are_left_alone() -> None:
     resnet = build_backbone("resnet50", weights="none")
     before = [type(module) for module in resnet.modules()]
     fold_batch_norms(resnet)
-    fuse_for_cpu(resnet)
+    fuse_for_cpu(resnet.stages)
     assert [type(module) for module in resnet.modules()] == before
-    assert resnet.photo_by_photo == 0
 
 
 # --- frozen stages --------------------------------------------------------------------------------
+
+
+def test_an_inference_copy_leaves_the_model_as_it_is(plain: Backbone) -> None:
+    decoder: Any = nn.Dropout()
+    model = CaptionModel(Encoder(copy.deepcopy(plain), trainable_from="blocks.5"), decoder).train()
+    types, modes = zip(*((type(m), m.training) for m in model.modules()), strict=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fused = model.inference_copy("cpu", torch.bfloat16)
+    assert [type(m) for m in model.modules()] == list(types)
+    assert [m.training for m in model.modules()] == list(modes)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not any(m.training for m in fused.modules())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
+    assert {value.dtype for value in fused.encoder.parameters()} == {torch.bfloat16}
+    ours = {value.data_ptr() for value in fused.parameters()}
+    assert not ours & {value.data_ptr() for value in model.parameters()}
 
 
 @torch.no_grad()
@@ -236,17 +248,17 @@ def test_frozen_stages_follow_their_weights(plain: Backbone) -> None:
         )
 
     check()
-    once = frozen._copy
+    once = frozen._fused
     check()
-    assert frozen._copy is once, "made once"
+    assert frozen._fused is once, "made once"
     bias: Any = backbone.get_parameter("stages.1.0.bn2.bias")
     mean: Any = backbone.get_buffer("stages.0.1.running_mean")
     for change in (lambda: bias.add_(1), lambda: mean.mul_(2), backbone.double):
         change()
         photos = photos.to(bias.dtype)
         check()
-        assert frozen._copy is not once
-        once = frozen._copy
+        assert frozen._fused is not once
+        once = frozen._fused
     backbone.float().load_state_dict(plain.state_dict())
     photos = photos.float()
     check()
@@ -263,7 +275,8 @@ def test_frozen_stages_of_an_encoder_are_its_backbones_alone(plain: Backbone) ->
         other.backbone.get_parameter("stages.0.1.bias").add_(1)
     photos = photos_of(64, 64)
     assert not torch.equal(other.frozen_features(photos), encoder.frozen_features(photos))
-    encoder.for_inference(torch.device("cpu"), torch.float32)
+    decoder: Any = nn.Identity()
+    encoder = CaptionModel(encoder, decoder).inference_copy("cpu").encoder
     with torch.no_grad():
         assert torch.equal(encoder.frozen_features(photos), encoder.backbone(photos, stop=2))
         expected = plain(photos).flatten(2).transpose(1, 2)
@@ -291,4 +304,4 @@ def test_frozen_stages_of_other_networks_are_applied_themselves() -> None:
     frozen, photos = FrozenStages(resnet, 2), photos_of(32, 32)
     with torch.no_grad():
         assert torch.equal(frozen(photos), resnet(photos, stop=2))
-    assert frozen._copy is resnet
+    assert frozen._fused is None

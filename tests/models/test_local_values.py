@@ -87,7 +87,7 @@ def test_contexts_are_mixed_of_local_cells_by_the_maps_of_the_contextual_ones(
                 maps = expected.heads[b, k, 0]
             if select == "hard":  # the likeliest cell
                 maps = torch.nn.functional.one_hot(maps.argmax(-1), L).double()
-            cells, projection = grid.local[b].tolist(), local.values
+            cells, projection = grid.local[b].tolist(), getattr(local, "values", None)
             if projection is not None:
                 cells = [plain.linear(projection.value, cell) for cell in cells]
             context: list[float] = []

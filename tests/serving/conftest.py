@@ -1,4 +1,4 @@
-"""A service of tiny models, asked without a socket."""
+"""A service of tiny models, called without a socket."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def tiny_models(tiny_model: Path, tiny_hard_model: Path) -> dict[str, Captioner]
 
 @pytest.fixture(scope="session")
 def client(tiny_models: dict[str, Captioner]) -> Iterator[TestClient]:
-    with TestClient(create_app(tiny_models), base_url=BASE) as asked:
-        yield asked
+    with TestClient(create_app(tiny_models), base_url=BASE) as opened:
+        yield opened
 
 
 @pytest.fixture

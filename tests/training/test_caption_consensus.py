@@ -12,8 +12,9 @@ import tiny
 from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import encode_captions
 from captioner.data.vocabulary import Vocabulary
+from captioner.evaluation.cider import CiderD
 from captioner.training import train
-from captioner.training.caption_consensus import consensus_weights
+from captioner.training.caption_consensus import caption_reward, consensus_weights
 
 
 def test_captions_that_a_photo_s_others_agree_with_weigh_more(tmp_path: Path) -> None:
@@ -49,3 +50,19 @@ def test_a_run_can_weigh_captions_by_consensus(tmp_path: Path) -> None:
     plain, weighed = ([json.loads(line) for line in log] for log in logs)
     assert plain[0]["cross_entropy"] == weighed[0]["cross_entropy"]
     assert plain[0]["smoothed"] != weighed[0]["smoothed"]
+
+
+def test_the_reward_counts_the_end_of_a_caption(tmp_path: Path) -> None:
+    """Without it, captions that stop in the middle of a sentence lose nothing."""
+    images = [
+        CaptionedImage(tmp_path / "0.jpg", ("A dog in the snow.", "a dog"), 0),
+        CaptionedImage(tmp_path / "1.jpg", ("two men",), 1),
+    ]
+    reward = caption_reward(images, Vocabulary([]).tokenizer)
+    by_hand = CiderD(
+        [["a dog in the snow <end>".split(), "a dog <end>".split()], ["two men <end>".split()]]
+    )
+    captions = [text.split() for text in ("a dog <end>", "a dog", "a dog in the", "a dog in <end>")]
+    scores = reward.scores([0] * len(captions), captions)
+    assert scores.tolist() == by_hand.scores([0] * len(captions), captions).tolist()
+    assert scores[0] > scores[1], "a caption that ends as the references do earns more"

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig
-from captioner.models.backbones import Backbone, Encoder, Preprocessing
+from captioner.models.backbones import Backbone, Preprocessing
 from captioner.models.build import CaptionModel, build_decoder
+from captioner.models.model import Encoder
 from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import BASELINE_LR, build_optimizer, load_optimizer_state
 from captioner.training.reinforce import LearnedBaseline, Reinforce

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from captioner.data.text_files import (
     matches_of_star,
     normalize_spaces,
     numbered_lines,
+    quoted,
     read_json_object,
     refuse_unused,
 )
@@ -71,7 +73,15 @@ def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
             coco.createIndex()
+        named = Counter(image["id"] for image in coco.dataset["images"])
         for image_id, image in coco.imgs.items():
+            if isinstance(image_id, bool) or not isinstance(image_id, (int, str)):
+                raise TypeError(f"image id {quoted(repr(image_id))} is neither a number nor a text")
+            if named[image_id] > 1:
+                raise DataError(
+                    f"{path}: image id {image_id} is that of {named[image_id]} images; number them "
+                    "apart"
+                )
             annotations = coco.imgToAnns.get(image_id, ())
             texts = (normalize_spaces(annotation["caption"]) for annotation in annotations)
             captions = tuple(text for text in texts if text)

@@ -69,7 +69,7 @@ class _Row:
 
 
 def _csv_rows(path: Path) -> Iterator[_Row]:
-    """Rows of a CSV file with a heading of image, caption and perhaps split, in any order."""
+    """Yield the rows of a CSV file whose heading has image, caption and, optionally, split."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     columns: list[str] = []
     start = 1
@@ -100,16 +100,16 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
             )
     except csv.Error as error:
         raise DataError(
-            f"{path}, line {start}: not readable as CSV ({error}); look for a stray quote"
+            f"{path}, line {start}: not readable as CSV ({error}); check for a stray quote"
         ) from error
 
 
 def _jsonl_rows(path: Path) -> Iterator[_Row]:
-    """Rows of a file of one JSON object a line; its caption may be a list of captions."""
+    """Yield the rows of a file of one JSON object a line, whose caption may be a list."""
     for line, text in numbered_lines(path):
         try:
             row = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, line {line}: not one JSON object ({error})") from error
         row = row if isinstance(row, dict) else {}
         image, captions, split = row.get("image"), row.get("caption"), row.get("split") or ""

@@ -1,21 +1,20 @@
-"""Where to look, given the decoder's state."""
+"""Attention over a grid, given the decoder's state."""
 
-from captioner.models.attention.attention import Attention, HeadValues, Memory, uniform_glimpse
-from captioner.models.attention.score import (
-    AdditiveScore,
-    CosineScore,
-    DotScore,
-    GeneralScore,
-    LocationScore,
-    Score,
-)
-from captioner.models.attention.select import HardSelect, Select, SoftSelect, looking
-from captioner.models.attention.window import (
+from captioner.models.attention.attention import (
+    Attention,
     GlobalWindow,
-    MonotonicWindow,
-    PredictiveWindow,
+    Memory,
+    Score,
     Window,
 )
+from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
+from captioner.models.attention.scores.additive import AdditiveScore
+from captioner.models.attention.scores.cosine import CosineScore
+from captioner.models.attention.scores.dot import DotScore
+from captioner.models.attention.scores.general import GeneralScore
+from captioner.models.attention.scores.location import LocationScore
+from captioner.models.attention.select import HardSelect, Select, SoftSelect, hard_attention_mode
+from captioner.models.attention.windows import MonotonicWindow, PredictiveWindow
 
 __all__ = [
     "AdditiveScore",
@@ -29,11 +28,11 @@ __all__ = [
     "LocationScore",
     "Memory",
     "MonotonicWindow",
+    "MultiHeadAttention",
     "PredictiveWindow",
     "Score",
     "Select",
     "SoftSelect",
     "Window",
-    "looking",
-    "uniform_glimpse",
+    "hard_attention_mode",
 ]

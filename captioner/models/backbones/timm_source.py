@@ -1,4 +1,4 @@
-"""Backbones from timm: any convolutional network by its name, whole."""
+"""Backbones from timm: any convolutional network by its name, as one stage."""
 
 from __future__ import annotations
 
@@ -27,15 +27,23 @@ def _timm_preprocessing(network: Any) -> Preprocessing:
     )
 
 
-def any_timm(name: str, weights: str, tap: str | None) -> Backbone:
+def any_timm(name: str, weights: str, tap: str | None) -> Backbone | None:
+    """Return a network of timm up to its last feature map; None if timm has none of this name.
+
+    Raises:
+        ConfigError: It cannot be used, or there are no such weights.
+        WeightsError: The weights cannot be had.
+    """
     import timm
 
+    if not timm.is_model(name):
+        return None
     if tap is not None:
         raise ConfigError(f"encoder.tap: {name} of timm is tapped at its last feature map only")
     if weights not in ("default", "none") and not is_file(weights):
         raise no_such_weights(weights, name, ["default", "none"])
     overlay = {"file": weights} if is_file(weights) else None
-    if overlay:  # with features_only, timm would leave out what does not fit without a word
+    if overlay:  # with features_only, timm would silently leave out what does not fit
         load_weights_file(timm.create_model(name), weights, name)
     try:
         network: Any = timm.create_model(

@@ -1,4 +1,4 @@
-"""Backbones from torchvision: VGG-19 and the ResNets in stages, all others whole."""
+"""Backbones from torchvision: VGG-19 and the ResNets in stages, all others as one stage."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from captioner.models.backbones.backbone import (
     OneOutput,
     Preprocessing,
     channels_of,
+    cut_behind,
     is_file,
     load_weights_file,
     no_such_weights,
@@ -28,7 +29,7 @@ def torchvision_names() -> list[str]:
 
 
 def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
-    """A torchvision classifier with its weights."""
+    """Return a torchvision classifier with its weights, and their preprocessing."""
     from torchvision import models
 
     entries = models.get_model_weights(name)
@@ -60,7 +61,7 @@ def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
 
 
 def _download(network: nn.Module, entry: Any, name: str) -> None:
-    """From TORCH_HOME, else from torchvision's hub into it."""
+    """Load weights from TORCH_HOME, or download them into it."""
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     file = folder / Path(entry.url).name
     try:
@@ -82,7 +83,7 @@ def _resnet(name: str, weights: str) -> Backbone:
 
 
 def _vgg(name: str, weights: str) -> Backbone:
-    """Stages conv1_1 ... conv5_4, each with its ReLU; a pool belongs to the stage after it.
+    """Cut VGG into stages conv1_1 ... conv5_4, each with its ReLU; a pool starts the next stage.
 
     The last one is the paper's: conv5_4 before the last pool, 14 x 14 x 512 at 224 px.
     """
@@ -108,14 +109,24 @@ STAGED: dict[str, Callable[[str, str], Backbone]] = {
 }
 
 
-def any_torchvision(name: str, weights: str, tap: str | None) -> Backbone:
+def any_torchvision(name: str, weights: str, tap: str | None) -> Backbone | None:
+    """Return a network of torchvision; None if torchvision has none of this name.
+
+    Raises:
+        ConfigError: It cannot be used, or there is no such tap or weights entry.
+        WeightsError: The weights cannot be had.
+    """
+    if name in STAGED:
+        return cut_behind(STAGED[name](name, weights), tap, name)
+    if name not in torchvision_names():
+        return None
     from torchvision.models.feature_extraction import (
         create_feature_extractor,
         get_graph_node_names,
     )
 
     network, preprocessing = _torchvision_network(name, weights)
-    # In training mode a network may have more nodes; torchvision would warn of it, but of no use.
+    # In training mode a network may have more nodes; torchvision's warning of it helps nobody.
     quiet = {"suppress_diff_warning": True}
     try:
         nodes = get_graph_node_names(network, **quiet)[1]

@@ -1,4 +1,4 @@
-"""From a grid to words."""
+"""Decoders: from a grid of annotation vectors to words."""
 
 from captioner.models.decoders.base import (
     Decoder,

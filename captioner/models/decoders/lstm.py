@@ -1,23 +1,224 @@
-"""The paper's decoder: an LSTM that looks at the grid before each word."""
+"""The paper's decoder: an LSTM that attends to the grid before each word.
+
+`RecurrentDecoder` is what all decoders with an LSTM share; `LSTMDecoder` is the paper's.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from captioner.config import DecoderConfig
+from captioner.errors import ConfigError
 from captioner.models.attention import Attention, Memory
-from captioner.models.decoders.recurrent import AttendingDecoder, GateKind, LSTMState
-from captioner.runtime.linear import Linear
-from captioner.types import AttentionOutput
+from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
+from captioner.types import AttentionOutput, Grid
+
+GateKind = Literal["none", "scalar", "vector"]
 
 
-class LSTMDecoder(AttendingDecoder):
+class LSTMState(NamedTuple):
+    """State of the hypotheses of each image.
+
+    Args:
+        h: Hidden state, [B, K, H].
+        c: Cell state, [B, K, H].
+        position: Number of the next word, from 0, the same for all.
+        input_feeding: What the LSTM reads at the next word in addition to the word and h: the
+            attentional vector of the last word [B, K, E] (luong), or the h of the second LSTM
+            [B, K, H] (top_down).
+        second_c: Cell state of the second LSTM (top_down), [B, K, H].
+        mean_gates: Share of the mean annotation vector in the gates (top_down), [B, K, 4H].
+    """
+
+    h: Tensor
+    c: Tensor
+    position: int = 0
+    input_feeding: Tensor | None = None
+    second_c: Tensor | None = None
+    mean_gates: Tensor | None = None
+
+    def select(self, index: Any) -> LSTMState:
+        """Return the state of some hypotheses; `index` is applied to every tensor."""
+        tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        selected: dict[str, Any] = {name: x[index] for name, x in tensors.items()}
+        return self._replace(**selected)
+
+    @property
+    def output(self) -> Tensor:
+        """The vector that the word is predicted from."""
+        return self.h if self.input_feeding is None else self.input_feeding
+
+
+class RecurrentDecoder(Decoder):
+    """An LSTM over the words, with attention; subclasses say when to attend.
+
+    Args:
+        attention: None for a decoder without attention.
+        input_dim: Size of what the LSTM reads in addition to the word and h.
+        output_dim: Size of the last layer's input.
+        deep_output: Make the layers of equation 7.
+    """
+
+    def __init__(
+        self,
+        attention: Attention | None,
+        *,
+        vocabulary_size: int,
+        feature_dim: int,
+        hidden_dim: int,
+        embed_dim: int,
+        input_dim: int,
+        output_dim: int,
+        gate: GateKind,
+        tie_embeddings: bool,
+        dropout: float,
+        embed_dropout: float,
+    ) -> None:
+        super().__init__()
+        self.vocabulary_size = vocabulary_size
+        self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
+        self.embed_dropout = nn.Dropout(embed_dropout)
+        # The LSTM's gates: the word's share is computed for all words at once, with the bias.
+        self.word_gates = nn.Linear(embed_dim, 4 * hidden_dim)
+        self.state_gates = nn.Linear(hidden_dim + input_dim, 4 * hidden_dim, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.vocabulary = nn.Linear(output_dim, vocabulary_size)
+        if tie_embeddings:
+            if output_dim != embed_dim:
+                raise ConfigError(
+                    "decoder.tie_embeddings: needs decoder.output: deep, or hidden_dim and "
+                    "embed_dim alike"
+                )
+            self.vocabulary.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=embed_dim**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[0].zero_()
+            self.vocabulary.bias.zero_()
+        init_gates(self.word_gates.bias, self.state_gates.weight[:, :hidden_dim])
+        self.beta: nn.Linear | None = None
+        if attention is not None:
+            self.attention = attention
+            self.initial_h = nn.Linear(feature_dim, hidden_dim)
+            self.initial_c = nn.Linear(feature_dim, hidden_dim)
+            if gate != "none":
+                self.beta = nn.Linear(hidden_dim, 1 if gate == "scalar" else feature_dim)
+
+    @abstractmethod
+    def lstm_step(
+        self, word_gates: Tensor, state: LSTMState, memory: Memory
+    ) -> tuple[AttentionOutput, LSTMState]:
+        """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates."""
+
+    @abstractmethod
+    def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
+        """Return logits [..., V] from the embedded word [..., E], `state.output`, and context."""
+
+    def prepare(self, grid: Grid) -> Memory:
+        return self.attention.prepare(grid)
+
+    def start(self, memory: Memory, beams: int = 1) -> LSTMState:
+        """h_0 and c_0 are tanh layers of the mean annotation vector, as in the original code."""
+        mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
+        h, c = torch.tanh(self.initial_h(mean)), torch.tanh(self.initial_c(mean))
+        return LSTMState(h.expand(-1, beams, -1), c.expand(-1, beams, -1))
+
+    def step(
+        self, tokens: Tensor, state: LSTMState, memory: Memory
+    ) -> tuple[Tensor, AttentionOutput, LSTMState]:
+        words = self.embed(tokens)
+        attended, state = self.lstm_step(self.word_gates(words), state, memory)
+        return self.compute_logits(words, state.output, attended.context), attended, state
+
+    def reorder(self, state: LSTMState, images: Tensor, beams: Tensor) -> LSTMState:
+        return state.select((images.unsqueeze(1), beams))
+
+    def forward(
+        self, memory: Memory, tokens: Tensor, lengths: Tensor, style: Tensor | None = None
+    ) -> TeacherForcingOutput:
+        words = self.embed(tokens[:, : int(lengths[0])], style)  # [N, T, E]
+        packed = pack_padded_sequence(words, lengths, batch_first=True)  # without the padding
+        # unbind: the gradient of a slice for each step would be as large as all steps together
+        word_gates = self.word_gates(words).unbind(1)
+        state = self.start(memory)
+        running = len(lengths)
+        queries: list[Tensor] = []
+        outputs: list[Tensor] = []
+        steps: list[AttentionOutput] = []
+        for step, count in enumerate(packed.batch_sizes.tolist()):
+            # Captions that have ended leave the batch a quarter at a time: cutting the memory at
+            # every step would cost more in the backward pass than the rows that it saves.
+            if count <= 0.75 * running:
+                running = count
+                memory, state = memory.select(slice(running)), state.select(slice(running))
+            queries.append(state.h[:count])
+            attended, state = self.lstm_step(word_gates[step][:running].unsqueeze(1), state, memory)
+            outputs.append(state.output[:count])
+            steps.append(attended)
+
+        def join(name: str) -> Tensor | None:
+            """Join a field of all steps: [count, 1, ...] each to packed [M, ...]."""
+            values = [getattr(attended, name) for attended in steps]
+            if values[0] is None:
+                return None
+            pairs = zip(values, queries, strict=True)
+            return torch.cat([value[: len(query)] for value, query in pairs]).squeeze(1)
+
+        def pad(name: str) -> Any:
+            """Join a field of all steps to [N, T, ...], zero where a caption has ended."""
+            values = join(name)
+            if values is None:
+                return None
+            return pad_packed_sequence(PackedSequence(values, packed.batch_sizes), True)[0]
+
+        output, context = torch.cat(outputs).squeeze(1), join("context")
+        assert context is not None
+        return TeacherForcingOutput(
+            logits=self.compute_logits(packed.data, output, context),
+            maps=pad("weights"),
+            entropy=pad("entropy"),
+            log_prob=pad("log_prob"),
+            beta=pad("beta"),
+            queries=torch.cat(queries).squeeze(1).detach(),
+            cells=pad("cells"),
+        )
+
+    def embed(self, tokens: Tensor, style: Tensor | None = None) -> Tensor:
+        """Embed tokens [N, T]; `style` [N, E] is added to the first."""
+        words = self.embedding(tokens)
+        if style is not None:
+            words = torch.cat([words[:, :1] + style.unsqueeze(1), words[:, 1:]], dim=1)
+        return self.embed_dropout(words)
+
+    def advance(self, word_gates: Tensor, state: LSTMState, inputs: Tensor) -> LSTMState:
+        """Advance the LSTM by equations 1 to 3; inputs [B, K, input_dim] come with word and h."""
+        gates = word_gates + self.state_gates(torch.cat([state.h, inputs], dim=-1))
+        h, c = lstm_cell(gates, state.c)
+        return state._replace(h=h, c=c, position=state.position + 1)
+
+    def attend(self, h: Tensor, memory: Memory, position: int) -> AttentionOutput:
+        """Attend from h and multiply the context by beta = sigmoid(f_beta(h)) (section 4.2.1)."""
+        attended = self.attention(h, memory, position)
+        if self.beta is None:
+            return attended
+        beta = torch.sigmoid(self.beta(h))  # [B, K, 1 or D]
+        return replace(attended, context=beta * attended.context, beta=beta.mean(-1))
+
+
+class LSTMDecoder(RecurrentDecoder):
     """Show, Attend and Tell, section 3.1.2.
 
-    At each step: z_hat = beta * attention(h_{t-1}) (equations 4 to 6, gate of section 4.2.1),
-    LSTM on [E y_{t-1}, h_{t-1}, z_hat] (equations 1 to 3), deep output (equation 7). h_0 and c_0
-    are tanh layers of the mean annotation vector, as in the original code.
+    At each step: z_hat = beta * attention(h_{t-1}) (equations 4 to 6, gate of section 4.2.1), LSTM
+    on [E y_{t-1}, h_{t-1}, z_hat] (equations 1 to 3), deep output (equation 7).
+
+    Args:
+        output: `deep` is equation 7, with the original code's dropout and tanh; `plain` is one
+            layer from the LSTM's state.
     """
 
     def __init__(
@@ -34,32 +235,69 @@ class LSTMDecoder(AttendingDecoder):
         dropout: float = 0.5,
         embed_dropout: float = 0.0,
     ) -> None:
-        deep = output == "deep"
         super().__init__(
             attention,
-            feature_dim=feature_dim,
-            gate=gate,
             vocabulary_size=vocabulary_size,
+            feature_dim=feature_dim,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
             input_dim=feature_dim,
-            output_dim=embed_dim if deep else hidden_dim,
+            output_dim=embed_dim if output == "deep" else hidden_dim,
+            gate=gate,
             tie_embeddings=tie_embeddings,
             dropout=dropout,
             embed_dropout=embed_dropout,
         )
-        self.deep = deep
-        if deep:
-            self.from_h = Linear(hidden_dim, embed_dim)
-            self.from_context = Linear(feature_dim, embed_dim, bias=False)
+        self.deep = output == "deep"
+        if self.deep:
+            self.from_h = nn.Linear(hidden_dim, embed_dim)
+            self.from_context = nn.Linear(feature_dim, embed_dim, bias=False)
+
+    @classmethod
+    def from_config(
+        cls, config: DecoderConfig, attend: AttentionFactory, **sizes: Any
+    ) -> LSTMDecoder:
+        return cls(
+            attend(), gate=config.gate, output=config.output, **recurrent_settings(config), **sizes
+        )
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[AttentionOutput, LSTMState]:
-        attended = self.look(state.h, memory, state.position)
-        return attended, self._advance(word_gates, state, attended.context)
+        attended = self.attend(state.h, memory, state.position)
+        return attended, self.advance(word_gates, state, attended.context)
 
-    def compute_logits(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
-        if self.deep:
-            return self.deep_output(words, state, context)
-        return self.vocabulary(self.dropout(state))
+    def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
+        """Equation 7, L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh."""
+        if not self.deep:
+            return self.vocabulary(self.dropout(output))
+        hidden = words + self.from_h(self.dropout(output)) + self.from_context(context)
+        return self.vocabulary(self.dropout(torch.tanh(hidden)))
+
+
+def recurrent_settings(config: DecoderConfig) -> dict[str, Any]:
+    """Return the settings that all decoders with an LSTM take."""
+    names = ("hidden_dim", "embed_dim", "tie_embeddings", "dropout", "embed_dropout")
+    return {name: getattr(config, name) for name in names}
+
+
+@torch.no_grad()
+def init_gates(bias: Tensor, recurrent: Tensor) -> None:
+    """Initialise an LSTM's gates: orthogonal recurrence, and the forget gate open.
+
+    Args:
+        bias: [4H].
+        recurrent: [4H, H], weights of the LSTM's own last state.
+    """
+    hidden_dim = recurrent.shape[1]
+    bias.zero_()
+    bias[hidden_dim : 2 * hidden_dim] = 1.0
+    for rows in recurrent.split(hidden_dim):
+        nn.init.orthogonal_(rows)
+
+
+def lstm_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return h and c after the gates [..., 4H]: input, forget, output and candidate."""
+    i, f, o, g = gates.chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c

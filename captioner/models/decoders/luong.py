@@ -1,24 +1,32 @@
-"""Luong's order: the LSTM goes on first, then looks, and the look makes the word."""
+"""Luong's decoder: the LSTM advances first, then attends, and both predict the word."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from captioner.config import DecoderConfig
 from captioner.models.attention import Attention, Memory
-from captioner.models.decoders.recurrent import AttendingDecoder, GateKind, LSTMState
-from captioner.runtime.linear import StepLinear
+from captioner.models.decoders.base import AttentionFactory
+from captioner.models.decoders.lstm import (
+    GateKind,
+    LSTMState,
+    RecurrentDecoder,
+    recurrent_settings,
+)
 from captioner.types import AttentionOutput
 
 
-class LuongDecoder(AttendingDecoder):
+class LuongDecoder(RecurrentDecoder):
     """Luong et al., 2015, sections 3.1 and 3.3.
 
-    h_t from the LSTM on [E y_{t-1}, h_{t-1}], with input feeding also on the attentional vector of
-    the word before; c_t by attention with h_t as query; h~_t = tanh(W_c [c_t; h_t]) (equation 5);
-    the word from h~_t (equation 6). h~ has the size of the embedding, so that the last layer can be
-    the embedding matrix; h_0 and c_0 are as in Show, Attend and Tell, for a photo has no last
-    encoder state.
+    h_t comes from the LSTM on [E y_{t-1}, h_{t-1}], with input feeding also on the attentional
+    vector of the last word; c_t is attention with h_t as query; h~_t = tanh(W_c [c_t; h_t])
+    (equation 5) predicts the word (equation 6). h~ has the size of the embedding, so that the last
+    layer can be the embedding matrix. h_0 and c_0 are those of Show, Attend and Tell, because an
+    image has no last encoder state.
     """
 
     def __init__(
@@ -37,36 +45,46 @@ class LuongDecoder(AttendingDecoder):
     ) -> None:
         super().__init__(
             attention,
-            feature_dim=feature_dim,
-            gate=gate,
             vocabulary_size=vocabulary_size,
+            feature_dim=feature_dim,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
             input_dim=embed_dim if input_feeding else 0,
             output_dim=embed_dim,
+            gate=gate,
             tie_embeddings=tie_embeddings,
             dropout=dropout,
             embed_dropout=embed_dropout,
         )
-        self.attentional = StepLinear(feature_dim + hidden_dim, embed_dim, bias=False)
+        self.attentional = nn.Linear(feature_dim + hidden_dim, embed_dim, bias=False)
         self.input_feeding = input_feeding
+
+    @classmethod
+    def from_config(
+        cls, config: DecoderConfig, attend: AttentionFactory, **sizes: Any
+    ) -> LuongDecoder:
+        return cls(
+            attend(),
+            gate=config.gate,
+            input_feeding=config.input_feeding,
+            **recurrent_settings(config),
+            **sizes,
+        )
 
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
         state = super().start(memory, beams)
-        return state._replace(
-            fed=state.h.new_zeros(*state.h.shape[:2], self.word_gates.in_features)
-        )
+        shape = (*state.h.shape[:2], self.embedding.embedding_dim)
+        return state._replace(input_feeding=state.h.new_zeros(shape))
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[AttentionOutput, LSTMState]:
-        assert state.fed is not None
-        read = state.fed if self.input_feeding else state.fed[..., :0]
-        after = self._advance(word_gates, state, read)
-        attended = self.look(after.h, memory, state.position)
-        attentional = torch.tanh(self.attentional(torch.cat([attended.context, after.h], dim=-1)))
-        return attended, after._replace(fed=attentional)
+        inputs = state.output if self.input_feeding else state.output[..., :0]
+        state = self.advance(word_gates, state, inputs)
+        attended = self.attend(state.h, memory, state.position - 1)
+        attentional = torch.tanh(self.attentional(torch.cat([attended.context, state.h], dim=-1)))
+        return attended, state._replace(input_feeding=attentional)
 
-    def compute_logits(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
+    def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
         """Equation 6: the word from the attentional vector."""
-        return self.vocabulary(self.dropout(state))
+        return self.vocabulary(self.dropout(output))

@@ -1,21 +1,24 @@
-"""The bottleneck that attention removes: one vector for the whole photo."""
+"""One vector for the whole image, without attention: the baseline of the comparison."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
-from captioner.models.attention import Memory, uniform_glimpse
-from captioner.models.decoders.recurrent import LSTMState, RecurrentDecoder
-from captioner.runtime.linear import Linear
+import torch
+from torch import Tensor, nn
+
+from captioner.config import DecoderConfig
+from captioner.models.attention import Memory
+from captioner.models.decoders.base import AttentionFactory
+from captioner.models.decoders.lstm import LSTMState, RecurrentDecoder, recurrent_settings
 from captioner.types import AttentionOutput, Grid
 
 
 class MeanDecoder(RecurrentDecoder):
     """Show and Tell (Vinyals et al., 2015, section 3.1): no attention.
 
-    The LSTM starts from zero and reads the projected mean annotation vector in the place of a first
-    word (equation 10), then the words, and never the photo again. Its maps are uniform.
+    The LSTM starts from zero and reads the projected mean annotation vector in place of a first
+    word (equation 10), then the words, and never the image again. Its attention maps are uniform.
     """
 
     def __init__(
@@ -30,32 +33,50 @@ class MeanDecoder(RecurrentDecoder):
         embed_dropout: float = 0.0,
     ) -> None:
         super().__init__(
+            None,
             vocabulary_size=vocabulary_size,
+            feature_dim=feature_dim,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
             input_dim=0,
             output_dim=embed_dim,
+            gate="none",
             tie_embeddings=tie_embeddings,
             dropout=dropout,
             embed_dropout=embed_dropout,
         )
-        self.photo = Linear(feature_dim, embed_dim)
-        self.from_h = Linear(hidden_dim, embed_dim)
+        self.photo = nn.Linear(feature_dim, embed_dim)  # "photo": a key of the weights
+        self.from_h = nn.Linear(hidden_dim, embed_dim)
+
+    @classmethod
+    def from_config(
+        cls, config: DecoderConfig, attend: AttentionFactory, **sizes: Any
+    ) -> MeanDecoder:
+        return cls(**recurrent_settings(config), **sizes)
 
     def prepare(self, grid: Grid) -> Memory:
         return Memory(grid, keys=grid.features[..., :0].unsqueeze(1))
 
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
-        photo = self.photo(memory.grid.features.mean(1, keepdim=True))  # [B, 1, E]
-        zero = photo.new_zeros(len(photo), 1, self.word_gates.out_features // 4)
-        state = self._advance(self.word_gates(photo), LSTMState(zero, zero), zero[..., :0])
+        image = self.photo(memory.grid.features.mean(1, keepdim=True))  # [B, 1, E]
+        zero = image.new_zeros(len(image), 1, self.word_gates.out_features // 4)
+        state = self.advance(self.word_gates(image), LSTMState(zero, zero), zero[..., :0])
         return LSTMState(state.h.expand(-1, beams, -1), state.c.expand(-1, beams, -1))
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[AttentionOutput, LSTMState]:
-        attended = uniform_glimpse(memory.grid.features, state.h.shape[1])
-        return attended, self._advance(word_gates, state, state.h[..., :0])
+        attended = uniform_attention(memory.grid.features, state.h.shape[1])
+        return attended, self.advance(word_gates, state, state.h[..., :0])
 
-    def compute_logits(self, words: Tensor, state: Tensor, context: Tensor) -> Tensor:
-        return self.vocabulary(self.dropout(torch.tanh(self.from_h(self.dropout(state)))))
+    def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
+        return self.vocabulary(self.dropout(torch.tanh(self.from_h(self.dropout(output)))))
+
+
+def uniform_attention(features: Tensor, beams: int) -> AttentionOutput:
+    """Attend to all cells of [B, L, D] alike, for K = `beams` hypotheses."""
+    images, cells, _ = features.shape
+    mean = features.mean(1, keepdim=True).expand(-1, beams, -1)
+    uniform = features.new_full((images, beams, cells), 1.0 / cells)
+    zero = features.new_zeros(images, beams)
+    return AttentionOutput(mean, uniform, entropy=torch.log(zero + cells), log_prob=zero)

@@ -1,4 +1,4 @@
-"""A Transformer decoder that looks at the grid in every layer."""
+"""A Transformer decoder that attends to the grid in every layer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models.attention import Attention, Memory
-from captioner.models.attention.score import split_heads
-from captioner.models.decoders.base import Decoder, TeacherForcingOutput, add_style, pack_by_step
-from captioner.runtime.linear import Linear
+from captioner.models.attention.attention import split_heads
+from captioner.models.attention.sizes import require_divisor
+from captioner.models.decoders.base import (
+    AttentionFactory,
+    Decoder,
+    TeacherForcingOutput,
+    pack_by_step,
+)
 from captioner.types import AttentionOutput, Grid
 
 
 @dataclass(frozen=True)
 class LayeredMemory:
-    """A grid with what the attention of every layer needs of it."""
+    """A batch of grids with what the attention of every layer needs of it."""
 
     grid: Grid
     layers: tuple[Memory, ...]
 
     def select(self, index: Tensor | slice) -> LayeredMemory:
-        grid = Grid(self.grid.features[index], self.grid.height, self.grid.width)
-        return LayeredMemory(grid, tuple(layer.select(index) for layer in self.layers))
+        """Return the memory of the images of `index`, [B'] or a slice."""
+        return LayeredMemory(
+            self.grid.select(index), tuple(layer.select(index) for layer in self.layers)
+        )
 
 
 class Cache(NamedTuple):
@@ -49,34 +57,30 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.query = Linear(dim, dim)
-        self.key = Linear(dim, dim)
-        self.value = Linear(dim, dim)
-        self.output = Linear(dim, dim)
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.output = nn.Linear(dim, dim)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Every word of [N, T, H] looks at itself and at those before."""
-        return self._look(
-            words, self.split(self.key(words)), self.split(self.value(words)), causal=True
-        )
+        """Let every word of [N, T, H] attend to itself and to those before."""
+        keys, values = self.split(self.key(words)), self.split(self.value(words))
+        return self.attend(words, keys, values, causal=True)
 
     def split(self, words: Tensor) -> Tensor:
-        """[N, T, H] to [N, heads, T, H / heads]."""
+        """Map [N, T, H] to [N, heads, T, H / heads]."""
         return split_heads(words, self.heads)
 
-    def last(self, word: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The last word, [N, 1, H], looks at all keys and values, [N, heads, T, H / heads]."""
-        return self._look(word, keys, values, causal=False)
-
-    def _look(self, words: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Tensor:
-        seen = functional.scaled_dot_product_attention(
+    def attend(self, words: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Tensor:
+        """Attend from words [N, T', H] to keys and values [N, heads, T, H / heads]."""
+        attended = functional.scaled_dot_product_attention(
             self.split(self.query(words)),
             keys,
             values,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=causal,
         )
-        return self.output(seen.transpose(1, 2).flatten(-2))
+        return self.output(attended.transpose(1, 2).flatten(-2))
 
 
 class TransformerLayer(nn.Module):
@@ -96,42 +100,44 @@ class TransformerLayer(nn.Module):
         self.self_attention = SelfAttention(dim=dim, heads=heads, dropout=dropout)
         self.attention = attention
         self.feedforward = nn.Sequential(
-            Linear(dim, feedforward_dim),
+            nn.Linear(dim, feedforward_dim),
             nn.ReLU(),
             nn.Dropout(dropout),
-            Linear(feedforward_dim, dim),
+            nn.Linear(feedforward_dim, dim),
         )
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
         self.pre_norm = pre_norm
 
-    def enter(self, words: Tensor, part: int) -> Tensor:
-        """What sub-layer `part` reads: pre-norm normalises it."""
+    def before(self, words: Tensor, part: int) -> Tensor:
+        """Return the input of sub-layer `part`, normalised with pre-norm."""
         return self.norms[part](words) if self.pre_norm else words
 
-    def leave(self, words: Tensor, found: Tensor, part: int) -> Tensor:
-        """The residual around sub-layer `part`: post-norm, as in the paper, normalises the sum."""
-        total = words + self.dropout(found)
+    def after(self, words: Tensor, change: Tensor, part: int) -> Tensor:
+        """Add the residual around sub-layer `part`, normalised with post-norm as in the paper."""
+        total = words + self.dropout(change)
         return total if self.pre_norm else self.norms[part](total)
 
-    def look(
+    def attend(
         self, words: Tensor, memory: Memory, position: int | Tensor
     ) -> tuple[Tensor, AttentionOutput]:
-        """The sub-layers after self-attention, for words [B, K, H]."""
-        attended = self.attention(self.enter(words, 1), memory, position)
-        words = self.leave(words, attended.context, 1)
-        return self.leave(words, self.feedforward(self.enter(words, 2)), 2), attended
+        """Apply the sub-layers after self-attention to words [B, K, H]."""
+        attended = self.attention(self.before(words, 1), memory, position)
+        words = self.after(words, attended.context, 1)
+        return self.after(words, self.feedforward(self.before(words, 2)), 2), attended
 
 
 class TransformerDecoder(Decoder):
-    """Vaswani et al., 2017, section 3.1, with the grid's cells in the place of the encoder's words.
+    """Vaswani et al., 2017, section 3.1, with the grid's cells in place of the encoder's words.
 
-    Attention to the grid is the same score -> window -> select as everywhere, one a layer
-    (`attentions`), each with values projected to the decoder's size H. The map of a word is the
-    mean over the heads of the last layer; `AttentionOutput.heads` has those of all layers.
-    Embeddings are scaled by the root of H (section 3.4). Pre-norm adds a last norm. With hard
-    attention each layer samples its own cells, and draws for itself which photos take the
-    expectation.
+    Attention to the grid is the same score -> window -> select as in the other decoders, one per
+    layer, with values projected to the decoder's size H. The map of a word is the mean over the
+    heads of the last layer; `AttentionOutput.heads` has those of all layers. Embeddings are scaled
+    by the root of H (section 3.4). Pre-norm adds a last norm. With hard attention, each layer
+    samples its own cells and draws on its own which images take the expectation.
+
+    Args:
+        attentions: Attention to the grid, one per layer, with contexts of size H.
     """
 
     def __init__(
@@ -167,7 +173,7 @@ class TransformerDecoder(Decoder):
         )
         self.norm = nn.LayerNorm(hidden_dim) if pre_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.vocabulary = Linear(hidden_dim, vocabulary_size)
+        self.vocabulary = nn.Linear(hidden_dim, vocabulary_size)
         if tie_embeddings:
             self.vocabulary.weight = self.embedding.weight
         nn.init.normal_(self.embedding.weight, std=hidden_dim**-0.5)
@@ -175,8 +181,32 @@ class TransformerDecoder(Decoder):
             self.embedding.weight[0].zero_()
             self.vocabulary.bias.zero_()
 
+    @classmethod
+    def from_config(
+        cls,
+        config: DecoderConfig,
+        attend: AttentionFactory,
+        *,
+        vocabulary_size: int,
+        feature_dim: int,
+    ) -> TransformerDecoder:
+        require_divisor("decoder.heads", config.heads, config.hidden_dim, "decoder.hidden_dim")
+        return cls(
+            [attend(config.hidden_dim) for _ in range(config.layers)],
+            vocabulary_size=vocabulary_size,
+            hidden_dim=config.hidden_dim,
+            heads=config.heads,
+            feedforward_dim=config.feedforward_dim,
+            positions=config.positions,
+            max_positions=config.max_positions,
+            pre_norm=config.pre_norm,
+            tie_embeddings=config.tie_embeddings,
+            dropout=config.dropout,
+            embed_dropout=config.embed_dropout,
+        )
+
     def prepare(self, grid: Grid) -> LayeredMemory:
-        # Layers look at their own values: without the features, to select photos copies less.
+        # Layers have values of their own: without the features, selecting images copies less.
         empty = Grid(grid.features[..., :0], grid.height, grid.width)
         memories = (layer.attention.prepare(grid) for layer in self._layers())
         return LayeredMemory(grid, tuple(replace(memory, grid=empty) for memory in memories))
@@ -184,8 +214,8 @@ class TransformerDecoder(Decoder):
     def start(self, memory: LayeredMemory, beams: int = 1) -> Cache:
         heads = self._layers()[0].self_attention.heads
         size = self.embedding.embedding_dim // heads
-        photos = len(memory.grid.features)
-        empty = self.embedding.weight.new_zeros(photos, beams, len(self.layers), heads, 0, size)
+        images = len(memory.grid.features)
+        empty = self.embedding.weight.new_zeros(images, beams, len(self.layers), heads, 0, size)
         return Cache(empty, empty)
 
     def step(
@@ -193,26 +223,26 @@ class TransformerDecoder(Decoder):
     ) -> tuple[Tensor, AttentionOutput, Cache]:
         position = state.position
         words = self._embed(tokens, torch.full((1,), position, device=tokens.device), position)
-        keys, values, attended_words = [], [], []
+        keys, values, attended_layers = [], [], []
         for number, layer in enumerate(self._layers()):
             attention = layer.self_attention
-            entered = layer.enter(words, 0).flatten(0, 1).unsqueeze(1)  # [B * K, 1, H]
-            new = (attention.key(entered), attention.value(entered))
+            last = layer.before(words, 0).flatten(0, 1).unsqueeze(1)  # [B * K, 1, H]
+            new = (attention.key(last), attention.value(last))
             grown = [
-                torch.cat([before[:, :, number].flatten(0, 1), attention.split(now)], dim=2)
-                for before, now in zip(state, new, strict=True)
+                torch.cat([cached[:, :, number].flatten(0, 1), attention.split(now)], dim=2)
+                for cached, now in zip(state, new, strict=True)
             ]  # [B * K, heads, T, H / heads]
-            found = attention.last(entered, *grown)
+            change = attention.attend(last, *grown, causal=False)
             keys.append(grown[0].unflatten(0, tokens.shape))
             values.append(grown[1].unflatten(0, tokens.shape))
-            words = layer.leave(words, found.view_as(words), 0)
-            words, attended = layer.look(words, memory.layers[number], position)
-            attended_words.append(attended)
+            words = layer.after(words, change.view_as(words), 0)
+            words, attended = layer.attend(words, memory.layers[number], position)
+            attended_layers.append(attended)
         cache = Cache(torch.stack(keys, dim=2), torch.stack(values, dim=2))
-        return self._readout(words), _together(attended_words), cache
+        return self._logits(words), _join_layers(attended_layers), cache
 
-    def reorder(self, state: Cache, photos: Tensor, beams: Tensor) -> Cache:
-        rows = photos.unsqueeze(1)
+    def reorder(self, state: Cache, images: Tensor, beams: Tensor) -> Cache:
+        rows = images.unsqueeze(1)
         return Cache(state.keys[rows, beams], state.values[rows, beams])
 
     def forward(
@@ -223,16 +253,16 @@ class TransformerDecoder(Decoder):
         running = (steps < lengths.unsqueeze(1)).to(tokens.device, non_blocking=True)  # [N, T]
         position = steps.to(tokens.device, non_blocking=True)
         words = self._embed(tokens[:, :longest], position, longest - 1, style)  # [N, T, H]
-        attended_words, queries = [], []
+        attended_layers, queries = [], []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):
-            # A caption is padded at its end only, which no earlier word looks at.
-            words = layer.leave(words, layer.self_attention(layer.enter(words, 0)), 0)
+            # A caption is padded at its end only, to which no earlier word attends.
+            words = layer.after(words, layer.self_attention(layer.before(words, 0)), 0)
             queries.append(words)
-            words, attended = layer.look(words, layer_memory, position)
-            attended_words.append(attended)
-        attended = _together(attended_words)
+            words, attended = layer.attend(words, layer_memory, position)
+            attended_layers.append(attended)
+        attended = _join_layers(attended_layers)
         return TeacherForcingOutput(
-            logits=self._readout(pack_by_step(words, lengths)),
+            logits=self._logits(pack_by_step(words, lengths)),
             maps=attended.weights * running.unsqueeze(-1),
             entropy=attended.entropy * running,
             log_prob=attended.log_prob * running,
@@ -243,14 +273,17 @@ class TransformerDecoder(Decoder):
         )
 
     def _layers(self) -> list[TransformerLayer]:
-        return list(self.layers)  # type: ignore[arg-type]  # a ModuleList does not know of what
+        return list(self.layers)  # type: ignore[arg-type]  # a ModuleList of unknown modules
 
     def _embed(
         self, tokens: Tensor, position: Tensor, last: int, style: Tensor | None = None
     ) -> Tensor:
-        """Tokens [B, n] at positions [n] or [1], of which `last` is the largest."""
+        """Embed tokens [N, T] at positions [T] or [1], of which `last` is the largest."""
         dim = self.embedding.embedding_dim
-        words = add_style(self.embedding(tokens), style) * math.sqrt(dim)
+        words = self.embedding(tokens)
+        if style is not None:
+            words = torch.cat([words[:, :1] + style.unsqueeze(1), words[:, 1:]], dim=1)
+        words = words * math.sqrt(dim)
         if self.positions is None:
             places = sinusoidal_positions(position, dim).to(words.dtype)
         elif last >= self.positions.num_embeddings:
@@ -262,12 +295,12 @@ class TransformerDecoder(Decoder):
             places = self.positions(position)
         return self.embed_dropout(words + places)
 
-    def _readout(self, words: Tensor) -> Tensor:
+    def _logits(self, words: Tensor) -> Tensor:
         return self.vocabulary(self.dropout(self.norm(words)))
 
 
 def sinusoidal_positions(position: Tensor, dim: int) -> Tensor:
-    """Positions [n] to [n, dim]: sines in the even places, cosines in the odd ones.
+    """Encode positions [n] as [n, dim]: sines in the even places, cosines in the odd ones.
 
     Vaswani et al., 2017, section 3.5.
     """
@@ -278,20 +311,20 @@ def sinusoidal_positions(position: Tensor, dim: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
 
 
-def _together(attended_words: Sequence[AttentionOutput]) -> AttentionOutput:
+def _join_layers(attended_layers: Sequence[AttentionOutput]) -> AttentionOutput:
     """Join the layers: the last one's output, all maps, and the probability of all samples."""
-    last = attended_words[-1]
+    last = attended_layers[-1]
     heads = last.heads
     if heads is not None:
         heads = torch.cat(
-            [attended.heads for attended in attended_words if attended.heads is not None],
+            [attended.heads for attended in attended_layers if attended.heads is not None],
             2,
         )
-    elif len(attended_words) > 1:
-        heads = torch.stack([attended.weights for attended in attended_words], dim=2).unsqueeze(3)
+    elif len(attended_layers) > 1:
+        heads = torch.stack([attended.weights for attended in attended_layers], dim=2).unsqueeze(3)
     return replace(
         last,
-        log_prob=torch.stack([attended.log_prob for attended in attended_words]).sum(0),
-        entropy=torch.stack([attended.entropy for attended in attended_words]).mean(0),
+        log_prob=torch.stack([attended.log_prob for attended in attended_layers]).sum(0),
+        entropy=torch.stack([attended.entropy for attended in attended_layers]).mean(0),
         heads=heads,
     )

@@ -18,11 +18,11 @@ from captioner.models.attention import (
     HardSelect,
     HeadValues,
     Memory,
+    MultiHeadAttention,
     Select,
     SoftSelect,
-    uniform_glimpse,
 )
-from captioner.models.attention.values import Values
+from captioner.models.decoders.mean import uniform_attention
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H, A = 3, 2, 2, 3, 5, 4, 6
@@ -47,7 +47,7 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     torch.manual_seed(1)
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
     values = torch.randn(B, L, D, dtype=torch.double)
-    attended = SoftSelect()(scores, Values(values))
+    attended = SoftSelect()(scores, values)
     for b in range(B):
         for k in range(K):
             expected = plain.softmax(scores[b, k].tolist())
@@ -67,7 +67,7 @@ def test_the_gradient_of_each_part_of_a_glimpse_is_the_numerical_one() -> None:
     values = torch.randn(B, L, D, dtype=torch.double)
 
     def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attended = SoftSelect()(scores, Values(values))
+        attended = SoftSelect()(scores, values)
         return attended.context, attended.weights, attended.entropy
 
     assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
@@ -76,7 +76,7 @@ def test_the_gradient_of_each_part_of_a_glimpse_is_the_numerical_one() -> None:
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
-    attended = SoftSelect()(scores, Values(torch.eye(3).unsqueeze(0)))
+    attended = SoftSelect()(scores, torch.eye(3).unsqueeze(0))
     assert attended.weights[0].tolist() == [
         [0, 1, 0],
         [pytest.approx(1 / 3)] * 3,
@@ -193,7 +193,7 @@ def test_keys_do_not_depend_on_the_query_and_are_computed_in_prepare_only() -> N
 
 def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -> Attention:
     torch.manual_seed(0)
-    attention = Attention(
+    attention = MultiHeadAttention(
         DotScore(query_dim=H, feature_dim=HD, attention_dim=A, heads=heads, scaled=True),
         GlobalWindow(),
         select or SoftSelect(),
@@ -217,7 +217,7 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
     theirs = nn.MultiheadAttention(dim, heads, batch_first=True).double()
     score = DotScore(query_dim=dim, feature_dim=dim, attention_dim=dim, heads=heads, scaled=True)
     values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
-    ours = Attention(score, GlobalWindow(), SoftSelect(), values=values).double()
+    ours = MultiHeadAttention(score, GlobalWindow(), SoftSelect(), values=values).double()
     assert isinstance(score.query, nn.Linear)
     assert isinstance(score.key, nn.Linear)
     with torch.no_grad():
@@ -252,7 +252,6 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
 def test_heads_look_for_themselves_and_a_plain_loop_joins_them(heads: int) -> None:
     attention, grid, query = multi_head(heads), wide_grid(), random_query()
     values = attention.values
-    assert values is not None
     attended = attention(query, attention.prepare(grid), 0)
     scores = attention.score(query, attention.score.keys(grid.features)).tolist()
     for b, k in product(range(B), range(K)):
@@ -280,7 +279,6 @@ def test_heads_look_for_themselves_and_a_plain_loop_joins_them(heads: int) -> No
 def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> None:
     attention = multi_head(heads, HardSelect(semi_sampling=0.0)).train()
     values = attention.values
-    assert values is not None
     grid, query = wide_grid(), random_query()
     attended = attention(query, attention.prepare(grid), 0)
     maps = torch.softmax(attention.score(query, attention.score.keys(grid.features)), -1)
@@ -325,20 +323,25 @@ def test_selected_photos_keep_their_projected_values() -> None:
     attention, grid = multi_head(2), wide_grid()
     memory = attention.prepare(grid)
     chosen = memory.select(torch.tensor([1, 1, 2]))
-    assert memory.projected is not None
-    assert chosen.projected is not None
-    assert torch.equal(chosen.projected, memory.projected[[1, 1, 2]])
-    heads, all_cells = 2, torch.eye(L).expand(2 * 3, L, L).double()
-    mixed = chosen.values.mix(all_cells)
-    assert torch.equal(mixed.unflatten(0, (3, heads)), chosen.projected)
+    assert memory.values is not None
+    assert chosen.values is not None
+    assert torch.equal(chosen.values, memory.values[[1, 1, 2]])
     bare, features = random_attention()
-    all_cells = torch.eye(L).expand(len(features.features), L, L).double()
-    assert torch.equal(bare.prepare(features).values.mix(all_cells), features.features)
+    memory = bare.prepare(features)
+    assert memory.values is None
+    assert torch.equal(memory.grid.features, features.features)
 
 
-def test_the_uniform_glimpse_sees_every_cell_alike() -> None:
+@pytest.mark.parametrize("shape", [(2, 11, D), (2, 3, 4, D), (12, D), (2, D, 12)])
+def test_features_of_another_shape_than_the_grid_are_refused(shape: tuple[int, ...]) -> None:
+    attention, _ = random_attention()
+    with pytest.raises(ValueError, match="3 x 4 cells"):
+        attention.prepare(Grid(torch.zeros(shape, dtype=torch.double), 3, 4))
+
+
+def test_the_uniform_attention_sees_every_cell_alike() -> None:
     _, grid = random_attention()
-    attended = uniform_glimpse(grid.features, K)
+    attended = uniform_attention(grid.features, K)
     for b, k in product(range(B), range(K)):
         expected = plain.mean(grid.features[b].tolist())
         assert attended.context[b, k].tolist() == pytest.approx(expected, abs=1e-12)

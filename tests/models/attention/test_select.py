@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.models.attention import HardSelect, Select, SoftSelect
-from captioner.models.attention.select import looking
-from captioner.models.attention.values import Values
+from captioner.models.attention import HardSelect, Select, SoftSelect, hard_attention_mode
 
 B, K, L, D = 3, 2, 5, 4
 
@@ -29,7 +27,7 @@ def random_scores(scale: float = 2.0) -> tuple[Tensor, Tensor]:
 
 def test_argmax_looks_at_the_likeliest_cell() -> None:
     scores, values = random_scores()
-    attended = HardSelect(at_test="argmax").eval()(scores, Values(values))
+    attended = HardSelect(at_test="argmax").eval()(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         shares = plain.softmax(scores[b, k].tolist())
@@ -45,8 +43,8 @@ def test_argmax_looks_at_the_likeliest_cell() -> None:
 
 def test_the_expectation_at_test_is_soft_attention() -> None:
     scores, values = random_scores()
-    found = HardSelect(at_test="expectation").eval()(scores, Values(values))
-    expected = SoftSelect()(scores, Values(values))
+    found = HardSelect(at_test="expectation").eval()(scores, values)
+    expected = SoftSelect()(scores, values)
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.cells is None
@@ -60,7 +58,7 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
     select = HardSelect(semi_sampling=0.0, at_test="sample").train(training)
     torch.manual_seed(0)
     many = scores.repeat_interleave(count, dim=1)  # as hypotheses of the same photo
-    attended = select(many, Values(values))
+    attended = select(many, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         shares = plain.softmax(scores[b, k].tolist())
@@ -73,7 +71,7 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
 
 def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None:
     scores, values = random_scores()
-    attended = HardSelect(semi_sampling=0.0).train()(scores, Values(values))
+    attended = HardSelect(semi_sampling=0.0).train()(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(attended.cells[b, k])
@@ -85,7 +83,7 @@ def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None
 def test_samples_of_photos_and_hypotheses_are_independent() -> None:
     torch.manual_seed(0)
     select = HardSelect(semi_sampling=0.0).train()
-    cells = select(torch.zeros(500, 2, 2), Values(torch.zeros(500, 2, 1)))
+    cells = select(torch.zeros(500, 2, 2), torch.zeros(500, 2, 1))
     assert cells.cells is not None
     photos, hypotheses = cells.cells.double().unbind(1)
     assert abs(torch.corrcoef(torch.stack([photos, hypotheses]))[0, 1]) < 4 / math.sqrt(500)
@@ -95,7 +93,7 @@ def test_samples_of_photos_and_hypotheses_are_independent() -> None:
 def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
     scores = torch.full((1, 5000, 4), -torch.inf)
     scores[..., 1], scores[..., 3] = 0.0, -6.0
-    attended = HardSelect(semi_sampling=0.0).train()(scores, Values(torch.zeros(1, 4, 2)))
+    attended = HardSelect(semi_sampling=0.0).train()(scores, torch.zeros(1, 4, 2))
     assert attended.cells is not None
     assert set(attended.cells.unique().tolist()) == {1, 3}
     assert torch.isfinite(attended.log_prob).all()
@@ -104,8 +102,8 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool) -> None:
     scores, values = random_scores(scale=1e5)
-    hard = HardSelect(semi_sampling=0.0).train(training)(scores, Values(values))
-    soft = SoftSelect()(scores, Values(values))
+    hard = HardSelect(semi_sampling=0.0).train(training)(scores, values)
+    soft = SoftSelect()(scores, values)
     assert soft.weights.max(-1).values.min() == 1
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(hard, name), getattr(soft, name)), name
@@ -117,8 +115,8 @@ def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool
 def test_photos_of_the_expectation_have_soft_attentions_context_and_no_log_probability() -> None:
     scores, values = random_scores()
     expected = torch.tensor([True, False, True])
-    attended = HardSelect().train()(scores, Values(values), expected)
-    soft = SoftSelect()(scores, Values(values))
+    attended = HardSelect().train()(scores, values, expected)
+    soft = SoftSelect()(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(attended.cells[b, k])
@@ -135,16 +133,16 @@ def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
     torch.manual_seed(0)
     device = torch.device("cpu")
     for share in (0.5, 0.2):
-        drawn = HardSelect(semi_sampling=share).train().expected(10_000, device)
+        drawn = HardSelect(semi_sampling=share).train().draw_expected(10_000, device)
         assert drawn is not None
         error = math.sqrt(share * (1 - share) / 10_000)
         assert abs(drawn.double().mean().item() - share) < 4 * error
-    always = HardSelect(semi_sampling=1.0).train().expected(100, device)
+    always = HardSelect(semi_sampling=1.0).train().draw_expected(100, device)
     assert always is not None
     assert always.all()
-    assert HardSelect(semi_sampling=0.0).train().expected(100, device) is None
-    assert HardSelect(semi_sampling=0.5).eval().expected(100, device) is None
-    assert SoftSelect().train().expected(100, device) is None
+    assert HardSelect(semi_sampling=0.0).train().draw_expected(100, device) is None
+    assert HardSelect(semi_sampling=0.5).eval().draw_expected(100, device) is None
+    assert SoftSelect().train().draw_expected(100, device) is None
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
     scores, values = random_scores()
     scores.requires_grad_()
     values.requires_grad_()
-    attended = HardSelect(semi_sampling=0.0).train()(scores, Values(values))
+    attended = HardSelect(semi_sampling=0.0).train()(scores, values)
     (attended.context**2).sum().backward(retain_graph=True)
     assert scores.grad is None or not scores.grad.any()
     assert values.grad is not None
@@ -171,7 +169,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
     gradients = []
     for select in (SoftSelect(), HardSelect().train()):
         given = scores.clone().requires_grad_()
-        attended = select(given, Values(values), torch.tensor([True, False, True]))
+        attended = select(given, values, torch.tensor([True, False, True]))
         (attended.context**2).sum().backward()
         gradients.append(given.grad)
     soft, hard = gradients
@@ -192,7 +190,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
 def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -> None:
     scores, values = random_scores()
     select: Select = build(temperature=temperature)
-    attended = select(scores, Values(values))
+    attended = select(scores, values)
     for b, k in product(range(B), range(K)):
         shares = plain.softmax([score / temperature for score in scores[b, k].tolist()])
         assert attended.weights[b, k].tolist() == pytest.approx(shares, rel=1e-12)
@@ -206,7 +204,7 @@ def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -
 def test_hard_attention_under_half_precision_has_maps_that_sum_to_one() -> None:
     scores, values = (tensor.bfloat16() for tensor in random_scores())
     for select in (HardSelect(semi_sampling=0.0).train(), HardSelect().eval()):
-        attended = select(scores, Values(values))
+        attended = select(scores, values)
         assert (
             attended.weights.dtype
             == attended.log_prob.dtype
@@ -224,20 +222,23 @@ def test_within_looking_the_same_module_looks_another_way_and_then_its_own_again
     scores, values = random_scores()
     select = HardSelect(at_test="argmax").eval()
     module = torch.nn.Sequential(select)
-    with looking(module, "expectation"):
-        assert select(scores, Values(values)).cells is None
+    with hard_attention_mode(module, "expectation"):
+        assert select(scores, values).cells is None
     assert select.at_test == "argmax"
-    with pytest.raises(RuntimeError, match="on the way"), looking(module, "sample"):
+    with pytest.raises(RuntimeError, match="on the way"), hard_attention_mode(module, "sample"):
         raise RuntimeError("on the way")
     assert select.at_test == "argmax"
 
 
-def test_looking_refuses_what_has_no_hard_attention_and_what_is_no_way_to_look() -> None:
-    with pytest.raises(ConfigError, match="no hard attention"), looking(SoftSelect(), "argmax"):
+def test_the_mode_needs_hard_attention_and_a_known_name() -> None:
+    with (
+        pytest.raises(ConfigError, match="at_test: .* hard attention"),
+        hard_attention_mode(SoftSelect(), "argmax"),
+    ):
         pass
     with (
         pytest.raises(ConfigError, match="'best' is not accepted; use argmax, expectation, sample"),
-        looking(HardSelect(), "best"),
+        hard_attention_mode(HardSelect(), "best"),
     ):
         pass
 
@@ -245,10 +246,10 @@ def test_looking_refuses_what_has_no_hard_attention_and_what_is_no_way_to_look()
 def test_a_way_to_look_is_its_own_threads() -> None:
     select = HardSelect().eval()
     scores, values = torch.randn(1, 2, 6), torch.randn(1, 6, 3)
-    with looking(select, "expectation"):
-        here = select(scores, Values(values))
+    with hard_attention_mode(select, "expectation"):
+        here = select(scores, values)
         with ThreadPoolExecutor(1) as thread:
-            there = thread.submit(select, scores, Values(values)).result()
+            there = thread.submit(select, scores, values).result()
     assert here.cells is None
     assert there.cells is not None
-    assert select(scores, Values(values)).cells is not None
+    assert select(scores, values).cells is not None

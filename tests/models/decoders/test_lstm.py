@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from captioner.errors import ConfigError
 from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders import LSTMDecoder, pack_by_step
-from captioner.models.decoders.recurrent import LSTMState
+from captioner.models.decoders.lstm import LSTMState
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E, A = 9, 2, 2, 5, 4, 3, 6

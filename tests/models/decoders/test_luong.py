@@ -94,8 +94,10 @@ def test_steps_are_the_equations_in_a_plain_loop(
             expected[b][k] = step["state"]
             assert logits[b, k].tolist() == pytest.approx(step["logits"], abs=1e-10)
             assert attended.weights[b, k].tolist() == pytest.approx(step["map"], abs=1e-10)
-            assert state.fed is not None
-            for found, wanted in zip((state.h, state.c, state.fed), step["state"], strict=True):
+            assert state.input_feeding is not None
+            for found, wanted in zip(
+                (state.h, state.c, state.input_feeding), step["state"], strict=True
+            ):
                 assert found[b, k].tolist() == pytest.approx(wanted, abs=1e-10)
             if attended.beta is None:
                 assert gate == "none"
@@ -121,9 +123,9 @@ def test_only_with_input_feeding_what_was_seen_changes_the_next_state(input_feed
     decoder, grid = random_decoder(input_feeding=input_feeding), random_grid()
     memory = decoder.prepare(grid)
     _, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
-    assert state.fed is not None
+    assert state.input_feeding is not None
     _, _, seen = decoder.step(torch.tensor(STEPS[1]), state, memory)
-    other = state._replace(fed=-state.fed)
+    other = state._replace(input_feeding=-state.input_feeding)
     _, _, unseen = decoder.step(torch.tensor(STEPS[1]), other, memory)
     assert torch.equal(seen.h, unseen.h) != input_feeding
     width = decoder.state_gates.in_features
@@ -135,12 +137,12 @@ def test_reorder_takes_the_fed_vectors_along() -> None:
     memory = decoder.prepare(grid)
     tokens = torch.tensor([[4, 5], [6, 7], [3, 8]])
     _, _, state = decoder.step(tokens, decoder.start(memory, 2), memory)
-    assert state.fed is not None
+    assert state.input_feeding is not None
     photos, beams = torch.tensor([2, 0]), torch.tensor([[1, 1], [0, 1]])
     chosen = decoder.reorder(state, photos, beams)
-    assert chosen.fed is not None
+    assert chosen.input_feeding is not None
     assert chosen.position == state.position == 1
-    for name in ("h", "c", "fed"):
+    for name in ("h", "c", "input_feeding"):
         given = getattr(state, name)
         assert torch.equal(
             getattr(chosen, name), torch.stack([given[2, [1, 1]], given[0, [0, 1]]])
@@ -153,9 +155,9 @@ def test_embeddings_can_be_tied_to_the_attentional_vectors_layer() -> None:
     grid = random_grid()
     memory = decoder.prepare(grid)
     logits, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
-    assert state.fed is not None
+    assert state.input_feeding is not None
     torch.testing.assert_close(
-        logits, state.fed @ decoder.embedding.weight.T + decoder.vocabulary.bias
+        logits, state.input_feeding @ decoder.embedding.weight.T + decoder.vocabulary.bias
     )
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from captioner.models.decoders import pack_by_step
-from captioner.models.decoders.base import rows_per_step
 
 
 def plain_packed(rows: list[list[int]], lengths: list[int]) -> list[int]:
@@ -24,9 +23,6 @@ def test_words_are_packed_step_after_step_as_in_a_plain_loop(lengths: list[int])
     values = torch.arange(len(lengths) * columns).reshape(len(lengths), columns)
     expected = plain_packed(values.tolist(), lengths)
     assert pack_by_step(values, torch.tensor(lengths)).tolist() == expected
-    assert rows_per_step(torch.tensor(lengths)) == [
-        sum(length > step for length in lengths) for step in range(max(lengths))
-    ]
     assert len(expected) == sum(lengths)
 
 

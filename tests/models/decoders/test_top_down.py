@@ -101,9 +101,9 @@ def test_steps_are_the_equations_in_a_plain_loop(gate: Any, local: bool) -> None
             expected[b][k] = step["state"]
             assert logits[b, k].tolist() == pytest.approx(step["logits"], abs=1e-10)
             assert attended.weights[b, k].tolist() == pytest.approx(step["map"], abs=1e-10)
-            assert state.fed is not None
+            assert state.input_feeding is not None
             assert state.second_c is not None
-            found = (state.h, state.c, state.fed, state.second_c)
+            found = (state.h, state.c, state.input_feeding, state.second_c)
             for value, wanted in zip(found, step["state"], strict=True):
                 assert value[b, k].tolist() == pytest.approx(wanted, abs=1e-10)
 
@@ -127,7 +127,7 @@ def test_reorder_takes_both_lstms_along() -> None:
     photos, beams = torch.tensor([2, 0]), torch.tensor([[1, 1], [0, 1]])
     chosen = decoder.reorder(state, photos, beams)
     assert chosen.position == state.position == 1
-    for name in ("h", "c", "fed", "second_c", "constant"):
+    for name in ("h", "c", "input_feeding", "second_c", "mean_gates"):
         before, after = getattr(state, name), getattr(chosen, name)
         for row, (photo, beam) in enumerate([(2, 1), (2, 1), (0, 0), (0, 1)]):
             assert torch.equal(after.flatten(0, 1)[row], before[photo, beam]), name

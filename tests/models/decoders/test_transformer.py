@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from captioner.errors import ConfigError
 from captioner.generation import score, search
 from captioner.models.attention import (
-    Attention,
     DotScore,
     GlobalWindow,
     HardSelect,
     HeadValues,
+    MultiHeadAttention,
     SoftSelect,
 )
 from captioner.models.decoders import TransformerDecoder, pack_by_step
@@ -33,7 +33,7 @@ def random_decoder(
     """In float64, in eval mode, far from its first weights."""
     torch.manual_seed(0)
     attentions = [
-        Attention(
+        MultiHeadAttention(
             DotScore(query_dim=H, feature_dim=D, attention_dim=H, heads=grid_heads, scaled=True),
             GlobalWindow(),
             select(),

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from captioner.models.backbones import Backbone, Encoder, build_backbone
+from captioner.models.backbones import Backbone, build_backbone
+from captioner.models.model import Encoder
 
 VGG_STAGES = {  # the paper's names, and torchvision's index of each one's ReLU
     "conv1_1": 1,

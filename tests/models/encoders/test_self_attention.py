@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.models.backbones import GridSelfAttention
-from captioner.models.self_attention import grid_positions
+from captioner.models.self_attention import GridSelfAttention, grid_positions
 
 ROWS, COLUMNS, D = 3, 4, 8
 L = ROWS * COLUMNS

@@ -15,7 +15,8 @@ from torch import nn
 from torchvision import models
 
 from captioner.errors import CaptionerError, ConfigError, WeightsError
-from captioner.models.backbones import Encoder, build_backbone
+from captioner.models.backbones import build_backbone
+from captioner.models.model import Encoder
 
 # a torchvision, a timm and our default network, all small
 NETWORKS = ["squeezenet1_1", "timm/test_resnet", "efficientnet_lite2"]

@@ -1,0 +1,1 @@
+"""Scores of a cell given the decoder's state, one file each."""

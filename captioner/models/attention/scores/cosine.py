@@ -1,0 +1,52 @@
+"""Cosine similarity with a learned strength."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from captioner.config import AttentionConfig
+from captioner.models.attention.attention import Score
+from captioner.models.attention.sizes import require_divisor
+
+
+class CosineScore(Score):
+    """e_i = cos(W_q h, W_k a_i) / tau, with a learned temperature tau for each head.
+
+    Graves et al. (Neural Turing Machines, 2014, equations 5 and 6), whose key strength is 1 / tau.
+    It starts at 10, as in Swin Transformer v2: cosines alone, in [-1, 1], could never make a map
+    that is far from uniform.
+    """
+
+    def __init__(
+        self, *, query_dim: int, feature_dim: int, attention_dim: int, heads: int = 1
+    ) -> None:
+        super().__init__(
+            query=nn.Linear(query_dim, attention_dim),
+            key=nn.Linear(feature_dim, attention_dim, bias=False),
+            heads=heads,
+        )
+        self.log_strength = nn.Parameter(torch.full((heads,), math.log(10.0)))
+
+    @classmethod
+    def from_config(
+        cls, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
+    ) -> CosineScore:
+        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
+        return cls(
+            query_dim=query_dim,
+            feature_dim=feature_dim,
+            attention_dim=config.dim,
+            heads=config.heads,
+        )
+
+    def keys(self, features: Tensor) -> Tensor:
+        """Return keys of length 1."""
+        return functional.normalize(super().keys(features), dim=-1)
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        queries = functional.normalize(queries, dim=-1) * self.log_strength.exp().view(-1, 1, 1)
+        return queries @ keys.transpose(-1, -2)

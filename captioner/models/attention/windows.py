@@ -1,0 +1,82 @@
+"""Luong's local windows on a grid."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from captioner.config import AttentionConfig
+from captioner.models.attention.attention import Window
+from captioner.types import Grid
+
+
+class PredictiveWindow(Window):
+    """Luong's local-p (2015, section 3.2, equations 9 and 10) on a grid.
+
+    The state predicts a centre, p = S * sigmoid(v . tanh(W h)), and cells are weighted by a
+    Gaussian around it with a standard deviation of D / 2; cells further away than D get no
+    attention. A grid has two axes, so there is one centre for rows and one for columns, from one
+    hidden layer with two output vectors. S is the last index of its axis, so that a centre lies
+    between the centres of the first and the last cell. The window is the square of all cells
+    within D rows and D columns, and the Gaussian is the product of both axes.
+
+    Args:
+        query_dim: H.
+        radius_cells: D, at least 0.5, so that the cell nearest to the centre is always inside.
+    """
+
+    def __init__(self, *, query_dim: int, radius_cells: float) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(query_dim, query_dim, bias=False)
+        self.centre = nn.Linear(query_dim, 2, bias=False)
+        self.radius = radius_cells
+
+    @classmethod
+    def from_config(cls, config: AttentionConfig, *, query_dim: int) -> PredictiveWindow:
+        return cls(query_dim=query_dim, radius_cells=config.radius)
+
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+        centre = self.centre(torch.tanh(self.hidden(query)))
+        # float32 under autocast: half precision cannot place a centre in a large grid
+        centre = centre.to(torch.promote_types(centre.dtype, torch.float32))
+        share = torch.sigmoid(centre)  # [B, K, 2]
+        rows = torch.arange(grid.height, device=query.device)
+        columns = torch.arange(grid.width, device=query.device)
+        down = rows - share[..., :1] * (grid.height - 1)  # [B, K, rows]
+        right = columns - share[..., 1:] * (grid.width - 1)  # [B, K, columns]
+        down, right = self._bias(down), self._bias(right)
+        return (down.unsqueeze(-1) + right.unsqueeze(-2)).flatten(-2)
+
+    def _bias(self, distance: Tensor) -> Tensor:
+        gaussian = -distance.square() / (2 * (self.radius / 2) ** 2)
+        return gaussian.masked_fill(distance.abs() > self.radius, -torch.inf)
+
+
+class MonotonicWindow(Window):
+    """Luong's local-m (2015, section 3.2) on a grid: the window moves on with every word.
+
+    In translation, word t attends around source word t. A grid has no such order, so it is read
+    like a page: row by row from the top, each from left to right (row-major, as the cells are
+    numbered). Word t attends to the cells within D places of place t * L / `words` in that order;
+    after `words` words it stays at the last cell. A window therefore reaches over the end of a row
+    into the start of the next. It is offered for comparison: captions do not read images as pages.
+    """
+
+    def __init__(self, *, radius_cells: float, words: int) -> None:
+        super().__init__()
+        self.radius = radius_cells
+        self.words = words
+
+    @classmethod
+    def from_config(cls, config: AttentionConfig, *, query_dim: int) -> MonotonicWindow:
+        return cls(radius_cells=config.radius, words=config.words)
+
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+        count = grid.height * grid.width
+        if isinstance(position, int):  # filled on the device: a copy to it would wait
+            position = torch.full((), position, device=query.device)
+        centre = (position * count / self.words).clamp(max=count - 1)  # [] or [K]
+        distance = torch.arange(count, device=query.device) - centre.unsqueeze(-1)
+        outside = distance.abs() > self.radius  # [L] or [K, L]
+        bias = torch.zeros(outside.shape, device=query.device).masked_fill(outside, -torch.inf)
+        return bias.expand(*query.shape[:2], -1)

@@ -1,0 +1,183 @@
+"""The model in training and inference: image -> grid of annotation vectors -> words."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError
+from captioner.models.backbones.backbone import Backbone
+from captioner.models.backbones.efficientnet_lite import can_be_fused, version_of
+from captioner.models.backbones.efficientnet_weights import set_drop_path
+from captioner.models.decoders import Decoder, TeacherForcingOutput
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
+from captioner.models.self_attention import GridSelfAttention
+from captioner.types import Grid
+
+
+class Encoder(nn.Module):
+    """A pretrained CNN, frozen or fine-tuned from a stage on: annotation vectors (section 3.1.1).
+
+    The backbone's first `frozen_stages` stages never change, so their output, the frozen features,
+    may be computed once and cached; `forward` takes images or frozen features.
+
+    Args:
+        trainable_from: First stage to fine-tune; None freezes all.
+        batch_norm: Fine-tuned stages use the running statistics (`frozen`; scale and shift are
+            still learned) or use and update the batch's statistics (`train`). Frozen stages always
+            use the running statistics.
+        project_dim: Size D of a learned projection; None uses the backbone's channels.
+        drop_path: Probability of skipping a residual block.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        trainable_from: str | None = None,
+        batch_norm: Literal["frozen", "train"] = "frozen",
+        project_dim: int | None = None,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        self_attention: GridSelfAttention | None = None,
+    ) -> None:
+        super().__init__()
+        if drop_path and not set_drop_path(backbone, drop_path):
+            raise ConfigError(
+                "encoder.drop_path: only efficientnet_lite2 has blocks that can be left out; use 0"
+            )
+        self.backbone = backbone
+        self.batch_norm = batch_norm
+        self.frozen_stages = backbone.freeze_before(trainable_from)
+        self._frozen = FrozenStages(backbone, self.frozen_stages)
+        self.dim = project_dim or backbone.channels
+        self.project: nn.Module = nn.Identity()
+        if project_dim:
+            self.project = nn.Sequential(
+                nn.Linear(backbone.channels, project_dim),
+                nn.LayerNorm(project_dim),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+            )
+        self.self_attention = self_attention
+
+    def train(self, mode: bool = True) -> Encoder:
+        super().train(mode)
+        self.backbone.stages[: self.frozen_stages].eval()
+        for module in self.backbone.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                learned = module.weight is not None and module.weight.requires_grad
+                module.train(mode and learned and self.batch_norm == "train")
+        return self
+
+    def frozen_features(self, images: Tensor) -> Tensor:
+        """Apply the frozen stages: images [B, 3, H, W] to [B, C, h, w], without gradient."""
+        return self._frozen(images)
+
+    def forward(self, inputs: Tensor, *, from_frozen: bool = False) -> Grid:
+        """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
+        features = inputs if from_frozen else self.frozen_features(inputs)
+        features = self.backbone.stages[self.frozen_stages :](features)
+        height, width = features.shape[2:]
+        cells = self.project(features.flatten(2).transpose(1, 2))
+        if self.self_attention is None:
+            return Grid(cells, height, width)
+        return Grid(self.self_attention(cells, height, width), height, width, local=cells)
+
+    def cells(self, height_px: int, width_px: int) -> int:
+        """Return L for images of this size."""
+        like = next(self.backbone.parameters())
+        empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
+        modes = [(module, module.training) for module in self.backbone.modules()]
+        self.backbone.eval()  # or BatchNorm would take the empty image into its statistics
+        with torch.no_grad():
+            count = self.backbone(empty).shape[2:].numel()
+        for module, training in modes:
+            module.training = training
+        return count
+
+
+class FrozenStages:
+    """The first stages of a backbone, which training leaves as they are, made for inference.
+
+    It keeps a fused copy (`fused_encoder.py`), renewed when the weights, their device or the type
+    to compute in change. Under autocast it computes in autocast's type.
+    """
+
+    def __init__(self, backbone: Backbone, count: int) -> None:
+        self.backbone, self.count = backbone, count
+        self._fused: nn.Module | None = None
+        self._fused_of: object = None
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        stages = self.backbone.stages[: self.count]
+        if not can_be_fused(stages):
+            features: Tensor = stages(images)
+            return features
+        kind, weights = images.device.type, [*stages.parameters(), *stages.buffers()]
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else weights[0].dtype
+        fused_of = (dtype, [version_of(weight) for weight in weights])
+        if self._fused is None or fused_of != self._fused_of:
+            self._fused = copy.deepcopy(stages).eval()
+            fold_batch_norms(self._fused)
+            fuse_for_cpu(self._fused.to(dtype))
+            self._fused_of = fused_of
+        with torch.autocast(kind, enabled=False) if autocast else nullcontext():
+            fused: Tensor = self._fused(images.to(dtype))
+        return fused
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_fused": None}
+
+
+class CaptionModel(nn.Module):
+    """Image to grid to words."""
+
+    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def forward(
+        self,
+        grid: Grid,
+        image_index: Tensor,
+        tokens: Tensor,
+        lengths: Tensor,
+        style: Tensor | None = None,
+    ) -> TeacherForcingOutput:
+        """Predict all words of given captions (teacher forcing).
+
+        Args:
+            grid: The encoder's output for B images.
+            image_index: [N], the image of each caption.
+            tokens: [N, T], the words read, from the start token on.
+            lengths: [N] on the CPU, falling: words to be predicted for each caption.
+            style: [N, E], added to the embedding of each caption's first token.
+        """
+        memory = self.decoder.prepare(grid).select(image_index)
+        return self.decoder(memory, tokens, lengths, style)
+
+    def inference_copy(
+        self, device: torch.device | str, dtype: torch.dtype = torch.float32
+    ) -> CaptionModel:
+        """Return a copy for inference on a device, as fast as it can be; this one stays as it is.
+
+        It is in evaluation mode, with batch norms folded into convolutions and, on a CPU, fused
+        convolutions (`fused_encoder.py`). It cannot be trained.
+
+        Args:
+            dtype: Type of the encoder, most of the work; the decoder stays in float32.
+        """
+        model = copy.deepcopy(self).to(device)
+        fold_batch_norms(model.encoder)
+        # The convolutions of a CPU are up to twice as fast on channels-last tensors.
+        model.encoder.to(dtype).to(memory_format=torch.channels_last)
+        fuse_for_cpu(model.encoder.backbone.stages)
+        return model.eval()
