@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
 
-from captioner.models.decoders import TeacherForcingOutput, pack_by_step
+from captioner.models.decoders import TeacherForcingOutput
 
 if TYPE_CHECKING:
     from captioner.training.reinforce import Reinforce
@@ -62,7 +63,7 @@ def caption_losses(
         `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda) and
         the metrics of `reinforce`.
     """
-    words = pack_by_step(targets, lengths)
+    words = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
     logits = output.logits
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
@@ -75,7 +76,8 @@ def caption_losses(
         from_teachers = (teacher_probs * log_probs).sum(-1)
         losses = (1 - distillation) * losses - distillation * from_teachers
     if weights is not None:
-        losses = losses * pack_by_step(weights.unsqueeze(1).expand_as(targets), lengths)
+        by_word = weights.unsqueeze(1).expand_as(targets)
+        losses = losses * pack_padded_sequence(by_word, lengths, batch_first=True).data
     smoothed = losses.mean()
     penalty = doubly_stochastic_penalty(output.maps).mean()
     captions_per_word = len(lengths) / len(words)
