@@ -139,17 +139,17 @@ class AttentionOutput:
 
 @dataclass(frozen=True, repr=False)
 class Caption:
-    """A caption of one photo with where the model looked for each word.
+    """A caption of one image with the attention to each word.
 
     words: T words, without the start and end tokens.
     maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's input.
     beta: float32 [T], the gate's mean for each word; None where the decoder has no gate.
     log_probs: float32 [T], natural log-probability of each word given the ones before.
     end_log_prob: log-probability of ending there; None when the search was cut off before the end.
-    cells: int [T] ([T, heads] with several heads), cell looked at for each word by hard attention,
+    cells: int [T] ([T, heads] with several heads), cell that hard attention chose for each word,
         else None.
     heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are several.
-    paths: int [M, T], cells of M sampled ways of looking while the same words are read, or None.
+    paths: int [M, T], cells of M sampled attention paths for the same words, or None.
     geometry: carries cells back to pixels of the original photo.
     confidence: probability in [0, 1] that the caption is right, where the model has a calibrator.
     confidence_threshold: the caption is unsure where its confidence is below this; None without.
@@ -192,7 +192,7 @@ class Caption:
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
         if not (1 <= (layer or layers) <= layers and 1 <= (head or heads) <= heads):
             raise ConfigError(
-                f"this model has {layers} layers of {heads} heads that look; there is no head "
+                f"this model has {layers} layers of {heads} attention heads; there is no head "
                 f"{head or 'mean'} in layer {layer or layers}"
             )
         if self.heads is None:

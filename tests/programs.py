@@ -45,9 +45,6 @@ class ProgramResult:
         return lines[0].removeprefix("error: ")
 
 
-LossOutput = ProgramResult  # its name in tests that have not been renamed yet
-
-
 class Running:
     """A program that has been started."""
 

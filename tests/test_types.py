@@ -99,6 +99,7 @@ def test_a_caption_as_plain_values_goes_through_json_and_back() -> None:
             "end_log_prob": -0.125,
             "beta": [0.25, 0.333333],
             "cells": [5, 0],
+            "confidence": None,
         }
     )
     whole = json.loads(json.dumps(caption.to_dict(maps=True)))

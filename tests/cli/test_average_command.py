@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from programs import LossOutput, Programs
+from programs import ProgramResult, Programs
 
 from captioner.checkpoint import load_model, save_model
 from captioner.config import ModelConfig
@@ -16,7 +16,7 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.models.build import build_model
 
 
-def average(programs: Programs, *arguments: object) -> LossOutput:
+def average(programs: Programs, *arguments: object) -> ProgramResult:
     return programs.run("captioner", "average", *arguments)
 
 

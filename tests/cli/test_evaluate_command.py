@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
-from programs import LossOutput, Programs
+from programs import ProgramResult, Programs
 
 from captioner import Captioner
 from captioner.evaluation.metrics import quick_scores
@@ -26,7 +26,7 @@ def table(tmp_path: Path) -> Path:
 
 def evaluate(
     programs: Programs, model: Path, table: Path, *options: object, java: bool = False
-) -> LossOutput:
+) -> ProgramResult:
     return programs.run(
         "captioner",
         "evaluate",
@@ -291,7 +291,7 @@ def coco(root: Path, *, references: int) -> Path:
     return root
 
 
-def of_coco(programs: Programs, model: Path, root: Path, *options: object) -> LossOutput:
+def of_coco(programs: Programs, model: Path, root: Path, *options: object) -> ProgramResult:
     return programs.run(
         "captioner",
         "evaluate",

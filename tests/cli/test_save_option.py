@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from PIL import Image
-from programs import LossOutput, Programs
+from programs import ProgramResult, Programs
 
 from captioner.visualization import caption_from_arrays
 
@@ -22,7 +22,7 @@ def photos(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def run(programs: Programs, cwd: Path, *arguments: object) -> LossOutput:
+def run(programs: Programs, cwd: Path, *arguments: object) -> ProgramResult:
     return programs.run("captioner", *arguments, "--device", "cpu", cwd=cwd)
 
 

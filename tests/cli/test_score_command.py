@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 from PIL import Image
-from programs import LossOutput, Programs
+from programs import ProgramResult, Programs
 
 from captioner import Captioner
 
@@ -22,7 +22,7 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def run(programs: Programs, model: Path, tmp_path: Path, *arguments: object) -> LossOutput:
+def run(programs: Programs, model: Path, tmp_path: Path, *arguments: object) -> ProgramResult:
     options = ["--checkpoint", model, "--device", "cpu"]
     return programs.run("captioner", "score", *arguments, *options, cwd=tmp_path)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
-from programs import LossOutput, Programs, Running
+from programs import ProgramResult, Programs, Running
 
 from captioner import Captioner
 from captioner.checkpoint import STATE, load_training_state, verify
@@ -53,14 +53,16 @@ def reached(run: Path, step: int) -> bool:
 @pytest.fixture(scope="session")
 def whole(
     table: Path, programs: Programs, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, LossOutput]:
+) -> tuple[Path, ProgramResult]:
     """A run of two epochs that nobody interrupts, and how it ended."""
     run = tmp_path_factory.mktemp("whole") / "run"
     outcome = programs.run("train.py", "--config", recipe(table, run), "--train.samples", 1)
     return run, outcome
 
 
-def test_a_run_ends_well_and_says_where_its_best_model_is(whole: tuple[Path, LossOutput]) -> None:
+def test_a_run_ends_well_and_says_where_its_best_model_is(
+    whole: tuple[Path, ProgramResult],
+) -> None:
     run, outcome = whole
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout == f"{run / 'best'}\n"
@@ -70,7 +72,9 @@ def test_a_run_ends_well_and_says_where_its_best_model_is(whole: tuple[Path, Los
     assert all(line.startswith(("epoch ", "warning: ")) for line in lines), outcome.stderr
 
 
-def test_the_run_folder_holds_what_is_promised(whole: tuple[Path, LossOutput], table: Path) -> None:
+def test_the_run_folder_holds_what_is_promised(
+    whole: tuple[Path, ProgramResult], table: Path
+) -> None:
     run, _ = whole
     names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
     files = {"best", "config.yaml", "last", "metrics.jsonl", "previous", "samples", "tensorboard"}
@@ -82,14 +86,14 @@ def test_the_run_folder_holds_what_is_promised(whole: tuple[Path, LossOutput], t
     assert load_training_state(run / "last")["step"] == 2 * STEPS
 
 
-def test_both_models_caption_a_photo(whole: tuple[Path, LossOutput], table: Path) -> None:
+def test_both_models_caption_a_photo(whole: tuple[Path, ProgramResult], table: Path) -> None:
     run, _ = whole
     for folder in (run / "best", run / "last", run):
         caption = Captioner.from_pretrained(folder, device="cpu").caption(table / "00.jpg")
         assert caption.words
 
 
-def test_the_log_has_every_step_and_every_validation(whole: tuple[Path, LossOutput]) -> None:
+def test_the_log_has_every_step_and_every_validation(whole: tuple[Path, ProgramResult]) -> None:
     found = entries(whole[0])
     steps = [entry for entry in found if entry["kind"] == "train"]
     assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
@@ -102,7 +106,7 @@ def test_the_log_has_every_step_and_every_validation(whole: tuple[Path, LossOutp
 
 
 def test_tensorboard_shows_the_same_figures_and_sample_pictures(
-    whole: tuple[Path, LossOutput],
+    whole: tuple[Path, ProgramResult],
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -139,7 +143,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize(("workers", "step"), [(2, 5), (0, STEPS + 5)])
 def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
-    whole: tuple[Path, LossOutput],
+    whole: tuple[Path, ProgramResult],
     table: Path,
     tmp_path: Path,
     programs: Programs,
@@ -162,7 +166,7 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     ("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGHUP, 2)]
 )
 def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
-    whole: tuple[Path, LossOutput],
+    whole: tuple[Path, ProgramResult],
     table: Path,
     tmp_path: Path,
     programs: Programs,
@@ -233,7 +237,7 @@ def test_every_kind_of_training_runs_and_captions(
 
 
 def test_a_run_in_its_folder_is_not_overwritten(
-    whole: tuple[Path, LossOutput], programs: Programs
+    whole: tuple[Path, ProgramResult], programs: Programs
 ) -> None:
     run, _ = whole
     sentence = programs.run("train.py", "--config", run / "config.yaml").sentence()
@@ -258,7 +262,7 @@ def test_a_run_that_is_going_on_is_not_begun_again(
     [("decoder.hidden_dim", 24), ("data.batch_size", 3), ("train.seed", 7), ("data.flip", 0.1)],
 )
 def test_resuming_with_another_setting_is_refused_by_its_name(
-    whole: tuple[Path, LossOutput], programs: Programs, option: str, value: object
+    whole: tuple[Path, ProgramResult], programs: Programs, option: str, value: object
 ) -> None:
     run, _ = whole
     before = (run / "config.yaml").read_bytes()
@@ -292,7 +296,7 @@ BAD_FILES = {
 }
 
 
-def assert_refused(outcome: LossOutput, *told: str) -> None:
+def assert_refused(outcome: ProgramResult, *told: str) -> None:
     assert outcome.code == 2, outcome
     assert "Traceback" not in outcome.stderr, outcome.stderr
     assert outcome.stdout == ""

@@ -329,7 +329,7 @@ def test_location_knows_the_grid_of_its_settings_and_refuses_another() -> None:
     model = small_model(attention__score="location", attention__window="local_p")
     tokens, _, lengths = batch([[4, 5]])
     model(model.encoder(photos()[:1]), torch.tensor([0]), tokens, lengths)
-    with pytest.raises(ConfigError, match=r"^attention\.score: location .* 6 cells .* of 4; "):
+    with pytest.raises(ConfigError, match=r"^attention\.score: location .* 6 cells.* of 4; "):
         model(model.encoder(photos()[:1, :, :, :64]), torch.tensor([0]), tokens, lengths)
 
 
