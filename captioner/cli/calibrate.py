@@ -63,8 +63,8 @@ def _run(arguments: argparse.Namespace) -> int:
         training += read_split(format=format_, root=root, split=arguments.train_split).images
     captioner = load_captioner(folder, arguments)
     data = [
-        collect(captioner, f"{root} {split}", part, training)
-        for root, split, part in zip(arguments.root, splits, images, strict=True)
+        collect(captioner, name, part, training)
+        for name, part in zip(_names(arguments.root, splits), images, strict=True)
     ]
     calibrator, report = fit(data, right_from=arguments.right_from)
     write_calibrator(folder, calibrator)
@@ -85,3 +85,19 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     show(str(folder / "calibrator.json"))
     return 0
+
+
+def _names(roots: list[str], splits: list[str]) -> list[str]:
+    """Return distinct names of the data sets, for a report and the model folder.
+
+    They hold the ends of the paths only: a model folder is given to others.
+    """
+    names: list[str] = []
+    for root, split in zip(roots, splits, strict=True):
+        path = Path(root).resolve()
+        place = f"{path.parent.name}/{path.name}" if path.suffix else path.name
+        names.append(f"{place} {split}")
+    return [
+        f"{name} ({names[: position + 1].count(name)})" if names.count(name) > 1 else name
+        for position, name in enumerate(names)
+    ]

@@ -161,3 +161,14 @@ def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
     for data in (b"", b"[]", b"\xff", b"3"):
         with pytest.raises(CheckpointError, match="calibrator"):
             Calibrator.from_json(data)
+
+
+def test_data_sets_are_named_by_the_ends_of_their_paths_and_apart() -> None:
+    from captioner.cli.calibrate import _names
+
+    roots = ["/a/flickr8k", "/b/everyday/captions.csv", "/c/flickr8k"]
+    assert _names(roots, ["val", "val", "val"]) == [
+        "flickr8k val (1)",
+        "everyday/captions.csv val",
+        "flickr8k val (2)",
+    ]
