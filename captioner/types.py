@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
+    from torch import Tensor
 
     from captioner.visualization.style import OverlayStyle
 

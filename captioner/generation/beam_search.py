@@ -1,4 +1,8 @@
-"""Greedy and beam search for a batch of images at once; every written caption comes from here."""
+"""Greedy and beam search for a batch of images at once; every written caption comes from here.
+
+The same code searches with tensors and with NumPy arrays, whichever the decoder computes with:
+`arrays.py` says in what they differ.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,19 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
-from captioner.models.decoders.base import Decoder
-from captioner.types import AttentionOutput, Caption, Geometry, Grid
+from captioner.generation.arrays import (
+    Array,
+    array_namespace,
+    log_softmax,
+    to_numpy,
+    top_k_indices,
+    without_gradients,
+)
+from captioner.generation.decoder import StepDecoder, WordAttention
+from captioner.types import Caption, Geometry, Grid
 
 PAD, START, END, UNKNOWN = Vocabulary.pad, Vocabulary.start, Vocabulary.end, Vocabulary.unknown
 
@@ -82,9 +92,8 @@ class Constraints:
     require: Sequence[int] = ()
 
 
-@torch.inference_mode()
 def search(
-    decoder: Decoder,
+    decoder: StepDecoder,
     grid: Grid,
     *,
     beam_size: int = 5,
@@ -146,15 +155,14 @@ def search(
                 no_repeat_ngram=no_repeat_ngram,
                 stop=stop,
                 constraints=constraints or Constraints(),
-                device=grid.features.device,
+                like=grid.features,
             )
         ],
     )
 
 
-@torch.inference_mode()
 def diverse_search(
-    decoder: Decoder,
+    decoder: StepDecoder,
     grid: Grid,
     *,
     groups: int,
@@ -186,7 +194,7 @@ def diverse_search(
             no_repeat_ngram=no_repeat_ngram,
             stop=stop,
             constraints=constraints or Constraints(),
-            device=grid.features.device,
+            like=grid.features,
         )
         for _ in range(groups)
     ]
@@ -198,7 +206,7 @@ def diverse_search(
 
 
 def _run(
-    decoder: Decoder,
+    decoder: StepDecoder,
     grid: Grid,
     beams: list[_Beam],
     diversity: float = 0.0,
@@ -206,26 +214,39 @@ def _run(
     best_of_each: bool = False,
 ) -> list[list[Hypothesis]]:
     """Advance the beams step by step; return for each image the hypotheses of all of them."""
+    with without_gradients(grid.features):
+        _advance_all(decoder, grid, beams, diversity)
+        found = [beam.hypotheses() for beam in beams]
+    return [
+        [h for each in found for h in (each[image][:1] if best_of_each else each[image])]
+        for image in range(len(grid.features))
+    ]
+
+
+def _advance_all(decoder: StepDecoder, grid: Grid, beams: list[_Beam], diversity: float) -> None:
+    """Advance the beams until all images are done."""
+    xp = array_namespace(grid.features)
     images, device = len(grid.features), grid.features.device
     prepared = decoder.prepare(grid)
     memories = [prepared] * len(beams)
     states = [decoder.start(prepared) for _ in beams]
-    words = [torch.full((images, 1), START, device=device) for _ in beams]
+    words = [xp.full((images, 1), START, dtype=xp.int64, device=device) for _ in beams]
     for _ in range(beams[0].max_words):
-        written: Tensor | None = None  # [images, V], how often groups wrote a word at this step
+        written: Array | None = None  # [images, V], how often groups wrote a word at this step
         for index, beam in enumerate(beams):
             if not len(beam.active):
                 continue
             memory, state = memories[index], states[index]
             logits, attended, state = decoder.step(words[index], state, memory)
             if len(beams) > 1 and written is None:
-                written = logits.new_zeros(images, logits.shape[-1])
+                shape = (images, logits.shape[-1])
+                written = xp.zeros(shape, dtype=logits.dtype, device=device)
             active = beam.active
             penalty = None if written is None else diversity * written[active]
             tokens, parents, running = beam.advance(logits, attended, penalty)
             if written is not None:
-                ones = torch.ones_like(tokens, dtype=written.dtype)
-                written[active] = written[active].scatter_add(1, tokens, ones)
+                for place in range(tokens.shape[1]):
+                    written[active, tokens[:, place]] += 1
             if len(running):
                 states[index] = decoder.reorder(state, running, parents[running])
                 if len(running) < len(tokens):
@@ -233,11 +254,6 @@ def _run(
                 words[index] = tokens
         if not any(len(beam.active) for beam in beams):
             break
-    found = [beam.hypotheses() for beam in beams]
-    return [
-        [h for each in found for h in (each[image][:1] if best_of_each else each[image])]
-        for image in range(images)
-    ]
 
 
 class _Beam:
@@ -258,33 +274,36 @@ class _Beam:
         no_repeat_ngram: int,
         stop: StopRule,
         constraints: Constraints,
-        device: torch.device,
+        like: Array,
     ) -> None:
         if beam_size < 1 or max_words < 1 or no_repeat_ngram < 0:
             raise ValueError(
                 f"beam_size {beam_size} and max_words {max_words} must be at least 1, and "
                 f"no_repeat_ngram {no_repeat_ngram} at least 0"
             )
-        self.required = torch.tensor(sorted(set(constraints.require)), device=device)
+        xp = self.xp = array_namespace(like)
+        device = self.device = like.device
+        required = sorted(set(constraints.require))
+        self.required = xp.asarray(required, dtype=xp.int64, device=device)
         beam_size = max(beam_size, len(self.required) + 1)  # one beam for each number of them
         self.images, self.beam_size, self.max_words = images, beam_size, max_words
         self.length_penalty = length_penalty
         self.no_repeat_ngram = no_repeat_ngram
         self.stop = stop
         self.constraints = constraints
-        self.device = device
-        self.active = torch.arange(images, device=device)
-        self.totals = torch.full((images, beam_size), -torch.inf, device=device)
+        self.active = xp.arange(images, device=device)
+        float32, int64 = xp.float32, xp.int64
+        self.totals = xp.full((images, beam_size), -xp.inf, dtype=float32, device=device)
         self.totals[:, 0] = 0.0  # one beam writes the first word
-        self.trace: list[dict[str, Tensor]] = []
-        self.written = torch.zeros(images, beam_size, 0, dtype=torch.long, device=device)
+        self.trace: list[dict[str, Array]] = []
+        self.written = xp.zeros((images, beam_size, 0), dtype=int64, device=device)
         # score, log-probability of the end, words before it, beam: one row a finished caption
-        self.finished = torch.full((images, beam_size, 4), -torch.inf, device=device)
-        self.count = torch.zeros(images, dtype=torch.long, device=device)
+        self.finished = xp.full((images, beam_size, 4), -xp.inf, dtype=float32, device=device)
+        self.count = xp.zeros((images,), dtype=int64, device=device)
 
     def advance(
-        self, logits: Tensor, attended: AttentionOutput, penalty: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, logits: Array, attended: WordAttention, penalty: Array | None = None
+    ) -> tuple[Array, Array, Array]:
         """Choose the next words.
 
         Args:
@@ -295,139 +314,158 @@ class _Beam:
         Returns:
             The words [R, K], the beams that they continue [R, K], and the rows that go on.
         """
-        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        xp = self.xp
+        log_probs = log_softmax(logits)
         rows, speaking, vocabulary = log_probs.shape
         beams = self.beam_size
-        totals = self.totals.unsqueeze(-1) + log_probs  # [R, K, V]
+        totals = self.totals[..., None] + log_probs  # [R, K, V]
         self._rule_out(totals)
-        ranks = totals if penalty is None else totals - penalty.unsqueeze(1)
+        ranks = totals if penalty is None else totals - penalty[:, None]
         # Each beam has one end token, so among 2K continuations at least K go on.
         if len(self.required):
             index = self._best_by_bank(ranks)
         else:
-            index = ranks.view(rows, -1).topk(2 * beams, dim=-1).indices
-        best = totals.view(rows, -1).gather(1, index)
-        damaged = best.isnan().any()  # which topk takes for the largest
-        parent, token = (index // vocabulary).clamp(max=speaking - 1), index % vocabulary
+            index = top_k_indices(xp.reshape(ranks, (rows, -1)), 2 * beams)
+        best = xp.take_along_axis(xp.reshape(totals, (rows, -1)), index, axis=1)
+        damaged = xp.any(xp.isnan(best))  # which ranks above all numbers
+        parent, token = xp.clip(index // vocabulary, max=speaking - 1), index % vocabulary
         self._finish(best[:, :beams], parent[:, :beams], token[:, :beams] == END, log_probs)
 
-        ends, impossible = (token == END).to(torch.uint8), torch.isinf(best).to(torch.uint8)
-        going_on = (2 * ends + impossible).argsort(dim=-1, stable=True)[:, :beams]
-        best, parent, token = (x.gather(1, going_on) for x in (best, parent, token))
+        ends, impossible = xp.astype(token == END, xp.uint8), xp.astype(xp.isinf(best), xp.uint8)
+        going_on = xp.argsort(2 * ends + impossible, axis=-1, stable=True)[:, :beams]
+        best, parent, token = (
+            xp.take_along_axis(x, going_on, axis=1) for x in (best, parent, token)
+        )
+        flat = xp.reshape(log_probs, (rows, -1))
         self._record(
             token=token,
             parent=parent,
-            log_prob=log_probs.view(rows, -1).gather(1, parent * vocabulary + token),
+            log_prob=xp.take_along_axis(flat, parent * vocabulary + token, axis=1),
             map=attended.weights,
             beta=attended.beta,
             cells=attended.cells,
             heads=attended.heads,
         )
         # The one transfer from the device: it waits there for all that is queued.
-        *goes_on, damage = torch.cat([self._goes_on(best), damaged.view(1)]).tolist()
+        *goes_on, damage = xp.concat([self._goes_on(best), xp.reshape(damaged, (1,))]).tolist()
         if damage:
             raise CheckpointError(
                 "the model's output is not a number; its weights are damaged or its training went "
                 "astray, so use another checkpoint"
             )
-        running = torch.tensor(goes_on).nonzero().squeeze(1).to(self.device, non_blocking=True)
+        running = xp.asarray(np.flatnonzero(goes_on), dtype=xp.int64, device=self.device)
         self.totals, self.active = best[running], self.active[running]
-        before = self.written.gather(1, parent.unsqueeze(-1).expand(-1, -1, len(self.trace) - 1))
-        self.written = torch.cat([before, token.unsqueeze(-1)], dim=-1)[running]
+        before = self.written[xp.arange(rows, device=self.device)[:, None], parent]
+        self.written = xp.concat([before, token[..., None]], axis=-1)[running]
         return token, parent, running
 
-    def _goes_on(self, totals: Tensor) -> Tensor:
+    def _goes_on(self, totals: Array) -> Array:
         """Return, for running captions of these totals [R, K], which images [R] go on."""
         unfinished = self.count[self.active] < self.beam_size
         if self.stop == "first":
             return unfinished
         words = len(self.trace)
         longest = self.max_words if self.length_penalty > 0 else words + 1
-        bound = totals.max(-1).values / longest**self.length_penalty
-        best = self.finished[self.active, :, 0].max(-1).values
+        bound = self.xp.max(totals, axis=-1) / longest**self.length_penalty
+        best = self.xp.max(self.finished[self.active, :, 0], axis=-1)
         return unfinished | (bound > best)
 
-    def _rule_out(self, totals: Tensor) -> None:
+    def _rule_out(self, totals: Array) -> None:
         """Set to minus infinity, in [R, K, V], the words that must not come next."""
+        xp = self.xp
         place = len(self.trace)
         for token in unwritable(first=place == 0):
-            totals[..., token] = -torch.inf
+            totals[..., token] = -xp.inf
         if place < len(self.constraints.prefix):
             token = self.constraints.prefix[place]
-            kept = totals[..., token].clone()
-            totals.fill_(-torch.inf)
+            kept = xp.asarray(totals[..., token], copy=True)
+            totals[...] = -xp.inf
             totals[..., token] = kept
             return
         for *context, last in self.constraints.forbid:
             if len(context) <= place:
                 tail = self.written[..., place - len(context) :]
-                ruled_out = (tail == torch.tensor(context, device=self.device)).all(-1)
-                totals[..., last].masked_fill_(ruled_out, -torch.inf)
+                words = xp.asarray(context, dtype=xp.int64, device=self.device)
+                ruled_out = xp.all(tail == words, axis=-1)
+                totals[..., last] = xp.where(ruled_out, -xp.inf, totals[..., last])
         if len(self.required):
-            missing = self._has_required().logical_not().any(-1)  # [R, K]
-            totals[..., END].masked_fill_(missing, -torch.inf)
+            missing = xp.any(~self._has_required(), axis=-1)  # [R, K]
+            totals[..., END] = xp.where(missing, -xp.inf, totals[..., END])
         if self.no_repeat_ngram:
             self._rule_out_repeats(totals)
 
-    def _rule_out_repeats(self, totals: Tensor) -> None:
+    def _rule_out_repeats(self, totals: Array) -> None:
         """Rule out, in [R, K, V], each word that would complete an n-gram a second time."""
-        words = self.written.shape[-1]
+        xp = self.xp
+        rows, beams, words = self.written.shape
         context = self.no_repeat_ngram - 1
         if words <= context:
             return
-        ngrams = self.written.unfold(-1, context + 1, 1)  # [R, K, words - n + 1, n]
-        last = self.written[..., words - context :].unsqueeze(2)
-        again = (ngrams[..., :context] == last).all(-1)  # True everywhere where n is 1
-        penalty = torch.zeros_like(again, dtype=totals.dtype).masked_fill(again, -torch.inf)
-        totals.scatter_add_(-1, ngrams[..., -1], penalty)
+        # Each n-gram's context equals the last words (everywhere where n is 1).
+        again = xp.ones((rows, beams, words - context), dtype=xp.bool, device=self.device)
+        for place in range(context):
+            ngram_words = self.written[..., place : words - context + place]
+            again &= ngram_words == self.written[..., words - context + place, None]
+        # Others rule out <pad>, which is never written.
+        ruled_out = xp.where(again, self.written[..., context:], PAD)
+        row, beam = (xp.arange(count, device=self.device) for count in (rows, beams))
+        totals[row[:, None, None], beam[:, None], ruled_out] = -xp.inf
 
-    def _has_required(self) -> Tensor:
+    def _has_required(self) -> Array:
         """bool [R, K, required words], those that the running captions hold."""
-        return (self.written.unsqueeze(-1) == self.required).any(2)
+        return self.xp.any(self.written[..., None] == self.required, axis=2)
 
-    def _best_by_bank(self, ranks: Tensor) -> Tensor:
+    def _best_by_bank(self, ranks: Array) -> Array:
         """Return the flat indices [R, 2K] of the best continuations of [R, K, V], by banks.
 
         A bank is the continuations that hold the same number of required words. All have the same
         share of the beam. First comes each bank's share, that with all words in front, and then as
         many again.
         """
+        xp = self.xp
         has = self._has_required()
-        number = has.sum(-1, keepdim=True).expand_as(ranks).clone()  # [R, K, V]
-        number[..., self.required] += (~has).long()
+        number = xp.zeros(ranks.shape, dtype=xp.int64, device=self.device)
+        number += xp.sum(has, axis=-1)[..., None]
+        number[..., self.required] += xp.astype(~has, xp.int64)
         banks = len(self.required) + 1
         chosen = []
         for bank in range(banks - 1, -1, -1):
             share = self.beam_size // banks + (self.beam_size % banks > bank)
-            inside = ranks.masked_fill(number != bank, -torch.inf).flatten(1)
-            chosen.append(inside.topk(2 * share, dim=-1).indices.split(share, dim=-1))
-        return torch.cat([part[half] for half in (0, 1) for part in chosen], dim=-1)
+            inside = xp.reshape(xp.where(number == bank, ranks, -xp.inf), (len(ranks), -1))
+            best = top_k_indices(inside, 2 * share)
+            chosen.append((best[:, :share], best[:, share:]))
+        return xp.concat([part[half] for half in (0, 1) for part in chosen], axis=-1)
 
-    def _finish(self, totals: Tensor, beam: Tensor, ends: Tensor, log_probs: Tensor) -> None:
+    def _finish(self, totals: Array, beam: Array, ends: Array, log_probs: Array) -> None:
         """Record the captions [R, K] that end here: while there is room, or if better (`bound`)."""
+        xp = self.xp
         words = len(self.trace)
-        ends = ends & torch.isfinite(totals)
-        score = (totals / (words + 1) ** self.length_penalty).where(ends, -torch.inf)
-        end = log_probs[..., END].gather(1, beam)
-        new = torch.stack([score, end, torch.full_like(end, words), beam.to(end)], dim=-1)
-        both = torch.cat([self.finished[self.active], new], dim=1)
-        key = both[..., 0] if self.stop == "bound" else torch.isfinite(both[..., 0]).to(torch.uint8)
-        order = key.argsort(dim=1, descending=True, stable=True)[:, : self.beam_size]
-        self.finished[self.active] = both.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
-        self.count[self.active] = (self.count[self.active] + ends.sum(-1)).clamp(max=self.beam_size)
+        ends = ends & xp.isfinite(totals)
+        score = xp.where(ends, totals / (words + 1) ** self.length_penalty, -xp.inf)
+        end = xp.take_along_axis(log_probs[..., END], beam, axis=1)
+        new = xp.stack([score, end, xp.full_like(end, words), xp.astype(beam, end.dtype)], axis=-1)
+        both = xp.concat([self.finished[self.active], new], axis=1)
+        scores = both[..., 0]
+        key = scores if self.stop == "bound" else xp.astype(xp.isfinite(scores), xp.uint8)
+        order = xp.argsort(key, axis=1, descending=True, stable=True)[:, : self.beam_size]
+        row = xp.arange(len(both), device=self.device)[:, None]
+        self.finished[self.active] = both[row, order]
+        finished = self.count[self.active] + xp.sum(xp.astype(ends, xp.int64), axis=-1)
+        self.count[self.active] = xp.clip(finished, max=self.beam_size)
 
-    def _record(self, **values: Tensor | None) -> None:
+    def _record(self, **values: Array | None) -> None:
         step = {}
         for name, value in values.items():
             if value is not None:
-                step[name] = value.new_zeros((self.images, self.beam_size, *value.shape[2:]))
+                shape = (self.images, self.beam_size, *value.shape[2:])
+                step[name] = self.xp.zeros(shape, dtype=value.dtype, device=self.device)
                 step[name][self.active, : value.shape[1]] = value
         self.trace.append(step)
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """Return the finished captions of each image, or the running ones where none finished."""
         trace = {
-            name: torch.stack([step[name] for step in self.trace]).cpu().numpy()
+            name: to_numpy(self.xp.stack([step[name] for step in self.trace]))
             for name in self.trace[0]
         }
         results: list[list[Hypothesis]] = []

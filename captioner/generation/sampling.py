@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from array_api_compat import is_numpy_array
+
+from captioner.generation.arrays import (
+    Array,
+    Generator,
+    array_namespace,
+    exponential,
+    top_k_indices,
+)
 from captioner.generation.beam_search import END, PAD, START, unwritable
-from captioner.models.decoders.base import Decoder
+from captioner.generation.decoder import StepDecoder
 from captioner.types import Grid
 
 
-def writable(logits: Tensor, *, first: bool) -> Tensor:
+def writable(logits: Array, *, first: bool) -> Array:
     """Return logits [..., V] with minus infinity for the tokens that no caption holds."""
-    logits = logits.clone()
+    xp = array_namespace(logits)
+    logits = xp.asarray(logits, copy=True)
     for token in unwritable(first=first):
-        logits[..., token] = -torch.inf
+        logits[..., token] = -xp.inf
     return logits
 
 
-def truncate(logits: Tensor, *, top_k: int | None, top_p: float | None) -> Tensor:
+def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
     """Return logits [..., V] with minus infinity for all but the likeliest words.
 
     Args:
@@ -27,21 +37,32 @@ def truncate(logits: Tensor, *, top_k: int | None, top_p: float | None) -> Tenso
         top_p: Keep the fewest likeliest words whose probabilities sum to at least this (nucleus
             sampling, Holtzman et al., 2020); None keeps all. Applied after top_k.
     """
+    xp = array_namespace(logits)
     if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        flat = xp.reshape(logits, (-1, logits.shape[-1]))
+        last = top_k_indices(flat, top_k)[:, -1:]
+        least = xp.reshape(xp.take_along_axis(flat, last, axis=-1), (*logits.shape[:-1], 1))
+        logits = xp.where(logits < least, -xp.inf, logits)
     if top_p is not None and top_p < 1:
-        ranked, index = logits.sort(dim=-1, descending=True, stable=True)
-        shares = ranked.softmax(-1)
-        before = shares.cumsum(-1) - shares  # probability of all likelier words
-        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, index, before >= top_p)
-        logits = logits.masked_fill(drop, -torch.inf)
+        index = xp.argsort(logits, axis=-1, descending=True, stable=True)
+        shares = softmax(xp.take_along_axis(logits, index, axis=-1))
+        before = xp.cumulative_sum(shares, axis=-1) - shares  # probability of all likelier words
+        drop = xp.take_along_axis(before >= top_p, xp.argsort(index, axis=-1), axis=-1)
+        logits = xp.where(drop, -xp.inf, logits)
     return logits
 
 
-@torch.no_grad()
+def softmax(logits: Array) -> Array:
+    """Return the probabilities [..., V] of logits [..., V]."""
+    if not is_numpy_array(logits):
+        return logits.softmax(-1)
+    xp = array_namespace(logits)
+    shares = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
+    return shares / xp.sum(shares, axis=-1, keepdims=True)
+
+
 def sample(
-    decoder: Decoder,
+    decoder: StepDecoder,
     grid: Grid,
     *,
     samples: int,
@@ -50,8 +71,8 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
+    generator: Generator | None = None,
+) -> tuple[Array, Array]:
     """Draw captions of each image, word by word.
 
     As in the search, of the special tokens only the end is written, and never first.
@@ -71,29 +92,42 @@ def sample(
         Tokens [B, samples, T], the end token last where a caption has ended and zeros behind it,
         and lengths [B, samples], the end token counted.
     """
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory, samples)
-    images = len(grid.features)
-    tokens = torch.full((images, samples), START, device=grid.features.device)
-    running = torch.ones_like(tokens, dtype=torch.bool)
-    written: list[Tensor] = []
-    for position in range(max_words):
-        logits, _, state = decoder.step(tokens, state, memory)
-        logits = writable(logits.float(), first=position == 0)
-        if greedy:
-            tokens = logits.argmax(-1)
-        else:
-            if temperature != 1:
-                logits = logits / temperature
-            # As torch.multinomial draws; which on a GPU ends the process when there are NaNs.
-            shares = truncate(logits, top_k=top_k, top_p=top_p).softmax(-1)
-            clocks = torch.empty_like(shares).exponential_(generator=generator)
-            tokens = (shares / clocks).argmax(-1)
-        written.append(tokens.masked_fill(~running, PAD))
-        running = running & (tokens != END)
-        if not bool(running.any()):
-            break
+    xp = array_namespace(grid.features)
+    device = grid.features.device
+    with _no_grad(grid.features):
+        memory = decoder.prepare(grid)
+        state = decoder.start(memory, samples)
+        tokens = xp.full((len(grid.features), samples), START, dtype=xp.int64, device=device)
+        running = xp.ones(tokens.shape, dtype=xp.bool, device=device)
+        written: list[Array] = []
+        for position in range(max_words):
+            logits, _, state = decoder.step(tokens, state, memory)
+            logits = writable(xp.astype(logits, xp.float32), first=position == 0)
+            if greedy:
+                tokens = xp.argmax(logits, axis=-1)
+            else:
+                if temperature != 1:
+                    logits = logits / temperature
+                # As torch.multinomial draws; which on a GPU ends the process when there are NaNs.
+                shares = softmax(truncate(logits, top_k=top_k, top_p=top_p))
+                tokens = xp.argmax(shares / exponential(shares, generator), axis=-1)
+            written.append(xp.where(running, tokens, PAD))
+            running = running & (tokens != END)
+            if not bool(xp.any(running)):
+                break
+        stacked = xp.stack(written, axis=-1)
+        return stacked, xp.sum(xp.astype(stacked != PAD, xp.int64), axis=-1)
+
+
+@contextmanager
+def _no_grad(array: Array) -> Iterator[None]:
+    """Compute without gradients, but with tensors that training may use."""
+    if is_numpy_array(array):
+        yield
+        return
+    import torch
+
+    with torch.no_grad():
+        yield
     # Under autocast, weights that were cast here have no history: training must not meet them.
     torch.clear_autocast_cache()
-    stacked = torch.stack(written, dim=-1)
-    return stacked, (stacked != PAD).sum(-1)

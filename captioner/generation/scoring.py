@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from captioner.generation.arrays import (
+    Array,
+    array_namespace,
+    log_softmax,
+    to_numpy,
+    without_gradients,
+)
 from captioner.generation.beam_search import END, PAD, START, Hypothesis
-from captioner.models.decoders.base import Decoder
+from captioner.generation.decoder import StepDecoder, WordAttention
 from captioner.types import Grid
 
 
 def score(
-    decoder: Decoder, grid: Grid, tokens: Sequence[int], *, times: int = 1
+    decoder: StepDecoder, grid: Grid, tokens: Sequence[int], *, times: int = 1
 ) -> list[Hypothesis]:
     """Score the same caption for each image of the grid.
 
@@ -31,9 +36,8 @@ def score(
     return [hypothesis for image in found for hypothesis in image]
 
 
-@torch.inference_mode()
 def score_captions(
-    decoder: Decoder, grid: Grid, captions: Sequence[Sequence[Sequence[int]]]
+    decoder: StepDecoder, grid: Grid, captions: Sequence[Sequence[Sequence[int]]]
 ) -> list[list[Hypothesis]]:
     """Score several captions of each image: the hypotheses that a search would have had for them.
 
@@ -51,29 +55,35 @@ def score_captions(
         return [[] for _ in captions]
     texts = [list(text) for image in captions for text in image]
     steps = max(map(len, texts)) + 1
-    targets = torch.full((images * beams, steps), PAD)
+    written = np.full((images * beams, steps), PAD)
     for row, text in enumerate(texts):
-        targets[row, : len(text) + 1] = torch.tensor([*text, END])
-    targets = targets.view(images, beams, steps).to(grid.features.device)
-    inputs = torch.cat([torch.full_like(targets[..., :1], START), targets[..., :-1]], dim=-1)
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory, beams)
-    log_probs, outputs = [], []
-    for step in range(steps):
-        logits, attended, state = decoder.step(inputs[..., step], state, memory)
-        chosen = torch.log_softmax(logits.float(), dim=-1).gather(-1, targets[..., step, None])
-        log_probs.append(chosen.flatten())
-        outputs.append(attended)
-    chosen_log_probs = torch.stack(log_probs, dim=1).cpu().numpy()  # [B * K, T + 1]
+        written[row, : len(text) + 1] = [*text, END]
+    outputs: list[WordAttention] = []
+    with without_gradients(grid.features):
+        xp = array_namespace(grid.features)
+        targets = xp.asarray(written.reshape(images, beams, steps), device=grid.features.device)
+        inputs = xp.concat([xp.full_like(targets[..., :1], START), targets[..., :-1]], axis=-1)
+        memory = decoder.prepare(grid)
+        state = decoder.start(memory, beams)
+        log_probs = []
+        for step in range(steps):
+            logits, attended, state = decoder.step(inputs[..., step], state, memory)
+            target = targets[..., step, None]
+            log_probs.append(xp.take_along_axis(log_softmax(logits), target, axis=-1))
+            outputs.append(attended)
+        joined = to_numpy(xp.concat(log_probs, axis=-1))
+    chosen_log_probs = joined.reshape(images * beams, steps)
 
     def per_caption(name: str) -> np.ndarray | None:
         """[B * K, T, ...] of an attribute of the attention, without the end token's step."""
-        values: list[Tensor | None] = [getattr(attended, name) for attended in outputs[:-1]]
-        found = [value.flatten(0, 1) for value in values if value is not None]
+        values: list[Array | None] = [getattr(attended, name) for attended in outputs[:-1]]
+        found = [value for value in values if value is not None]
         if not found:
             return None
-        stacked = torch.stack(found, dim=1)
-        return (stacked.float() if stacked.is_floating_point() else stacked).cpu().numpy()
+        stacked = xp.stack(found, axis=2)
+        if xp.isdtype(stacked.dtype, "real floating"):
+            stacked = xp.astype(stacked, xp.float32)
+        return to_numpy(stacked).reshape(images * beams, *stacked.shape[2:])
 
     maps, beta, cells, heads = map(per_caption, ("weights", "beta", "cells", "heads"))
     if maps is None:  # no words: the end at once

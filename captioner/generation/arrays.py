@@ -1,0 +1,87 @@
+"""What tensors and NumPy arrays do not have in common.
+
+The search and scoring of captions are written once, with the functions of the Python array API
+standard, and follow the arrays of their decoder: tensors on any device, or NumPy arrays where
+PyTorch is not even imported.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Array",
+    "Generator",
+    "array_namespace",
+    "exponential",
+    "log_softmax",
+    "to_numpy",
+    "top_k_indices",
+    "without_gradients",
+]
+
+Array: TypeAlias = Any  # a tensor or a NumPy array
+Generator: TypeAlias = "torch.Generator | np.random.Generator"
+
+_BLOCK = 64  # elements of which `top_k_indices` first takes the largest
+
+
+def log_softmax(logits: Array) -> Array:
+    """Return log-probabilities [..., V] in float32."""
+    if not is_numpy_array(logits):
+        return logits.float().log_softmax(-1)
+    logits = logits.astype(np.float32, copy=False)
+    shifted = logits - logits.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted
+
+
+def top_k_indices(values: Array, count: int) -> Array:
+    """Return the indices [R, count] of the largest of [R, N], the largest first, NaN above all."""
+    if not is_numpy_array(values):
+        return values.topk(count, dim=-1).indices
+    rows, length = values.shape
+    blocks = length // _BLOCK
+    if blocks < 2 * count:
+        return np.argsort(-values, axis=-1, kind="stable")[:, :count].copy()
+    # The largest are in the `count` blocks with the largest maxima, or behind the last block.
+    maxima = values[:, : blocks * _BLOCK].reshape(rows, blocks, _BLOCK).max(-1)
+    maxima[np.isnan(maxima)] = np.inf
+    first = np.argpartition(-maxima, count - 1, axis=-1)[:, :count]
+    inside = np.sort(first, axis=-1)[..., None] * _BLOCK + np.arange(_BLOCK)
+    behind = np.broadcast_to(np.arange(blocks * _BLOCK, length), (rows, length - blocks * _BLOCK))
+    candidates = np.concatenate([inside.reshape(rows, -1), behind], axis=-1)
+    found = np.take_along_axis(values, candidates, axis=-1)
+    found[np.isnan(found)] = np.inf
+    order = np.argsort(-found, axis=-1, kind="stable")[:, :count]
+    return np.take_along_axis(candidates, order, axis=-1)
+
+
+def exponential(like: Array, generator: Generator | None) -> Array:
+    """Draw from the exponential distribution with rate 1, in the shape and type of an array."""
+    if not is_numpy_array(like):
+        return like.new_empty(like.shape).exponential_(generator=generator)
+    chosen = generator if isinstance(generator, np.random.Generator) else np.random.default_rng()
+    return chosen.standard_exponential(like.shape, dtype=like.dtype)
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """Return the array in main memory."""
+    found: np.ndarray = array if is_numpy_array(array) else array.cpu().numpy()
+    return found
+
+
+def without_gradients(array: Array) -> AbstractContextManager[Any]:
+    """Return a context in which PyTorch, where it computes, keeps nothing for gradients."""
+    if is_numpy_array(array):
+        return nullcontext()
+    import torch
+
+    return torch.inference_mode()
