@@ -149,13 +149,14 @@ class PreprocessConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Pretrained CNN that turns an image into a grid of annotation vectors.
+    """Pretrained network that turns an image into a grid of annotation vectors.
 
     Args:
         backbone: `efficientnet_lite2`, `vgg19`, `resnet50`, `resnet101`, `resnet152`, or any
-            convolutional network of torchvision or timm (`torchvision/NAME`, `timm/NAME`).
+            convolutional network of torchvision or timm (`torchvision/NAME`, `timm/NAME`), or a
+            ViT, CLIP or Swin tower of timm.
         weights: `default`, `none`, the name of a torchvision weights entry, or a file.
-        tap: Layer whose output is the grid; null takes the last convolutional one.
+        tap: Layer whose output is the grid; null takes the last one that gives a grid.
         trainable_from: First stage to fine-tune; null freezes the encoder (as the paper does).
         batch_norm: In fine-tuned stages, keep the running statistics (`frozen`, right for small
             batches and for images that come several times) or update them (`train`).

@@ -49,10 +49,12 @@ def build_model(
         WeightsError: Pretrained weights cannot be had.
     """
     validate(config)
-    encoder = build_encoder(config.encoder, pretrained=pretrained)
+    preprocess = config.preprocess
+    size_px = (preprocess.height_px, preprocess.width_px)
+    encoder = build_encoder(config.encoder, size_px=size_px, pretrained=pretrained)
     cells = None
     if config.attention.score == "location":  # the only one that needs their number, at some cost
-        cells = encoder.cells(config.preprocess.height_px, config.preprocess.width_px)
+        cells = encoder.cells(*size_px)
     decoder = build_decoder(
         config.decoder,
         config.attention,
@@ -63,10 +65,20 @@ def build_model(
     return CaptionModel(encoder, decoder)
 
 
-def build_encoder(config: EncoderConfig, *, pretrained: bool = True) -> Encoder:
-    """Build the backbone and the layers over its feature map."""
+def build_encoder(
+    config: EncoderConfig, *, size_px: tuple[int, int], pretrained: bool = True
+) -> Encoder:
+    """Build the backbone and the layers over its feature map.
+
+    Args:
+        size_px: Height and width of the images.
+        pretrained: False leaves the backbone's weights random.
+    """
     backbone = build_backbone(
-        config.backbone, weights=config.weights if pretrained else "none", tap=config.tap
+        config.backbone,
+        weights=config.weights if pretrained else "none",
+        tap=config.tap,
+        size_px=size_px,
     )
     self_attention = None
     if config.self_attention_layers:

@@ -1,4 +1,4 @@
-"""A pretrained CNN as a sequence of named stages, with helpers for all sources."""
+"""A pretrained network as a sequence of named stages, with helpers for all sources."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from captioner.errors import ConfigError, WeightsError
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "lanczos"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DEFAULT_SIZE_PX = (224, 224)  # height and width
 
 
 @dataclass(frozen=True)
@@ -104,29 +105,35 @@ def cut_behind(backbone: Backbone, tap: str | None, name: str) -> Backbone:
     count = backbone.names.index(tap) + 1
     stages = list(zip(backbone.names[:count], backbone.stages[:count], strict=True))
     body = nn.Sequential(*(stage for _, stage in stages))
-    channels = channels_of(body, name)
+    channels = channels_of(body, name, (64, 64))
     return Backbone(stages, channels=channels, preprocessing=backbone.preprocessing)
 
 
-def channels_of(body: nn.Module, name: str) -> int:
+def channels_of(body: nn.Module, name: str, size_px: tuple[int, int]) -> int:
     """Return the number of channels of the feature map, by running it once on zeros.
 
+    Args:
+        size_px: Height and width of the images.
+
     Raises:
-        ConfigError: The network gives no feature map.
+        ConfigError: The network gives no feature map for images of this size.
     """
     was_training = body.training
     try:
         with torch.no_grad():
-            output = body.eval()(torch.zeros(1, 3, 64, 64))
-    except (AssertionError, RuntimeError, ValueError):  # transformers take images of one size only
+            output = body.eval()(torch.zeros(1, 3, *size_px))
+    except (AssertionError, RuntimeError, ValueError):  # too small, or a transformer of one size
         output = None
     body.train(was_training)
     if not isinstance(output, Tensor) or output.dim() != 4:
         raise ConfigError(
-            f"encoder.backbone: {name} does not give a feature map [B, D, h, w]; "
-            "only convolutional networks can be used"
+            f"encoder.backbone: {name} does not give a feature map [B, D, h, w] for images of "
+            f"{size_px[0]} x {size_px[1]} px; {USABLE}"
         )
     return output.shape[1]
+
+
+USABLE = "use a convolutional network, or a ViT, CLIP or Swin tower of timm"
 
 
 def is_file(weights: str) -> bool:

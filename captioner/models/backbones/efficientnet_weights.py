@@ -19,7 +19,9 @@ from captioner.models.backbones.efficientnet_lite import HEAD, Block, EfficientN
 PREPROCESSING = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
 
 
-def any_efficientnet_lite(name: str, weights: str, tap: str | None) -> Backbone | None:
+def any_efficientnet_lite(
+    name: str, weights: str, tap: str | None, size_px: tuple[int, int]
+) -> Backbone | None:
     """Return the backbone `efficientnet_lite2`; None for any other name."""
     if name != "efficientnet_lite2":
         return None

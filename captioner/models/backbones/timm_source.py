@@ -1,12 +1,15 @@
-"""Backbones from timm: any convolutional network by its name, as one stage."""
+"""Backbones from timm, as one stage: convolutional networks, and ViT, CLIP and Swin towers."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from torch import Tensor, nn
+
 from captioner.errors import ConfigError, WeightsError
 from captioner.models.backbones.backbone import (
+    USABLE,
     Backbone,
     OneOutput,
     Preprocessing,
@@ -15,6 +18,37 @@ from captioner.models.backbones.backbone import (
     load_weights_file,
     no_such_weights,
 )
+
+# timm's modules whose networks are built for images of one size and give a grid of tokens.
+TRANSFORMERS = (
+    "beit",
+    "deit",
+    "eva",
+    "swin_transformer",
+    "swin_transformer_v2",
+    "swin_transformer_v2_cr",
+    "vision_transformer",
+    "vision_transformer_relpos",
+)
+
+
+class TokenGrid(nn.Module):
+    """A transformer of timm, from images to the tokens of its last layer as a map [B, D, h, w].
+
+    The tokens are normalised as for the network's own head. Class and register tokens take part in
+    its layers and are left out of the map.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        network.prune_intermediate_layers(1, prune_norm=False)  # takes the head away
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens: list[Tensor] = self.network.forward_intermediates(
+            x, indices=1, norm=True, intermediates_only=True
+        )
+        return tokens[-1]
 
 
 def _timm_preprocessing(network: Any) -> Preprocessing:
@@ -27,8 +61,11 @@ def _timm_preprocessing(network: Any) -> Preprocessing:
     )
 
 
-def any_timm(name: str, weights: str, tap: str | None) -> Backbone | None:
+def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int]) -> Backbone | None:
     """Return a network of timm up to its last feature map; None if timm has none of this name.
+
+    A transformer is built for images of `size_px`: timm interpolates the position embeddings of
+    weights for another size.
 
     Raises:
         ConfigError: It cannot be used, or there are no such weights.
@@ -42,40 +79,61 @@ def any_timm(name: str, weights: str, tap: str | None) -> Backbone | None:
         raise ConfigError(f"encoder.tap: {name} of timm is tapped at its last feature map only")
     if weights not in ("default", "none") and not is_file(weights):
         raise no_such_weights(weights, name, ["default", "none"])
-    overlay = {"file": weights} if is_file(weights) else None
-    if overlay:  # with features_only, timm would silently leave out what does not fit
+    # Without custom_load, timm reads files in its own layout and, for CLIP, in OpenAI's.
+    overlay = {"file": weights, "custom_load": False} if is_file(weights) else None
+    is_transformer = timm.models.is_model_in_modules(name, TRANSFORMERS)
+    options: dict[str, Any] = {"features_only": True, "out_indices": (-1,)}
+    if is_transformer:
+        options = {"img_size": size_px}
+    elif overlay:  # with features_only, timm would silently leave out what does not fit
         load_weights_file(timm.create_model(name), weights, name)
     try:
         network: Any = timm.create_model(
             name,
             pretrained=weights != "none",
-            features_only=True,
-            out_indices=(-1,),
             pretrained_cfg_overlay=overlay,
+            **options,
         )
     except (RuntimeError, AttributeError, AssertionError) as error:
         if weights == "none":
             raise ConfigError(
                 f"encoder.backbone: {name} cannot be used as a feature extractor ({error})"
             ) from None
-        raise _timm_weights_error(name, error) from None
+        raise _timm_weights_error(name, weights, error) from None
     except Exception as error:  # noqa: BLE001  the hub's client raises many kinds when offline
-        raise _timm_weights_error(name, error) from None
-    body = OneOutput(network, 0)
-    channels = channels_of(body, name)
-    if channels != network.feature_info.channels()[-1]:
+        raise _timm_weights_error(name, weights, error) from None
+    body: nn.Module
+    if is_transformer:
+        expected, step = network.num_features, network.feature_info[-1]["reduction"]
+        if any(side % step for side in size_px):
+            raise ConfigError(
+                f"preprocess: {name} divides images into patches of {step} px; height_px and "
+                f"width_px must be multiples of {step}, not {size_px[0]} and {size_px[1]}"
+            )
+        body = TokenGrid(network)
+    else:
+        expected = network.feature_info.channels()[-1]
+        body = OneOutput(network, 0)
+    channels = channels_of(body, name, size_px)
+    if channels != expected:
         raise ConfigError(
             f"encoder.backbone: {name} gives its features in an order other than [B, D, h, w]; "
-            "only convolutional networks can be used"
+            f"{USABLE}"
         )
     return Backbone([("body", body)], channels=channels, preprocessing=_timm_preprocessing(network))
 
 
-def _timm_weights_error(name: str, error: Exception) -> WeightsError:
+def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsError:
     import timm
 
+    if is_file(weights):
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return WeightsError(f"{weights} does not hold the weights of {name} ({reason})")
     settings = timm.get_pretrained_cfg(name)
-    where = settings.hf_hub_id or settings.url if settings else None
+    where = settings.url if settings else None
+    if settings and settings.hf_hub_id:
+        file = settings.hf_hub_filename or "model.safetensors"
+        where = f"{file} of https://huggingface.co/{settings.hf_hub_id}"
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return WeightsError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError, WeightsError
 from captioner.models.backbones.backbone import (
+    USABLE,
     Backbone,
     OneOutput,
     Preprocessing,
@@ -109,7 +110,9 @@ STAGED: dict[str, Callable[[str, str], Backbone]] = {
 }
 
 
-def any_torchvision(name: str, weights: str, tap: str | None) -> Backbone | None:
+def any_torchvision(
+    name: str, weights: str, tap: str | None, size_px: tuple[int, int]
+) -> Backbone | None:
     """Return a network of torchvision; None if torchvision has none of this name.
 
     Raises:
@@ -120,6 +123,10 @@ def any_torchvision(name: str, weights: str, tap: str | None) -> Backbone | None
         return cut_behind(STAGED[name](name, weights), tap, name)
     if name not in torchvision_names():
         return None
+    if name.startswith("vit_"):  # its last feature map would be the patches before the transformer
+        raise ConfigError(
+            f"encoder.backbone: {name} of torchvision gives no feature map [B, D, h, w]; {USABLE}"
+        )
     from torchvision.models.feature_extraction import (
         create_feature_extractor,
         get_graph_node_names,
@@ -143,7 +150,8 @@ def any_torchvision(name: str, weights: str, tap: str | None) -> Backbone | None
             f"encoder.backbone: {name} cannot be used as a feature extractor ({error})"
         ) from None
     body = OneOutput(extractor, "grid")
-    return Backbone([("body", body)], channels=channels_of(body, name), preprocessing=preprocessing)
+    channels = channels_of(body, name, size_px)
+    return Backbone([("body", body)], channels=channels, preprocessing=preprocessing)
 
 
 def _last_feature_map(extractor: nn.Module, name: str) -> str:
@@ -155,5 +163,7 @@ def _last_feature_map(extractor: nn.Module, name: str) -> str:
         if isinstance(value, Tensor) and value.dim() == 4 and min(value.shape[2:]) > 1
     ]
     if not maps:
-        raise ConfigError(f"encoder.backbone: {name} has no feature map [B, D, h, w] to attend to")
+        raise ConfigError(
+            f"encoder.backbone: {name} has no feature map [B, D, h, w] to attend to; {USABLE}"
+        )
     return maps[-1]

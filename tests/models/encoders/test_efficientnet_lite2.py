@@ -188,4 +188,4 @@ def test_in_training_blocks_are_left_out_of_their_sums_photo_by_photo(backbone: 
 def test_networks_without_such_blocks_refuse_to_leave_them_out() -> None:
     config = EncoderConfig("timm/test_resnet", weights="none", drop_path=0.1)
     with pytest.raises(ConfigError, match=r"^encoder\.drop_path: only efficientnet_lite2 "):
-        build_encoder(config)
+        build_encoder(config, size_px=(64, 64))

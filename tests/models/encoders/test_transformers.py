@@ -1,0 +1,187 @@
+"""Transformers of timm as encoders: their last layer's tokens are the grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import tiny
+import torch
+from torch import Tensor, nn
+
+from captioner.captioner import Captioner
+from captioner.checkpoint import save_model
+from captioner.config import read_recipe
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import CaptionerError, ConfigError, WeightsError
+from captioner.models.backbones import build_backbone
+from captioner.models.build import build_model, resolved
+from captioner.models.model import Encoder
+
+
+def images(height: int, width: int) -> Tensor:
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(3))
+
+
+def weights_file(name: str, folder: Path) -> tuple[nn.Module, str]:
+    """timm's own network with random weights, and a file of them as its hub has."""
+    torch.manual_seed(5)
+    network = timm.create_model(name).eval()
+    with torch.no_grad():  # position embeddings begin near zero, where no mistake would show
+        for parameter_name, parameter in network.named_parameters():
+            if "pos" in parameter_name or "token" in parameter_name:
+                parameter.normal_(std=0.5)
+    path = folder / "model.safetensors"
+    safetensors.torch.save_file(network.state_dict(), path)
+    return network, str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "height", "width", "shape"),
+    [
+        ("vit_base_patch16_clip_224.openai", 224, 224, (768, 14, 14)),  # as many cells as the paper
+        ("vit_base_patch32_clip_224", 224, 224, (768, 7, 7)),
+        ("vit_tiny_patch16_224", 224, 352, (192, 14, 22)),
+        ("deit_tiny_distilled_patch16_224", 224, 224, (192, 14, 14)),
+        ("vit_small_patch14_reg4_dinov2", 224, 224, (384, 16, 16)),  # made for 518 px
+        ("vit_small_patch16_dinov3", 256, 224, (384, 16, 14)),
+        ("swin_tiny_patch4_window7_224", 224, 224, (768, 7, 7)),
+        ("swin_tiny_patch4_window7_224", 256, 320, (768, 8, 10)),
+        ("swinv2_tiny_window8_256", 256, 256, (768, 8, 8)),
+        ("resnet50_clip.openai", 224, 224, (2048, 7, 7)),
+    ],
+)
+def test_grids_have_the_known_shape(
+    name: str, height: int, width: int, shape: tuple[int, int, int]
+) -> None:
+    with torch.device("meta"):
+        backbone = build_backbone(f"timm/{name}", weights="none", size_px=(height, width))
+        grid = Encoder(backbone).eval()(torch.empty(2, 3, height, width))
+    channels, rows, columns = shape
+    assert backbone.channels == channels
+    assert (grid.height, grid.width) == (rows, columns)
+    assert grid.features.shape == (2, rows * columns, channels)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_vit4", "test_vit_relpos"])
+@torch.inference_mode()
+def test_cells_are_the_last_layers_tokens_without_class_and_registers(
+    name: str, tmp_path: Path
+) -> None:
+    theirs, path = weights_file(name, tmp_path)
+    ours = build_backbone(name, weights=path, size_px=(160, 160)).eval()
+    inputs = images(160, 160)
+    tokens = theirs.forward_features(inputs)
+    others = {"test_vit": 1, "test_vit4": 1, "test_vit_relpos": 0}[name]
+    assert tokens.shape[1] == 100 + others
+    expected = tokens[:, others:].transpose(1, 2).unflatten(2, (10, 10))
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours(inputs), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_swin_gives_its_normalised_map_row_by_row() -> None:
+    torch.manual_seed(0)
+    settings = {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
+    theirs = timm.create_model("swin_tiny_patch4_window7_224", img_size=(224, 288), **settings)
+    with torch.device("meta"):
+        ours = build_backbone("swin_tiny_patch4_window7_224", weights="none", size_px=(224, 288))
+    ours.stages[0].network = theirs.eval()  # a smaller one, with values
+    inputs = images(224, 288)
+    expected = theirs.forward_features(inputs).permute(0, 3, 1, 2)
+    assert expected.shape == (2, 128, 7, 9)
+    torch.testing.assert_close(ours(inputs), expected)
+
+
+@torch.inference_mode()
+def test_position_embeddings_are_interpolated_to_the_recipes_size(tmp_path: Path) -> None:
+    theirs, path = weights_file("test_vit3", tmp_path)
+    same = build_backbone("test_vit3", weights=path, size_px=(160, 160))
+    wider = build_backbone("test_vit3", weights=path, size_px=(160, 224)).eval()
+    own = dict(theirs.named_parameters())["pos_embed"]
+    torch.testing.assert_close(same.state_dict()["stages.0.network.pos_embed"], own)
+    found = wider.state_dict()["stages.0.network.pos_embed"]
+    torch.testing.assert_close(found[:, :1], own[:, :1])  # the class token has no place
+    expected = nn.functional.interpolate(
+        own[:, 1:].unflatten(1, (10, 10)).permute(0, 3, 1, 2),
+        size=(10, 14),
+        mode="bicubic",
+        antialias=True,
+    ).permute(0, 2, 3, 1)
+    torch.testing.assert_close(found[:, 1:], expected.flatten(1, 2))
+    assert wider(images(160, 224)).shape == (2, wider.channels, 10, 14)
+
+
+def test_fine_tuning_begins_at_a_block() -> None:
+    encoder = Encoder(
+        build_backbone("test_vit", weights="none", size_px=(64, 64)), trainable_from="blocks.4"
+    ).train()
+    encoder(images(64, 64)).features.square().sum().backward()
+    learned = {
+        name.split(".network.")[1] for name, p in encoder.named_parameters() if p.requires_grad
+    }
+    assert {name.rsplit(".", 1)[0].split(".")[0] for name in learned} == {"blocks", "norm"}
+    assert {name.split(".")[1] for name in learned if name.startswith("blocks")} == {"4", "5"}
+    assert all((p.grad is not None) == p.requires_grad for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("size_px", [(224, 230), (100, 224)])
+def test_sizes_that_leave_part_of_a_patch_are_refused(size_px: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=r"^preprocess: .* multiples of 16, not \d+ and \d+$"):
+        build_backbone("timm/vit_tiny_patch16_224", weights="none", size_px=size_px)
+
+
+def test_weights_of_another_tower_are_refused_and_the_file_named(tmp_path: Path) -> None:
+    _, path = weights_file("test_vit2", tmp_path)
+    with pytest.raises(WeightsError) as caught:
+        build_backbone("test_vit3", weights=path, size_px=(160, 160))
+    assert str(caught.value).startswith(f"{path} does not hold the weights of test_vit3 (")
+
+
+def test_missing_weights_name_the_file_to_supply(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
+    recipe = read_recipe("coco_clip")
+    with torch.device("meta"), pytest.raises(WeightsError) as caught:
+        build_model(recipe, 10)
+    message = str(caught.value)
+    assert "model.safetensors of https://huggingface.co/timm/vit_base_patch16_clip_224" in message
+    assert "encoder.weights" in message
+
+
+def test_the_clip_recipe_builds_the_papers_grid() -> None:
+    recipe = read_recipe("coco_clip")
+    with torch.device("meta"):
+        model = build_model(recipe, 10, pretrained=False)
+        assert model.encoder.cells(recipe.preprocess.height_px, recipe.preprocess.width_px) == 196
+    assert resolved(recipe, model).preprocess.mean == (0.48145466, 0.4578275, 0.40821073)
+
+
+def test_a_model_folder_with_a_transformer_writes_the_same_caption_again(tmp_path: Path) -> None:
+    _, config, _ = tiny.model()
+    config = replace(
+        config,
+        encoder=replace(config.encoder, backbone="timm/test_vit3"),
+        preprocess=replace(config.preprocess, height_px=96, width_px=128, mean=None, std=None),
+    )
+    torch.manual_seed(1)
+    vocabulary = Vocabulary(tiny.WORDS)
+    model = build_model(config, len(vocabulary))
+    config = resolved(config, model)
+    photo = tiny.photo(3)[0]
+    before = Captioner(model.eval(), config, vocabulary).caption(photo)
+    save_model(tmp_path / "model", model, config, vocabulary, card="")
+    after = Captioner.from_pretrained(tmp_path / "model", device="cpu").caption(photo)
+    assert after.text == before.text
+    assert after.maps.shape == (len(after.words), 6, 8)
+    torch.testing.assert_close(torch.tensor(after.maps), torch.tensor(before.maps))
+
+
+def test_other_transformers_are_refused_with_what_can_be_used() -> None:
+    with torch.device("meta"), pytest.raises(CaptionerError, match="ViT, CLIP or Swin"):
+        build_backbone("vit_b_16", weights="none")
