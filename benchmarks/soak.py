@@ -9,9 +9,9 @@ leave before their answer. Prints one JSON object: the status and seconds of sin
 that, honest requests, those that were lost or got another image's caption, p50 and p99 in seconds,
 the memory of the server and its processes, and the lines of its log.
 
-Hostile clients have machines of their own, so here they run in a process of their own, with the lowest
-priority, and from another address (127.0.0.2, where the system has it; `--attack-from 127.0.0.1` for
-the honest ones' own).
+Hostile clients have machines of their own, so here they run in a process of their own, with the
+lowest priority, and from another address (127.0.0.2, where the system has it; `--attack-from
+127.0.0.1` for the honest ones' own).
 """
 
 from __future__ import annotations

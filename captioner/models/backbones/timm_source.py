@@ -30,6 +30,8 @@ def _timm_preprocessing(network: Any) -> Preprocessing:
 def any_timm(name: str, weights: str, tap: str | None) -> Backbone | None:
     """Return a network of timm up to its last feature map; None if timm has none of this name.
 
+    `weights` may be `default@REVISION`: a commit, or a tag, of the weights on the Hugging Face Hub.
+
     Raises:
         ConfigError: It cannot be used, or there are no such weights.
         WeightsError: The weights cannot be had.
@@ -40,10 +42,20 @@ def any_timm(name: str, weights: str, tap: str | None) -> Backbone | None:
         return None
     if tap is not None:
         raise ConfigError(f"encoder.tap: {name} of timm is tapped at its last feature map only")
-    if weights not in ("default", "none") and not is_file(weights):
-        raise no_such_weights(weights, name, ["default", "none"])
-    overlay = {"file": weights} if is_file(weights) else None
-    if overlay:  # with features_only, timm would silently leave out what does not fit
+    overlay: dict[str, str] | None = None
+    if weights.startswith("default@"):
+        hub_id = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
+        if not hub_id or weights == "default@":
+            raise ConfigError(
+                f"encoder.weights: '{weights}' names no revision of weights of {name} on the "
+                "Hugging Face Hub; use default@COMMIT for a network that is there, or a file"
+            )
+        overlay = {"hf_hub_id": f"{hub_id}@{weights.removeprefix('default@')}"}
+    elif is_file(weights):
+        overlay = {"file": weights}
+    elif weights not in ("default", "none"):
+        raise no_such_weights(weights, name, ["default", "default@REVISION", "none"])
+    if is_file(weights):  # with features_only, timm would silently leave out what does not fit
         load_weights_file(timm.create_model(name), weights, name)
     try:
         network: Any = timm.create_model(
