@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from captioner.cli.train import main
+from captioner.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from captioner import __version__
-from captioner.cli import INTERRUPTED, printable
+from captioner.cli import INTERRUPTED, end_at_next_interrupt, printable
 from captioner.cli.commands import COMMANDS
 
 EXAMPLES = (
@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
             module = importlib.import_module(f"captioner.cli.{arguments[0]}")
             return int(module.main(arguments[1:]))
         except KeyboardInterrupt:  # before the command could say so itself
+            end_at_next_interrupt()
             print("interrupted", file=sys.stderr)
             return INTERRUPTED
     if arguments and arguments[0] in ("--version", "-V"):

@@ -74,12 +74,16 @@ def run_command(command: Callable[[], int]) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        # A second Ctrl-C while threads and files are closed ends the process without a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        end_at_next_interrupt()
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
+
+
+def end_at_next_interrupt() -> None:
+    """Let a second Ctrl-C, while threads and files are closed, end the process without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _sentence(error: object) -> str:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import INTERRUPTED, run_command, show
+from captioner.cli import INTERRUPTED, end_at_next_interrupt, run_command, show
 from captioner.config import (
     Config,
     instantiate,
@@ -28,6 +28,7 @@ def _run(argv: list[str]) -> int:
     try:
         best = train(config, resume=resume)
     except KeyboardInterrupt:
+        end_at_next_interrupt()
         run = Path(config.train.output)
         print(
             f"interrupted; go on with the same command and --resume ({run})"

@@ -94,6 +94,9 @@ class DataConfig:
             batches images with all their captions, so that the encoder runs once an image.
         batch_size: Captions a batch.
         workers: Processes that read images; 0 reads them in the training process.
+        check_photos: A run is resumed with the photos that it began with. Compared are their sizes,
+            and their bytes where times of change differ: `sample` compares those of photos spread
+            evenly, 512 MB in all, `all` those of every photo.
         flip: Probability of mirroring a training image.
         min_area: Smallest share of a training image that a random crop keeps.
         colour: Largest relative change of brightness, contrast and saturation in training.
@@ -117,6 +120,7 @@ class DataConfig:
     batch_by: Literal["length", "photo"] = "photo"
     batch_size: PositiveInt = 160
     workers: NonNegativeInt = 2
+    check_photos: Literal["sample", "all"] = "sample"
     flip: UnitInterval = 0.5
     min_area: AreaShare = 0.8
     colour: UnitInterval = 0.2
@@ -155,7 +159,8 @@ class EncoderConfig:
         backbone: `efficientnet_lite2`, `vgg19`, `resnet50`, `resnet101`, `resnet152`, or any
             convolutional network of torchvision or timm (`torchvision/NAME`, `timm/NAME`), or a
             ViT, CLIP or Swin tower of timm.
-        weights: `default`, `none`, the name of a torchvision weights entry, or a file.
+        weights: `default`, `none`, the name of a torchvision weights entry, or a file; of a timm
+            network also `default@REVISION`, a commit of its weights on the Hugging Face Hub.
         tap: Layer whose output is the grid; null takes the last one that gives a grid.
         trainable_from: First stage to fine-tune; null freezes the encoder (as the paper does).
         batch_norm: In fine-tuned stages, keep the running statistics (`frozen`, right for small

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,16 +9,16 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from captioner.data.batch import Batch
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache, FeatureCrop
+from captioner.data.loading import load_items
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import ImageError
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
 _SUBSETS = 1  # spawn key of the draws of images, so that they follow no other generator
 
 
@@ -270,17 +269,6 @@ class CaptionBatches:
         return [*batches, np.concatenate(current)]
 
 
-def _ignore_signals(worker: int) -> None:
-    """Leave signals to the main process.
-
-    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
-    waiting for.
-    """
-    for name in SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
 def load_batches(
     dataset: CaptionDataset,
     batches: CaptionBatches,
@@ -290,19 +278,10 @@ def load_batches(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
-    """Load the batches of an epoch from number `first` on, in `workers` processes."""
+    """Load the batches of an epoch from number `first` on, in `workers` processes.
+
+    Raises:
+        DataError: Its workers die or hang again and again.
+    """
     work = [(epoch, batch) for batch in batches.epoch(epoch)[first:]]
-    return iter(
-        DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=work,
-            num_workers=workers,
-            pin_memory=pin_memory,
-            prefetch_factor=4 if workers else None,
-            # Without one of its own, a loader draws from the generator that dropout draws from, and
-            # a resumed run, which makes one loader more, would go another way.
-            generator=torch.Generator(),
-            worker_init_fn=_ignore_signals,
-        )
-    )
+    return load_items(dataset, work, workers=workers, pin_memory=pin_memory)

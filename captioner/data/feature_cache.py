@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from captioner.data.loading import load_items
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import DataError, ImageError
 from captioner.files import locked, remove_temporary_files, replacing
@@ -100,8 +101,11 @@ class FeatureCrop:
         return cropped[0]
 
 
-class _Views(Dataset[tuple[Tensor, str]]):
-    """All views of all images as network inputs, each with the reason if it is unreadable."""
+class _Views(Dataset[tuple[Tensor, list[str]]]):
+    """All views of all images as network inputs; an item is a range of them.
+
+    Beside the views [B, 3, H, W] stands for each the reason if its image is unreadable.
+    """
 
     def __init__(
         self, paths: Sequence[Path], transform: ImageTransform, views: int, seed: int
@@ -111,7 +115,11 @@ class _Views(Dataset[tuple[Tensor, str]]):
     def __len__(self) -> int:
         return len(self.paths) * self.views
 
-    def __getitem__(self, index: int) -> tuple[Tensor, str]:
+    def __getitem__(self, indices: range) -> tuple[Tensor, list[str]]:
+        views, reasons = zip(*map(self._read, indices), strict=True)
+        return torch.stack(views), list(reasons)
+
+    def _read(self, index: int) -> tuple[Tensor, str]:
         image, view = divmod(index, self.views)
         generator = np.random.default_rng((self.seed, image, view)) if view else None
         try:
@@ -189,19 +197,15 @@ def _fill(
     if done == len(items):
         return
     if not done:
-        shape = encode(torch.stack([items[0][0]])).shape[1:]
+        shape = encode(items[range(1)][0]).shape[1:]
         _reserve(folder / FEATURES, (len(items.paths), items.views, *shape), np.float16)
         _reserve(folder / CHECKSUMS, (len(items),), np.uint32)
     features = _open_items(folder, mode="r+")
     checksums: Any = np.lib.format.open_memmap(folder / CHECKSUMS, mode="r+")
-    loader = DataLoader(
-        torch.utils.data.Subset(items, range(done, len(items))),
-        batch_size=CHUNK,
-        num_workers=workers,
-        # its own, or a run that makes the cache would draw other numbers than one that finds it
-        generator=torch.Generator(),
-    )
-    for images, reasons in loader:
+    chunks = [
+        range(first, min(first + CHUNK, len(items))) for first in range(done, len(items), CHUNK)
+    ]
+    for images, reasons in load_items(items, chunks, workers=workers):
         values = encode(images).cpu().numpy().astype(np.float16)
         features[done : done + len(images)] = values
         checksums[done : done + len(images)] = [_checksum(value) for value in values]

@@ -163,8 +163,8 @@ def _image_routes(service: Service) -> APIRouter:
         openapi_extra=describe_request(schemas.PictureOptions, {"format": "png"}),
     )
     async def pictures(request: Request) -> Response:
-        async def draw(data: bytes, options: schemas.PictureOptions) -> Response:
-            content, media_type = await service.picture(data, options)
+        async def draw(data: bytes, options: schemas.PictureOptions, client: str) -> Response:
+            content, media_type = await service.picture(data, options, client)
             name = f'attachment; filename="caption.{options.format}"'
             headers = {"Content-Disposition": name}
             return Response(content, media_type=media_type, headers=headers)
@@ -178,7 +178,7 @@ async def _answer(
     service: Service,
     request: Request,
     kind: type[Options],
-    work: Callable[[bytes, Options], Awaitable[Answer]],
+    work: Callable[[bytes, Options, str], Awaitable[Answer]],
 ) -> Answer:
     """Read a request with an image and process it, within the limits that hold for all of them.
 
@@ -202,7 +202,7 @@ async def _answer(
                     headers={"Connection": "close"},
                 ) from None
             with service.admission.request(client):
-                return await _while_connected(request, work(data, options), deadline_s)
+                return await _while_connected(request, work(data, options, client), deadline_s)
     except FullError:
         service.metrics.refused.inc()
         raise Problem(503, "too many photos are waiting; try again in a moment") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 
 from captioner.serving.admission import FullError
+from captioner.serving.fairness import Turns
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -22,6 +22,7 @@ class _Job(Generic[Item, Result]):
     key: Hashable
     work: Callable[[Sequence[Item]], Sequence[Result]]
     item: Item
+    client: str
     arrived_s: float
     result: asyncio.Future[Result] = field(repr=False)
 
@@ -30,7 +31,8 @@ class Batcher:
     """Collect items of equal key and process up to `max_batch` of them in one call.
 
     A batch starts as soon as `max_batch` items of its key have arrived, or `wait_s` after the first
-    of them; while all threads are busy, items accumulate for the next one. Where a batch of several
+    of them; while all threads are busy, items accumulate for the next one, and clients take turns
+    in the places of a batch and in which key is next. Where a batch of several
     items fails, each item is tried alone, so that one bad image fails nobody else's request. An
     item whose caller was cancelled is dropped before it costs anything. Callers limit how many
     items wait (see `admission`).
@@ -51,7 +53,8 @@ class Batcher:
         observe: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.max_batch, self.wait_s, self.observe = max_batch, wait_s, observe
-        self._waiting: deque[_Job[Any, Any]] = deque()
+        self._waiting: list[_Job[Any, Any]] = []
+        self._turns = Turns()
         self._changed = asyncio.Event()
         self._closing = False
         self._passes = passes
@@ -62,7 +65,12 @@ class Batcher:
         return len(self._waiting)
 
     async def submit(
-        self, key: Hashable, work: Callable[[Sequence[Item]], Sequence[Result]], item: Item
+        self,
+        key: Hashable,
+        work: Callable[[Sequence[Item]], Sequence[Result]],
+        item: Item,
+        *,
+        client: str = "",
     ) -> Result:
         """Return the item's own result of `work`, which must be equivalent for equal keys.
 
@@ -75,7 +83,7 @@ class Batcher:
         if self._scheduler is None:
             self._scheduler = asyncio.create_task(self._schedule())
         loop = asyncio.get_running_loop()
-        job: _Job[Item, Result] = _Job(key, work, item, loop.time(), loop.create_future())
+        job: _Job[Item, Result] = _Job(key, work, item, client, loop.time(), loop.create_future())
         self._waiting.append(job)
         self._changed.set()
         return await job.result
@@ -115,7 +123,7 @@ class Batcher:
                 running.start_soon(self._process, await self._next_batch(), free_threads)
 
     async def _next_batch(self) -> list[_Job[Any, Any]]:
-        first = self._waiting[0]
+        first = self._turns.first(self._waiting)
         end_s = first.arrived_s + self.wait_s
         while not self._closing:
             left_s = end_s - asyncio.get_running_loop().time()
@@ -123,10 +131,14 @@ class Batcher:
                 break
             with anyio.move_on_after(left_s):
                 await self._wait_for_change()
-        waiting = [job for job in self._waiting if not job.result.done()]
-        batch = [job for job in waiting if job.key == first.key][: self.max_batch]
-        in_batch = set(map(id, batch))
-        self._waiting = deque(job for job in waiting if id(job) not in in_batch)
+        self._waiting = [job for job in self._waiting if not job.result.done()]
+        batch: list[_Job[Any, Any]] = []
+        while len(batch) < self.max_batch and (
+            alike := [job for job in self._waiting if job.key == first.key]
+        ):
+            batch.append(self._turns.first(alike))
+            self._waiting.remove(batch[-1])
+            self._turns.serve(batch[-1].client)
         return batch
 
     async def _wait_for_change(self) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from captioner.captioner import Captioner
 from captioner.serving.admission import Admission
 from captioner.serving.batching import Batcher
+from captioner.serving.fairness import FairSemaphore
 from captioner.serving.metrics import Metrics
-from captioner.serving.pool import DecodedImage, ImageDecoder, Painter
+from captioner.serving.pool import WORKERS, DecodedImage, ImageDecoder, Painter
 from captioner.serving.problems import option_problem
 from captioner.serving.schemas import (
     MAX_CAPTION_WORDS,
@@ -85,6 +86,7 @@ class Service:
             max_pixels=self.limits.max_pixels, time_limit_s=self.limits.decode_s
         )
         self._painter = Painter(time_limit_s=self.limits.draw_s)
+        self._decoding, self._drawing = FairSemaphore(WORKERS), FairSemaphore(WORKERS)
         self._batcher = Batcher(
             max_batch=self.limits.max_batch,
             wait_s=self.limits.wait_s,
@@ -104,7 +106,9 @@ class Service:
         await asyncio.to_thread(self._painter.close)
         await asyncio.to_thread(self._decoder.close)
 
-    async def captions(self, data: bytes, options: CaptionOptions) -> dict[str, Any]:
+    async def captions(
+        self, data: bytes, options: CaptionOptions, client: str = ""
+    ) -> dict[str, Any]:
         """Return the content of a `CaptionsAnswer`.
 
         Raises:
@@ -114,13 +118,13 @@ class Service:
         beam_size = options.beam_size or captioner.config.decoding.beam_size
         if options.num_captions > beam_size:
             raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
-        image = await self._decoder.decode(data, captioner.transform)
+        image = await self._decode(data, captioner, client)
         convert = partial(_to_dicts, maps=options.maps)
         request = _CaptionRequest(image, options.num_captions, convert)
-        captions = await self._caption(name, beam_size, options, request)
+        captions = await self._caption(name, beam_size, options, request, client)
         return {"model": name, "beam_size": beam_size, "captions": captions}
 
-    async def score(self, data: bytes, options: ScoreOptions) -> dict[str, Any]:
+    async def score(self, data: bytes, options: ScoreOptions, client: str = "") -> dict[str, Any]:
         """Return the content of a `ScoreAnswer`.
 
         Raises:
@@ -128,8 +132,8 @@ class Service:
         """
         name, captioner = self._model(options)
         words = _check_words(captioner, options.caption)
-        image = await self._decoder.decode(data, captioner.transform)
-        caption = await self._score(name, options.caption, options, image)
+        image = await self._decode(data, captioner, client)
+        caption = await self._score(name, options.caption, options, image, client)
         return {
             "model": name,
             "caption": caption.to_dict(maps=options.maps),
@@ -137,7 +141,9 @@ class Service:
             "unknown_words": [word for word in words if word not in captioner.vocabulary],
         }
 
-    async def picture(self, data: bytes, options: PictureOptions) -> tuple[bytes, str]:
+    async def picture(
+        self, data: bytes, options: PictureOptions, client: str = ""
+    ) -> tuple[bytes, str]:
         """Return a picture of a caption and its attention maps, and the file's media type.
 
         Raises:
@@ -146,16 +152,17 @@ class Service:
         name, captioner = self._model(options)
         if options.caption is not None:
             _check_words(captioner, options.caption)
-        image = await self._decoder.decode(data, captioner.transform, preview_px=PREVIEW_PX)
+        image = await self._decode(data, captioner, client, preview_px=PREVIEW_PX)
         if options.caption is not None:
-            caption = await self._score(name, options.caption, options, image)
+            caption = await self._score(name, options.caption, options, image, client)
         else:
             beam_size = options.beam_size or captioner.config.decoding.beam_size
             request = _CaptionRequest(image, 1, lambda captions: captions[0])
-            caption = await self._caption(name, beam_size, options, request)
+            caption = await self._caption(name, beam_size, options, request, client)
         assert image.preview is not None
         caption = replace(caption, geometry=caption.geometry.scaled(*image.preview.size))
-        return await self._painter.draw(options.format, image.preview, caption, name)
+        async with self._drawing.hold(client):
+            return await self._painter.draw(options.format, image.preview, caption, name)
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
         name = next(iter(self.models)) if options.model is None else options.model
@@ -168,26 +175,35 @@ class Service:
             raise option_problem("at_test", detail)
         return name, captioner
 
+    async def _decode(
+        self, data: bytes, captioner: Captioner, client: str, *, preview_px: int = 0
+    ) -> DecodedImage:
+        async with self._decoding.hold(client):
+            return await self._decoder.decode(data, captioner.transform, preview_px=preview_px)
+
     async def _caption(
-        self, name: str, beam_size: int, options: ImageOptions, request: _CaptionRequest
+        self,
+        name: str,
+        beam_size: int,
+        options: ImageOptions,
+        request: _CaptionRequest,
+        client: str,
     ) -> Any:
         key = ("caption", name, beam_size, options.at_test)
         work = partial(
             _caption_images, self.models[name], beam_size=beam_size, at_test=options.at_test
         )
-        return await self._batcher.submit(key, work, request)
+        return await self._batcher.submit(key, work, request, client=client)
 
     async def _score(
-        self, name: str, text: str, options: ImageOptions, image: DecodedImage
+        self, name: str, text: str, options: ImageOptions, image: DecodedImage, client: str
     ) -> Caption:
-        def score_images(images: Sequence[DecodedImage]) -> list[Caption]:
-            return [
-                self.models[name].score((each.pixels, each.geometry), text, at_test=options.at_test)
-                for each in images
-            ]
+        def score_image(images: Sequence[DecodedImage]) -> list[Caption]:
+            given = (images[0].pixels, images[0].geometry)
+            return [self.models[name].score(given, text, at_test=options.at_test)]
 
-        key = ("score", name, text, options.at_test)
-        return await self._batcher.submit(key, score_images, image)
+        # Each alone: scoring gains nothing from a batch, and others need not wait for all of it.
+        return await self._batcher.submit(object(), score_image, image, client=client)
 
 
 def _caption_images(

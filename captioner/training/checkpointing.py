@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.errors import CheckpointError
 from captioner.training.model_card import model_card
 from captioner.training.optimizer import load_optimizer_state
+from captioner.training.origin import made_with
 
 if TYPE_CHECKING:
     from captioner.training.trainer import Trainer
@@ -33,7 +35,9 @@ def save_checkpoint(trainer: Trainer, folder: Path, *, with_state: bool) -> None
         trainer.evaluated_model,
         trainer.config,
         trainer.setup.vocabulary,
-        card=model_card(trainer.config, trainer.figures),
+        card=model_card(
+            trainer.config, trainer.figures, {**made_with(), **trainer.setup.data_digests}
+        ),
         training_state=_training_state(trainer) if with_state else None,
     )
 
@@ -43,6 +47,7 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
         **{name: getattr(trainer, name) for name in COUNTERS},
         "optimizer": trainer.optimizer.state_dict(),
         "data": trainer.setup.data_digests,
+        "made_with": made_with(),
         "config": asdict(trainer.config),
         "task": trainer.task.training_state(),
         "rng": torch.get_rng_state(),
@@ -58,6 +63,53 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
     return state
 
 
+def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
+    """Refuse to resume with other data; of photos only the times of change may differ.
+
+    Raises:
+        CheckpointError: Captions or photos are not those that the run began with.
+    """
+    changed = []
+    for name in (
+        "training captions",
+        "validation captions",
+        "training photos",
+        "validation photos",
+    ):
+        if before[name] == now[name]:
+            continue
+        contents = {key for key in before if key in now and key.endswith(f" bytes of {name}")}
+        if contents and all(before[key] == now[key] for key in contents):
+            print(
+                f"{name}: other times of change than when the run began, but the same bytes; "
+                "going on",
+                file=sys.stderr,
+            )
+            continue
+        changed.append(name)
+    if changed:
+        raise CheckpointError(
+            f"{folder}: this run began with other {' and '.join(changed)} than those that the "
+            "settings of data name now; resume with its own, or start another run"
+        )
+
+
+def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
+    """Say in which versions and threads this process differs from the one that wrote it."""
+    now = made_with()
+    differing = [
+        f"{name} {before[name]} (now {now[name]})"
+        for name in before
+        if name in now and name != "revision" and before[name] != now[name]
+    ]
+    if differing:
+        print(
+            f"{folder}: written with {', '.join(differing)}; the run goes on, but perhaps not to "
+            "the last bit as it would have there",
+            file=sys.stderr,
+        )
+
+
 def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
     """Go back to a checkpoint.
 
@@ -71,16 +123,8 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
             "resume it; start another run with train.start_from set to this folder"
         )
     try:
-        changed = [
-            name
-            for name, digest in trainer.setup.data_digests.items()
-            if state["data"][name] != digest
-        ]
-        if changed:
-            raise CheckpointError(
-                f"{folder}: this run began with other {' and '.join(changed)} than those that the "
-                "settings of data name now; resume with its own, or start another run"
-            )
+        _check_data(folder, state["data"], trainer.setup.data_digests)
+        _report_other_origin(folder, state.get("made_with", {}))
         load_weights(trainer.evaluated_model, folder)
         if trainer.averaged:
             trainer.model.load_state_dict(state["raw"], strict=False)

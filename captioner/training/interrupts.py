@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-from captioner.data.dataset import SIGNALS
+from captioner.data.loading import SIGNALS
 
 
 class DeferredInterrupts:

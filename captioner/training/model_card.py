@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from captioner.config import Config, to_yaml
 
 
-def model_card(config: Config, figures: dict[str, Any]) -> str:
-    """Return the card: what the model was trained on and how, and its validation figures."""
+def model_card(
+    config: Config, figures: dict[str, Any], origin: Mapping[str, str] | None = None
+) -> str:
+    """Return the card: what the model was trained on and how, and its validation figures.
+
+    Args:
+        config: The recipe.
+        figures: Of the best validation.
+        origin: By name: versions, threads, revision, and hashes of the data.
+    """
     lines = [
         "# A captioner model",
         "",
@@ -30,4 +39,7 @@ def model_card(config: Config, figures: dict[str, Any]) -> str:
         ]
     else:
         lines.append("Not validated yet.")
+    if origin:
+        lines += ["", "## Made with", "", "| | |", "| --- | --- |"]
+        lines += [f"| {name} | {value} |" for name, value in origin.items()]
     return "\n".join([*lines, "", "## Recipe", "", "```yaml", to_yaml(config).rstrip(), "```", ""])

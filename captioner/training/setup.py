@@ -17,7 +17,13 @@ from captioner.config import Config, data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
-from captioner.data.readers import SourceImages, captions_digest, files_digest, read_sources
+from captioner.data.readers import (
+    SourceImages,
+    captions_digest,
+    content_digest,
+    files_digest,
+    read_sources,
+)
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
@@ -33,6 +39,7 @@ from captioner.training.task import TrainingTask
 from captioner.training.validation import ValidationSource
 from captioner.training.word_concepts import WordConcepts, WordConceptTable
 
+SAMPLED_BYTES = 2**29  # of photos, whose bytes are compared when a run is resumed
 KNOWN_WORDS = 0.9  # rare words make up a few hundredths of captions; fewer known than this is news
 
 
@@ -168,6 +175,7 @@ def prepare(
             "validation captions": captions_digest(validation),
             "training photos": files_digest(images.training),
             "validation photos": files_digest(validation),
+            **_content_digests(images.training, validation, data.check_photos),
         },
         reported_unreadable={
             str(members[index].path)
@@ -176,6 +184,18 @@ def prepare(
             for index in features.unreadable
         },
     )
+
+
+def _content_digests(
+    training: list[CaptionedImage], validation: list[CaptionedImage], check: str
+) -> dict[str, str]:
+    """Return hashes of the photos' bytes, which decide where their times of change differ."""
+    amounts = {"some": SAMPLED_BYTES} | ({"all": None} if check == "all" else {})
+    return {
+        f"{amount} bytes of {name}": content_digest(photos, max_bytes=max_bytes)
+        for name, photos in (("training photos", training), ("validation photos", validation))
+        for amount, max_bytes in amounts.items()
+    }
 
 
 def _warn(sentence: str) -> None:

@@ -129,7 +129,11 @@ class Trainer:
             micro_batches = self._micro_batches(num_batches)
             while True:
                 asked = time.perf_counter()
-                batches = next(micro_batches, None)
+                try:
+                    batches = next(micro_batches, None)
+                except CaptionerError:
+                    self.interrupts.deferred = False  # no step is half done: it can be saved
+                    raise
                 waiting += time.perf_counter() - asked
                 if batches is None:
                     break

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -411,3 +412,22 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
         roots("--data.root=x")
     config, _ = parse_settings(["--data.root=x", "--data.root", "y"])
     assert config.data.root == "y"
+
+
+def test_ctrl_c_again_and_again_prints_no_traceback(
+    table: Path, tmp_path: Path, programs: Programs
+) -> None:
+    """While workers start, too: a worker that had just forked printed one."""
+    for number, begun_s in enumerate((0.0, 0.7)):
+        file = recipe(table, tmp_path / f"run{number}", data__workers=2, train__epochs=50)
+        running = programs.start("train.py", "--config", file)
+        run = file.with_suffix("")
+        running.wait_until(lambda run=run: (run / ".lock").exists())
+        time.sleep(begun_s)
+        while running.poll() is None:
+            running.signal(signal.SIGINT)
+            time.sleep(0.01)
+        outcome = running.wait()
+        assert outcome.code in (130, -signal.SIGINT)
+        assert "Traceback" not in outcome.stderr
+        assert "Exception" not in outcome.stderr

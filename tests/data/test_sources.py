@@ -20,7 +20,13 @@ from captioner.data.dataset import (
     encode_captions,
     load_batches,
 )
-from captioner.data.readers import SourceImages, captions_digest, files_digest, read_sources
+from captioner.data.readers import (
+    SourceImages,
+    captions_digest,
+    content_digest,
+    files_digest,
+    read_sources,
+)
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
@@ -319,14 +325,31 @@ def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
 def test_the_digest_of_files_follows_other_pixels(tmp_path: Path, content: bool) -> None:
     import os
 
+    digest = content_digest if content else files_digest
     images = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))]).training
-    before = files_digest(images, content=content)
-    assert files_digest(images, content=content) == before
+    before = digest(images)
+    assert digest(images) == before
     status = images[3].path.stat()
     os.utime(images[3].path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
-    assert (files_digest(images, content=content) == before) is content
+    assert (digest(images) == before) is content
     images[3].path.write_bytes(images[2].path.read_bytes())
-    changed = files_digest(images, content=content)
+    changed = digest(images)
     assert changed != before
     images[3].path.unlink()
-    assert files_digest(images, content=content) not in (before, changed)
+    assert digest(images) not in (before, changed)
+
+
+def test_of_many_bytes_those_of_some_files_are_taken_and_all_sizes(tmp_path: Path) -> None:
+    images = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))]).training
+    half = sum(image.path.stat().st_size for image in images) // 2
+    before = content_digest(images, max_bytes=half)
+    changed = set()
+    for number, image in enumerate(images):
+        content = bytearray(image.path.read_bytes())
+        image.path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        if content_digest(images, max_bytes=half) != before:
+            changed.add(number)
+        image.path.write_bytes(content)
+    assert len(images) / 3 <= len(changed) <= len(images) / 2 + 1
+    images[1].path.write_bytes(images[1].path.read_bytes() + b"\0")
+    assert content_digest(images, max_bytes=half) != before

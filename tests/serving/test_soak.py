@@ -6,12 +6,13 @@ import os
 
 import pytest
 
-from benchmarks.soak import soak
+from benchmarks.soak import hostile_address, soak
 
 
 @pytest.mark.slow
 def test_hostile_clients_cost_honest_ones_little() -> None:
-    figures = soak(float(os.environ.get("CAPTIONER_SOAK_S", "600")), clients=4)
+    seconds = float(os.environ.get("CAPTIONER_SOAK_S", "600"))
+    figures = soak(seconds, clients=4, attack_from=hostile_address())
     honest = figures["with_hostile"]
     assert isinstance(honest, dict)
     assert honest["requests"] > 100

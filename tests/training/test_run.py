@@ -273,3 +273,54 @@ def test_validation_searches_as_the_settings_of_decoding_say(
         words[penalty] = sum(len(caption.words) for caption in captions) / len(captions)
         assert validated["words"] == pytest.approx(words[penalty])
     assert words[3.0] > words[0.0]
+
+
+# ---------------------------------------------------------------------------- the data of a run
+
+
+def test_photos_of_which_only_the_times_changed_are_the_same(
+    begun: Path, table: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A copy, a fresh checkout or an unpacked archive has other times."""
+    copy = Path(shutil.copytree(table, tmp_path / "copy", copy_function=shutil.copyfile))
+    train(tiny.recipe(copy, begun, train__epochs=2), resume=True)
+    assert load_training_state(begun / "last")["epoch"] == 2
+    assert "the same bytes" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("check", ["sample", "all"])
+def test_photos_of_other_pixels_and_the_same_size_are_others(
+    check: str, begun: Path, table: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(table, tmp_path / "copy", copy_function=shutil.copyfile))
+    content = bytearray((copy / "03.jpg").read_bytes())
+    content[-20] ^= 1
+    (copy / "03.jpg").write_bytes(content)
+    with pytest.raises(CheckpointError, match="began with other training photos than"):
+        train(tiny.recipe(copy, begun, train__epochs=2, data__check_photos=check), resume=True)
+
+
+def test_a_checkpoint_says_what_it_was_made_with(whole: Path) -> None:
+    state = load_training_state(whole / "last")
+    made = state["made_with"]
+    assert (
+        made["torch"] == torch.__version__.partition("+")[0] or made["torch"] == torch.__version__
+    )
+    assert made["threads"] == str(torch.get_num_threads())
+    if (Path(__file__).parents[2] / ".git").exists():
+        assert len(made["revision"].removesuffix("-dirty")) == 40
+    for folder in ("last", "best"):
+        card = (whole / folder / "README.md").read_text()
+        for name, value in {**made, **state["data"]}.items():
+            assert f"| {name} | {value} |" in card
+
+
+def test_other_versions_are_told_when_a_run_is_resumed(
+    begun: Path, table: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, config, vocabulary = load_model(begun / "last")
+    state = load_training_state(begun / "last")
+    state["made_with"]["timm"] = "0.0.1"
+    save_model(begun / "last", model, config, vocabulary, card="#", training_state=state)
+    train(tiny.recipe(table, begun, train__epochs=2), resume=True)
+    assert "timm 0.0.1 (now " in capfd.readouterr().err

@@ -67,6 +67,8 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
     A transformer is built for images of `size_px`: timm interpolates the position embeddings of
     weights for another size.
 
+    `weights` may be `default@REVISION`: a commit, or a tag, of the weights on the Hugging Face Hub.
+
     Raises:
         ConfigError: It cannot be used, or there are no such weights.
         WeightsError: The weights cannot be had.
@@ -77,15 +79,25 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
         return None
     if tap is not None:
         raise ConfigError(f"encoder.tap: {name} of timm is tapped at its last feature map only")
-    if weights not in ("default", "none") and not is_file(weights):
-        raise no_such_weights(weights, name, ["default", "none"])
-    # Without custom_load, timm reads files in its own layout and, for CLIP, in OpenAI's.
-    overlay = {"file": weights, "custom_load": False} if is_file(weights) else None
+    overlay: dict[str, Any] | None = None
+    if weights.startswith("default@"):
+        hub_id = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
+        if not hub_id or weights == "default@":
+            raise ConfigError(
+                f"encoder.weights: '{weights}' names no revision of weights of {name} on the "
+                "Hugging Face Hub; use default@COMMIT for a network that is there, or a file"
+            )
+        overlay = {"hf_hub_id": f"{hub_id}@{weights.removeprefix('default@')}"}
+    elif is_file(weights):
+        # Without custom_load, timm reads files in its own layout and, for CLIP, in OpenAI's.
+        overlay = {"file": weights, "custom_load": False}
+    elif weights not in ("default", "none"):
+        raise no_such_weights(weights, name, ["default", "default@REVISION", "none"])
     is_transformer = timm.models.is_model_in_modules(name, TRANSFORMERS)
     options: dict[str, Any] = {"features_only": True, "out_indices": (-1,)}
     if is_transformer:
         options = {"img_size": size_px}
-    elif overlay:  # with features_only, timm would silently leave out what does not fit
+    elif is_file(weights):  # with features_only, timm would silently leave out what does not fit
         load_weights_file(timm.create_model(name), weights, name)
     try:
         network: Any = timm.create_model(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -228,3 +231,56 @@ def test_the_encoder_of_an_untapped_torchvision_network_can_be_trained() -> None
     learned = [name for name, p in encoder.named_parameters() if p.grad is not None]
     assert len(learned) == 8  # a fire module of three convolutions, and the last one
     assert all(".features.12." in name or ".classifier." in name for name in learned)
+
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+BUILD = """
+import sys
+from captioner.errors import CaptionerError
+from captioner.models.backbones import build_backbone
+try:
+    network = build_backbone("timm/test_resnet", weights=sys.argv[1])
+except CaptionerError as error:
+    sys.exit(f"refused: {error}")
+print(float(sum(p.sum() for p in network.parameters())))
+"""
+
+
+def test_timm_weights_are_pinned_by_a_revision_of_the_hub(tmp_path: Path) -> None:
+    """With a cache of the Hub that holds two revisions, and no network."""
+    import json
+
+    import timm
+    from safetensors.torch import save_file
+
+    hub = tmp_path / "models--timm--test_resnet.r160_in1k"
+    network = timm.create_model("test_resnet")
+    config = {"architecture": "test_resnet", "pretrained_cfg": network.pretrained_cfg}
+    for revision, factor in ((REVISION, 2.0), (REVISION[::-1], 3.0)):
+        folder = hub / "snapshots" / revision
+        folder.mkdir(parents=True)
+        state = {
+            name: torch.full_like(value, factor) for name, value in network.state_dict().items()
+        }
+        save_file(state, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config, default=str))
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text(REVISION[::-1])
+
+    def build(weights: str) -> subprocess.CompletedProcess[str]:
+        offline = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+        return subprocess.run(
+            [sys.executable, "-c", BUILD, weights],
+            env={**os.environ, **offline},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    newest, pinned = build("default"), build(f"default@{REVISION}")
+    assert newest.returncode == pinned.returncode == 0, newest.stderr + pinned.stderr
+    assert float(pinned.stdout) / float(newest.stdout) == pytest.approx(2 / 3)
+    missing = build("default@" + "f" * 40)
+    assert "refused: the weights of test_resnet cannot be had" in missing.stderr
+    assert "refused: encoder.weights: 'default@'" in build("default@").stderr

@@ -1,0 +1,171 @@
+"""Reading in worker processes that are replaced when they die or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from captioner.errors import DataError
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
+HANGS_AFTER_S = 300.0  # without an item of any worker
+CHECK_EVERY_S = 5  # for workers that died or hang
+MAX_LOSSES = 3  # of workers in a row, without an item between them
+# PyTorch has no class for these errors.
+_LOST = re.compile(
+    r"DataLoader (worker \(pid[^.\n]*|timed out)|Too many open files|received 0 items of ancdata"
+)
+
+Item = TypeVar("Item")
+
+
+def load_items(
+    dataset: Dataset[Item],
+    keys: Sequence[Any],
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+    hangs_after_s: float = HANGS_AFTER_S,
+) -> Iterator[Item]:
+    """Yield `dataset[key]` for each key, in order.
+
+    When a worker process dies or hangs, all of them are replaced and go on at the first key whose
+    item has not been yielded; so an item must depend on its key alone.
+
+    Args:
+        dataset: Pickled for the workers.
+        keys: What the dataset is asked for.
+        workers: Processes that read; 0 reads in this one.
+        pin_memory: Whether items come in page-locked memory.
+        hangs_after_s: The workers hang when they yield nothing for so long.
+
+    Raises:
+        DataError: Workers were lost `MAX_LOSSES` times in a row.
+    """
+    done = losses = 0
+    while True:
+        loader = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=keys[done:],
+            num_workers=workers,
+            pin_memory=pin_memory,
+            prefetch_factor=4 if workers else None,
+            timeout=CHECK_EVERY_S if workers else 0,
+            # Without one of its own, a loader draws from the generator that dropout draws from, and
+            # a resumed run, which makes one loader more, would go another way.
+            generator=torch.Generator(),
+            worker_init_fn=_ignore_signals,
+        )
+        try:
+            for item in _iterate(loader, hangs_after_s):
+                done += 1
+                losses = 0
+                yield item
+            return
+        except _WorkersLost as lost:
+            losses += 1
+            if losses == MAX_LOSSES:
+                raise DataError(
+                    f"the processes that read photos were lost {losses} times in a row ({lost}); "
+                    "see whether memory or open files run out (ulimit -n), or the disk hangs, and "
+                    "lower data.workers (0 reads without further processes)"
+                ) from None
+            print(f"a process that reads photos was lost ({lost}) and is replaced", file=sys.stderr)
+
+
+class _WorkersLost(Exception):
+    """Why workers must be replaced."""
+
+
+def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
+    """Yield the items of a loader.
+
+    Raises:
+        _WorkersLost: A worker died, or none yields anything.
+    """
+    before, started = set(multiprocessing.active_children()), set()
+    try:
+        with _signals_left_to_this_process():
+            try:
+                items = iter(loader)
+            finally:
+                started = set(multiprocessing.active_children()) - before
+        last_s = time.monotonic()
+        while True:
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError) as error:
+                lost = _LOST.search(str(error))
+                # An item's tensors are fetched from its worker, who may be dead by then.
+                is_ours = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
+                if is_ours and not lost:
+                    raise
+                reason = lost[0] if lost else type(error).__name__
+                if reason.startswith("DataLoader timed out"):
+                    if time.monotonic() - last_s < hangs_after_s:
+                        continue
+                    reason = f"nothing was read for {hangs_after_s:g} s"
+                raise _WorkersLost(reason) from None
+            yield item
+            last_s = time.monotonic()
+    finally:
+        for process in started:  # they ignore the SIGTERM that PyTorch would send
+            process.kill()
+        for process in started:
+            process.join(CHECK_EVERY_S)
+
+
+def _ignore_signals(worker: int) -> None:
+    """Leave signals to the main process.
+
+    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
+    waiting for.
+    """
+    for name in SIGNALS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _signals_left_to_this_process() -> Iterator[None]:
+    """Context to start workers in: a signal that comes meanwhile reaches this process after it.
+
+    Else a worker that just starts would print a traceback, and this process would lose sight of
+    workers that it has half started. The handler of SIGCHLD by which PyTorch raises the death of a
+    worker anywhere, also in the middle of a step, is taken away: the loader sees it too.
+    """
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+        yield
+        return
+    numbers = [getattr(signal, name) for name in SIGNALS]
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    child_handler = signal.getsignal(signal.SIGCHLD)
+    # Blocked signals stay so in the workers, also in spawned ones until they ignore them; the
+    # handler is for threads that do not block them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what was blocked comes now
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for number in received:
+            signal.raise_signal(number)

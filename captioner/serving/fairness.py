@@ -1,0 +1,89 @@
+"""Fair order between clients: where several wait, the one served longest ago comes next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeVar
+
+REMEMBERED_CLIENTS = 1000
+
+
+class _HasClient(Protocol):
+    @property
+    def client(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_HasClient)
+
+
+class Turns:
+    """Whose turn it is: that of the client who was served longest ago, or never.
+
+    However much one client sends, each of n clients gets every n-th turn, and a client who is alone
+    gets all of them. Work that is cancelled while it waits has cost no turn.
+    """
+
+    def __init__(self) -> None:
+        self._served: OrderedDict[str, int] = OrderedDict()  # the longest ago first
+        self._turns = 0
+
+    def first(self, waiting: Sequence[Item]) -> Item:
+        """Return the item whose turn it is, of items in the order of their arrival."""
+        return min(waiting, key=lambda item: self._served.get(item.client, 0))
+
+    def serve(self, client: str) -> None:
+        """Note that the client is served now."""
+        self._turns += 1
+        self._served[client] = self._turns
+        self._served.move_to_end(client)
+        if len(self._served) > REMEMBERED_CLIENTS:
+            self._served.popitem(last=False)
+
+
+class _Waiting:
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.begin: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class FairSemaphore:
+    """A semaphore that serves clients in turns.
+
+    Args:
+        places: how many may hold it at once.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._turns = Turns()
+        self._waiting: list[_Waiting] = []
+
+    @asynccontextmanager
+    async def hold(self, client: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it."""
+        waiting = _Waiting(client)
+        self._waiting.append(waiting)
+        self._begin()
+        try:
+            await waiting.begin
+            yield
+        finally:
+            if waiting in self._waiting:  # cancelled while it waited
+                self._waiting.remove(waiting)
+            else:
+                self._free += 1
+                self._begin()
+
+    def _begin(self) -> None:
+        # One whose future was cancelled removes itself.
+        while self._free and (
+            ready := [each for each in self._waiting if not each.begin.cancelled()]
+        ):
+            following = self._turns.first(ready)
+            self._waiting.remove(following)
+            self._free -= 1
+            self._turns.serve(following.client)
+            following.begin.set_result(None)
