@@ -4,6 +4,7 @@ from __future__ import annotations
 
 COMMANDS = {
     "caption": "write captions for photos and draw the attention to each word",
+    "batch": "caption a whole collection, on one machine or a Ray cluster",
     "score": "read a caption that you bring and draw the attention to each word",
     "train": "train a model from a recipe",
     "evaluate": "score a model on a data set",

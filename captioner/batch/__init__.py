@@ -1,0 +1,1 @@
+"""Captions of whole collections, on one machine or a Ray cluster; see docs/scale.md."""

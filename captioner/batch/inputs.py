@@ -1,0 +1,166 @@
+"""What a collection consists of: photos of a folder, list, manifest or of WebDataset shards."""
+
+from __future__ import annotations
+
+import csv
+import io
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Literal
+
+from captioner.batch.storage import file_system, is_url
+from captioner.errors import DataError
+
+Kind = Literal["photos", "tars"]
+_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_PATH_COLUMNS = ("path", "image")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input that can be read several times, a row at a time.
+
+    Attributes:
+        name: As the user gave it.
+    """
+
+    name: str
+
+    @property
+    def kind(self) -> Kind:
+        """Whether rows are photos, or tar files of an unknown number of them."""
+        return "tars" if self.name.lower().endswith(_TAR_SUFFIXES) else "photos"
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file).
+
+        Raises:
+            DataError: The input is missing or not of its form.
+        """
+        try:
+            yield from self._rows()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error
+            raise DataError(f"{self.name}: cannot be read ({reason})") from None
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        lower = self.name.lower()
+        if self.kind == "tars":
+            return ((path, path) for path in _expand(self.name))
+        if lower.endswith(".parquet"):
+            return _parquet_rows(self.name)
+        system, path = file_system(self.name)
+        if system.isdir(path):
+            return _folder_rows(self.name, system, path)
+        if lower.endswith(_TABLE_SUFFIXES):
+            return _table_rows(self.name, system, path)
+        return _list_rows(self.name, system, path)
+
+
+def _expand(pattern: str) -> list[str]:
+    """Return the paths or URLs of a pattern with {00..99}, * or ?, in order.
+
+    Raises:
+        DataError: There is none.
+    """
+    from braceexpand import braceexpand
+
+    try:
+        names = list(braceexpand(pattern))
+    except ValueError:
+        raise DataError(f"{pattern}: a brace is not closed") from None
+    found: list[str] = []
+    for name in names:
+        system, path = file_system(name)
+        if any(sign in name for sign in "*?["):
+            paths = sorted(system.glob(path))
+        else:
+            paths = [path] if system.exists(path) else []
+        if not paths:
+            raise DataError(f"{name}: no such file")
+        found += [system.unstrip_protocol(each) if is_url(name) else each for each in paths]
+    return found
+
+
+def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]:
+    """Yield the photos in a folder and the folders in it, by name, without hidden ones."""
+    from captioner.data.heif import HEIF_SUFFIXES, register_heif
+    from captioner.data.transforms import IMAGE_SUFFIXES
+
+    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    for folder, folders, files in system.walk(root, on_error="raise"):
+        # `walk` goes into what is left in the list, in its order.
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        for file in sorted(files):
+            if not file.startswith(".") and posixpath.splitext(file)[1].lower() in suffixes:
+                path = posixpath.join(folder, file)
+                identity = posixpath.relpath(path, root)
+                yield identity, system.unstrip_protocol(path) if is_url(name) else path
+
+
+def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the photos of a text file with a path or URL a line."""
+    with system.open(path, "rb") as file:
+        for line in io.TextIOWrapper(file, encoding="utf-8-sig"):
+            photo = line.rstrip("\r\n")
+            if photo.strip():
+                yield photo, _beside(name, photo)
+
+
+def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the photos of a CSV or TSV file with a header."""
+    with system.open(path, "rb") as file:
+        text: IO[str] = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        delimiter = "\t" if path.lower().endswith(".tsv") else ","
+        try:
+            rows = csv.DictReader(text, delimiter=delimiter)
+            column, ids = _columns(name, list(rows.fieldnames or ()))
+            for row in rows:
+                if not row[column]:
+                    raise DataError(f"{name}, line {rows.line_num}: has no {column}")
+                yield row.get(ids) or row[column], _beside(name, row[column])
+        except csv.Error as error:
+            raise DataError(f"{name}, line {rows.line_num}: {error}") from None
+
+
+def _parquet_rows(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the photos of Parquet files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for each in _expand(name):
+        system, path = file_system(each)
+        try:
+            with system.open(path, "rb") as file:
+                table = pq.ParquetFile(file)
+                column, ids = _columns(each, table.schema_arrow.names)
+                columns = [column, *{ids} & set(table.schema_arrow.names)]
+                for batch in table.iter_batches(columns=columns):
+                    paths = batch.column(column).cast(pa.string()).to_pylist()
+                    identities = paths
+                    if ids in columns:
+                        identities = batch.column(ids).cast(pa.string()).to_pylist()
+                    for identity, photo in zip(identities, paths, strict=True):
+                        if not photo:
+                            raise DataError(f"{each}: a row has no {column}")
+                        yield identity or photo, _beside(each, photo)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{each}: is no Parquet file that can be read ({error})") from None
+
+
+def _columns(name: str, columns: list[str]) -> tuple[str, str]:
+    for column in _PATH_COLUMNS:
+        if column in columns:
+            return column, "id"
+    raise DataError(
+        f"{name}: has no column path (or image); its columns are {', '.join(columns) or 'none'}"
+    )
+
+
+def _beside(manifest: str, photo: str) -> str:
+    """Return where a photo of a list lies: relative paths begin at the list's folder."""
+    if is_url(photo) or photo.startswith("/"):
+        return photo
+    return posixpath.join(posixpath.dirname(manifest), photo)

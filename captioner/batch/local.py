@@ -1,0 +1,154 @@
+"""The engine of one machine: processes that do shards, and are replaced when they die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from captioner.batch.shard import Job, ShardWorker, Statistics
+from captioner.errors import CaptionerError
+
+MAX_DEATHS = 10  # of workers in a row before any has a shard; then something is wrong with all
+
+
+def default_workers(device: str) -> int:
+    """Return how many processes to start: one for each GPU, or else for each core."""
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.device_count() if device in ("auto", "cuda") else 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statistics]:
+    """Do shards in processes; yield the statistics of each as it is done, in any order.
+
+    A process has one shard at a time, so nothing piles up. Where one dies, another does its shard.
+
+    Args:
+        job: What to do.
+        shards: Their numbers.
+        workers: Processes.
+
+    Raises:
+        CaptionerError: The output cannot be written, the model not be loaded, or workers die again
+            and again.
+    """
+    # A server that has imported torch forks the workers: a new one is there in a moment.
+    method = "forkserver" if sys.platform != "win32" else "spawn"
+    context: Any = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["captioner.captioner", "captioner.batch.shard"])
+    todo = deque(shards)
+    deaths = 0
+    running: dict[Connection, _Worker] = {}
+    numbers = iter(range(sys.maxsize))
+
+    def start() -> None:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, job, next(numbers)))
+        process.start()
+        theirs.close()
+        running[ours] = _Worker(process)
+
+    try:
+        for _ in range(min(workers, len(todo))):
+            start()
+        while running:
+            for connection in wait(list(running)):
+                assert isinstance(connection, Connection)
+                worker = running[connection]
+                try:
+                    message = connection.recv()
+                except (EOFError, OSError):
+                    del running[connection]
+                    connection.close()
+                    if worker.shard is not None:
+                        todo.append(worker.shard)
+                    else:
+                        deaths += 1
+                        _check_deaths(deaths, worker.process)
+                    if todo:
+                        start()
+                    continue
+                if isinstance(message, Statistics):
+                    yield message
+                elif isinstance(message, CaptionerError):
+                    raise message
+                elif message is not None:
+                    raise RuntimeError(f"a worker failed:\n{message}")
+                deaths, worker.shard = 0, None
+                if todo:
+                    worker.shard = todo.popleft()
+                    connection.send(worker.shard)
+                else:
+                    del running[connection]
+                    connection.close()
+    finally:
+        for worker in running.values():
+            worker.process.kill()
+
+
+@dataclass
+class _Worker:
+    """A process, and the shard that it has."""
+
+    process: BaseProcess
+    shard: int | None = None
+
+
+def _check_deaths(deaths: int, process: BaseProcess) -> None:
+    if deaths < MAX_DEATHS:
+        return
+    process.join()
+    code = process.exitcode or 0
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    raise CaptionerError(
+        f"{deaths} worker processes in a row ended before their first shard, the last {how}; where "
+        "memory is short use fewer --workers"
+    )
+
+
+def _work(connection: Connection, job: Job, number: int) -> None:
+    """Do shards until the other end closes; ends with the process that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        worker = ShardWorker(job, _device(job, number))
+        connection.send(None)
+        while True:
+            connection.send(worker.run(connection.recv()))
+    except (EOFError, BrokenPipeError):
+        return
+    except CaptionerError as error:
+        connection.send(error)
+    except Exception:  # noqa: BLE001  the first process raises it
+        connection.send(traceback.format_exc())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _device(job: Job, number: int) -> str:
+    """Return the device of a worker: of several GPUs each has its own."""
+    import torch
+
+    if job.device in ("auto", "cuda") and torch.cuda.device_count() > 1:
+        return f"cuda:{number % torch.cuda.device_count()}"
+    return job.device

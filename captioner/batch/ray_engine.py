@@ -1,0 +1,123 @@
+"""The engine of a cluster: Ray Data with actors that hold the model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from captioner.batch.shard import Job, ShardWorker, Statistics
+from captioner.errors import CaptionerError
+
+
+class ShardActor:
+    """What Ray Data keeps alive in each worker process."""
+
+    def __init__(self, job: Job) -> None:
+        self.worker = ShardWorker(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        done = [self.worker.run(int(shard)) for shard in batch["shard"]]
+        return {"statistics": [json.dumps(asdict(statistics)) for statistics in done]}
+
+
+def run_ray(
+    job: Job, shards: Sequence[int], workers: int | None, address: str | None
+) -> Iterator[Statistics]:
+    """Do shards on Ray; yield the statistics of each as it is done, in any order.
+
+    Ray starts actors that died anew and repeats their shard.
+
+    Args:
+        job: What to do. Every node must reach the photos, the model and the output by the names
+            that it has, and have captioner installed.
+        shards: Their numbers.
+        workers: Actors; None for as many as are free.
+        address: Of the cluster; None starts Ray on this machine for this run.
+
+    Raises:
+        CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
+            `run_local`.
+    """
+    try:
+        import ray
+        import ray.data
+        from ray.exceptions import RayTaskError
+    except ModuleNotFoundError as error:
+        raise CaptionerError(
+            f"--engine ray needs {error.name}, which is not installed; install captioner with its "
+            "extra [batch], as in: pip install '.[batch]'"
+        ) from None
+
+    with _session(workers, address):
+        gpus = job.device.startswith("cuda") or (
+            job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1
+        )
+        size = min(_affordable(ray, workers, "GPU" if gpus else "CPU"), len(shards))
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        # One block a shard: what a dead actor had is little, and goes to the others.
+        found = ray.data.from_items(
+            [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
+        ).map_batches(
+            ShardActor,
+            fn_constructor_args=(job,),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=size),
+            num_cpus=1,
+            num_gpus=1 if gpus else None,
+        )
+        try:
+            for row in found.iter_rows():
+                content = json.loads(row["statistics"])
+                content["examples"] = [tuple(each) for each in content["examples"]]
+                yield Statistics(**content)
+        except RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, CaptionerError) else error from None
+
+
+@contextmanager
+def _session(workers: int | None, address: str | None) -> Iterator[None]:
+    """Be connected to Ray."""
+    import ray
+
+    options: dict[str, Any] = {"include_dashboard": False}
+    if address is None:
+        options["num_cpus"] = workers or len(os.sched_getaffinity(0))
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **(options if address is None else {}),
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise CaptionerError(f"Ray at {address or 'this machine'}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _affordable(ray: Any, workers: int | None, kind: str) -> int:
+    """Return how many actors to start, each with one CPU or GPU.
+
+    Actors that find no place would wait forever, without a word.
+
+    Raises:
+        CaptionerError: There is no room for so many.
+    """
+    free = int(ray.available_resources().get(kind, 0))
+    all_of_them = int(ray.cluster_resources().get(kind, 0))
+    wanted = workers or max(free, 1)
+    if wanted > free:
+        raise CaptionerError(
+            f"{wanted} workers need {wanted} {kind}s, and of the Ray cluster's {all_of_them} "
+            f"{kind}s {free} are free; use fewer --workers, or add nodes"
+        )
+    return wanted

@@ -1,0 +1,278 @@
+"""Caption a collection: plan, skip what is done, hand the rest to an engine, sum up."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from captioner import __version__
+from captioner.batch.inputs import Source
+from captioner.batch.plan import Plan, write_plan
+from captioner.batch.shard import (
+    Job,
+    Statistics,
+    attempts_name,
+    part_name,
+    statistics_name,
+    verified,
+)
+from captioner.batch.storage import Folder, absolute
+from captioner.checkpoint import MANIFEST, model_folder
+from captioner.errors import CaptionerError
+from captioner.files import locked
+
+Engine = Callable[[Job, Sequence[int]], Iterator[Statistics]]
+
+SETTINGS = "settings.json"
+SUMMARY = "summary.json"
+MAX_NAMED = 20  # photos that failed, on stderr
+_LOG_INTERVAL_S = 60.0
+_CHECKS = 8  # threads that read what is done
+
+
+@dataclass
+class Totals:
+    """Sums over finished shards.
+
+    Attributes:
+        shards, photos, errors, bytes: Of the parts.
+        worker_seconds: Sum of the time that the shards took.
+    """
+
+    shards: int = 0
+    photos: int = 0
+    errors: int = 0
+    bytes: int = 0
+    worker_seconds: float = 0.0
+
+    def add(self, statistics: Statistics) -> None:
+        self.shards += 1
+        self.photos += statistics.photos
+        self.errors += statistics.errors
+        self.bytes += statistics.bytes
+        self.worker_seconds += statistics.seconds
+
+
+def run_batch(
+    source: Source,
+    job: Job,
+    engine: Engine,
+    *,
+    shard_size: int,
+    report: Callable[[str], None],
+    quiet: bool = False,
+) -> Totals:
+    """Caption all photos of a source that are not captioned yet.
+
+    Args:
+        source: The photos.
+        job: What to do with them; `settings` and `tars` are filled in.
+        engine: Does shards; yields their statistics in any order.
+        shard_size: Photos in a shard.
+        report: Told of what failed and how far the work is, a line at a time.
+        quiet: Report failures only.
+
+    Returns:
+        The sums over all shards, those of earlier runs included.
+
+    Raises:
+        CaptionerError: The input, the model or the output cannot be used.
+    """
+    source = Source(absolute(source.name))
+    model = job.model.absolute() if isinstance(job.model, Path) else job.model
+    job = replace(job, output=absolute(job.output), model=model)
+    output = Folder(job.output)
+    with _locked(output):
+        settings = _settings(job, shard_size)
+        _check_settings(output, settings)
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+        job = replace(job, settings=digest, tars=source.kind == "tars")
+        plan = write_plan(source, shard_size, output)
+        output.write(SETTINGS, json.dumps(settings, indent=1).encode())
+        totals = Totals()
+        found = _verify(output, plan, job)
+        for statistics in found.values():
+            totals.add(statistics)
+        todo = [shard for shard in range(len(plan.digests)) if shard not in found]
+        if found and not quiet:
+            report(f"{len(found)} of {len(plan.digests)} shards were done before")
+        before, started = totals.photos, time.monotonic()
+        failures = Failures(report)
+        failures.add(found.values())
+        with Progress(plan, totals, job, report=report, quiet=quiet) as progress:
+            for statistics in engine(job, todo) if todo else ():
+                totals.add(statistics)
+                failures.add([statistics])
+                progress.update(statistics)
+        failures.finish(totals.errors, job.output)
+        seconds = time.monotonic() - started
+        summary = {
+            **vars(totals),
+            "worker_seconds": round(totals.worker_seconds, 3),
+            "run": {"photos": totals.photos - before, "seconds": round(seconds, 3)},
+            "input": source.name,
+            "settings": settings,
+        }
+        output.write(SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False).encode())
+    return totals
+
+
+@contextlib.contextmanager
+def _locked(output: Folder) -> Iterator[None]:
+    """Keep other runs on this machine away from a local folder."""
+    if not output.is_local:
+        yield
+        return
+    folder = Path(output.root)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise CaptionerError(
+            f"{output.name}: another run writes there; wait for its end, or stop it"
+        ) from None
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise CaptionerError(
+            f"{output.name}: cannot be written to ({error.strerror}); choose another --output"
+        ) from None
+
+
+def _settings(job: Job, shard_size: int) -> dict[str, Any]:
+    """Return all that decides which bytes are written, in a form that people can read."""
+    manifest = (model_folder(job.model) / MANIFEST).read_bytes()
+    return {
+        "captioner": __version__,
+        "model": hashlib.sha256(manifest).hexdigest()[:16],
+        "precision": job.precision,
+        "batch_size": job.batch_size,
+        "shard_size": shard_size,
+        "maps": job.maps,
+        **job.search,
+    }
+
+
+def _check_settings(output: Folder, settings: dict[str, Any]) -> None:
+    """Refuse to mix captions of several models or settings.
+
+    Raises:
+        CaptionerError: The output was begun with others; the message names them.
+    """
+    content = output.read(SETTINGS)
+    if content is None:
+        return
+    try:
+        before = dict(json.loads(content))
+    except (ValueError, TypeError):
+        raise CaptionerError(
+            f"{output.name}/{SETTINGS} is damaged; choose another --output, or remove it if the "
+            "settings are the same"
+        ) from None
+    keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+    if keys:
+        named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)
+        raise CaptionerError(
+            f"{output.name} was begun with other settings ({named}); choose another --output"
+        )
+
+
+def _verify(output: Folder, plan: Plan, job: Job) -> dict[int, Statistics]:
+    """Return the statistics of the shards that are done; remove what is of no shard."""
+    count = len(plan.digests)
+    there: set[int] = set()
+    for folder, name_of in (
+        ("attempts", attempts_name),
+        ("parts", part_name),
+        ("statistics", statistics_name),
+    ):
+        for name in sorted(output.names(folder)):
+            stem = name.partition(".")[0]
+            if not stem.isdigit() or name_of(int(stem)) != f"{folder}/{name}":
+                continue
+            if folder == "attempts" or int(stem) >= count:  # the input was longer before
+                output.remove(f"{folder}/{name}")
+            elif folder == "statistics":
+                there.add(int(stem))
+    with ThreadPoolExecutor(_CHECKS) as pool:
+        shards = sorted(there)
+        checked = pool.map(lambda k: verified(output, k, plan.digests[k], job), shards)
+        return {k: found for k, found in zip(shards, checked, strict=True) if found is not None}
+
+
+class Failures:
+    """Names some of the photos that failed, and says where all of them stand."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.report, self.named = report, 0
+
+    def add(self, finished: Iterable[Statistics]) -> None:
+        for statistics in finished:
+            for path, reason in statistics.examples[: MAX_NAMED - self.named]:
+                self.report(f"{path}: {reason}")
+                self.named += 1
+
+    def finish(self, errors: int, output: str) -> None:
+        if errors > self.named:
+            self.report(
+                f"{errors} photos failed in all; the column error in {output}/parts says why"
+            )
+
+
+class Progress:
+    """A bar on a terminal, else a line a minute: photos done, rate and time left."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        totals: Totals,
+        job: Job,
+        *,
+        report: Callable[[str], None],
+        quiet: bool,
+    ) -> None:
+        self.tars, self.totals, self.total = job.tars, totals, plan.rows
+        self.initial = self.done = totals.shards if job.tars else totals.photos
+        self.report = report if not quiet and not sys.stderr.isatty() else None
+        self.unit = "tar file" if job.tars else "photo"
+        self.bar = tqdm(
+            total=plan.rows,
+            initial=self.initial,
+            unit=self.unit,
+            disable=True if quiet else None,
+            smoothing=0.05,
+        )
+        self.started = self.reported = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def update(self, statistics: Statistics) -> None:
+        step = 1 if self.tars else statistics.photos
+        self.done += step
+        self.bar.update(step)
+        self.bar.set_postfix(failed=self.totals.errors, refresh=False)
+        now = time.monotonic()
+        if self.report is not None and now - self.reported >= _LOG_INTERVAL_S:
+            self.reported = now
+            line = tqdm.format_meter(
+                self.done,
+                self.total,
+                now - self.started,
+                initial=self.initial,
+                ncols=0,
+                unit=self.unit,
+            )
+            self.report(f"{line}, failed={self.totals.errors}")

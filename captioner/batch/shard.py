@@ -1,0 +1,371 @@
+"""The work on one shard: the same code in every engine, so that all have the same output."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import posixpath
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioner.batch.plan import PlanReader, Row, rows_digest
+from captioner.batch.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
+from captioner.errors import CaptionerError, ImageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from captioner.types import Caption
+
+MAX_EXAMPLES = 3  # of failures, in the statistics of a shard
+CAREFUL_AFTER = 3  # attempts at a shard that ended with their process
+MAX_ATTEMPTS = 10
+_TRIAL_S = 60.0  # for reading one photo
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker needs to know.
+
+    Attributes:
+        output: Folder or URL that is written to.
+        model: Bundled name, or the path of a model folder.
+        tars: Whether the plan's rows are tar files.
+        settings: Digest of all that decides the captions.
+        search: Search settings that differ from the model's.
+        device, precision: As for `Captioner.from_pretrained`.
+        batch_size: Photos that the model sees at once.
+        maps: Also write the attention maps.
+        retry_errors: Do shards again that have photos that failed.
+    """
+
+    output: str
+    model: str | Path
+    tars: bool = False
+    settings: str = ""
+    search: dict[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    precision: str = "float32"
+    batch_size: int = 16
+    maps: bool = False
+    retry_errors: bool = False
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is known of a finished shard; written after its part.
+
+    Attributes:
+        shard: Its number.
+        rows: Digest of its rows in the plan.
+        settings: `Job.settings`.
+        photos: Rows of the part.
+        errors: Rows with an error.
+        sha256, bytes: Of the part.
+        seconds: That the work took.
+        examples: Some of the photos that failed, with the reason.
+    """
+
+    shard: int
+    rows: str
+    settings: str
+    photos: int
+    errors: int
+    sha256: str
+    bytes: int
+    seconds: float
+    examples: list[tuple[str, str]]
+
+
+def part_name(shard: int) -> str:
+    """Return the name of a shard's part in the output."""
+    return f"parts/{shard:06d}.parquet"
+
+
+def statistics_name(shard: int) -> str:
+    """Return the name of a shard's statistics in the output."""
+    return f"statistics/{shard:06d}.json"
+
+
+def attempts_name(shard: int) -> str:
+    """Return the name of the file that counts the attempts at a shard."""
+    return f"attempts/{shard:06d}"
+
+
+def verified(output: Folder, shard: int, rows: str, job: Job) -> Statistics | None:
+    """Return the statistics of a shard that is done, None where it is to be done.
+
+    Args:
+        output: Where the parts lie.
+        shard: Its number.
+        rows: Digest of its rows in the plan.
+        job: What is to be done.
+    """
+    try:
+        found = Statistics(**json.loads(output.read(statistics_name(shard)) or b""))
+    except (ValueError, TypeError):  # torn, or of another version
+        return None
+    if (found.shard, found.rows, found.settings) != (shard, rows, job.settings):
+        return None
+    if found.errors and job.retry_errors:
+        return None
+    part = output.read(part_name(shard))
+    if part is None or hashlib.sha256(part).hexdigest() != found.sha256:
+        return None
+    return found
+
+
+class ShardWorker:
+    """Holds the model and does one shard after another.
+
+    Args:
+        job: What to do.
+        device: Instead of the job's.
+
+    Raises:
+        CaptionerError: The model cannot be loaded.
+    """
+
+    def __init__(self, job: Job, device: str | None = None) -> None:
+        import torch
+
+        from captioner.captioner import Captioner
+
+        # One thread a worker: many small matrix products keep a core busier than half of two, and
+        # with another number of threads sums have other last bits.
+        torch.set_num_threads(1)
+        self.job = job
+        self.captioner = Captioner.from_pretrained(
+            job.model,
+            device=device or job.device,
+            precision=job.precision,  # type: ignore[arg-type]  # validated there
+        )
+        self.output = Folder(job.output)
+        self.plan = PlanReader(self.output)
+        self.careful = False
+
+    def run(self, shard: int) -> Statistics:
+        """Caption a shard and write its part and then its statistics.
+
+        A shard that is done already, because what counts them lost its result, is left as it is.
+
+        A photo that ends the process that reads it (decoders have such bugs) would end every worker
+        in turn. So attempts are counted, and after some of them a photo is first read in a process
+        of its own; where that ends, the photo's row says so.
+
+        Raises:
+            CaptionerError: The output cannot be written, or each of many attempts ended its worker.
+        """
+        import torch
+
+        started = time.monotonic()
+        rows = self.plan.rows(shard)
+        digest = rows_digest(rows)
+        done = verified(self.output, shard, digest, self.job)
+        if done is not None:
+            return done
+        attempt = int(self.output.read(attempts_name(shard)) or 0) + 1
+        if attempt > MAX_ATTEMPTS:
+            raise CaptionerError(
+                f"shard {shard} ({rows[0][1]} to {rows[-1][1]}) ended {MAX_ATTEMPTS} worker "
+                "processes; where memory is short use fewer --workers, or a smaller --batch-size "
+                "with another --output"
+            )
+        self.output.write(attempts_name(shard), str(attempt).encode())
+        self.careful = attempt > CAREFUL_AFTER
+        torch.manual_seed(shard)  # for hard attention that samples
+        photos = _tar_photos(rows) if self.job.tars else _photos(rows, self.job.batch_size)
+        written: list[dict[str, Any]] = []
+        while batch := list(islice(photos, self.job.batch_size)):
+            written += self._caption(batch)
+        part = _parquet(written, maps=self.job.maps)
+        failed = [(row["path"], row["error"]) for row in written if row["error"] is not None]
+        statistics = Statistics(
+            shard=shard,
+            rows=digest,
+            settings=self.job.settings,
+            photos=len(written),
+            errors=len(failed),
+            sha256=hashlib.sha256(part).hexdigest(),
+            bytes=len(part),
+            seconds=round(time.monotonic() - started, 3),
+            examples=failed[:MAX_EXAMPLES],
+        )
+        self.output.write(part_name(shard), part)
+        content = json.dumps(asdict(statistics), ensure_ascii=False)
+        self.output.write(statistics_name(shard), content.encode())
+        self.output.remove(attempts_name(shard))
+        return statistics
+
+    def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:
+        """Return the output rows of a batch, in its order."""
+        from captioner.runtime.parallel import prefetch
+
+        rows = [_row(photo) for photo in batch]
+        inputs = []
+        read = prefetch(self._read, batch, self.captioner.device)
+        for row, image in zip(rows, read, strict=True):
+            if isinstance(image, ImageError):
+                row["error"] = _text(str(image))
+            else:
+                inputs.append((row, image))
+        captions = self.captioner.caption_batch([image for _, image in inputs], **self.job.search)
+        for (row, _), caption in zip(inputs, captions, strict=True):
+            row.update(_columns(caption, maps=self.job.maps))
+        return rows
+
+    def _read(self, photo: _Photo) -> Any:
+        """Return the network's input of a photo, or why there is none."""
+        from captioner.data.transforms import open_image
+
+        try:
+            if isinstance(photo.content, ImageError):
+                raise photo.content
+            content = photo.path if photo.content is None else photo.content
+            if self.careful:
+                _try_to_read(content)
+            return self.captioner.transform(open_image(content))
+        except ImageError as error:
+            return error
+
+
+def _try_to_read(content: str | bytes) -> None:
+    """Read a photo in another process.
+
+    Raises:
+        ImageError: A signal ended that process, or its time was up.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=_read_alone, args=(content,))
+    process.start()
+    process.join(_TRIAL_S)
+    code = process.exitcode
+    process.kill()
+    if code is None or code < 0:
+        how = f"takes more than {_TRIAL_S:.0f} s" if code is None else f"ends in signal {-code}"
+        raise ImageError(f"reading it {how}")
+
+
+def _read_alone(content: str | bytes) -> None:
+    from captioner.data.transforms import open_image
+
+    with contextlib.suppress(ImageError):
+        open_image(content)
+
+
+@dataclass(frozen=True)
+class _Photo:
+    """A photo: its content where that was read already, else None, or why it cannot be read."""
+
+    identity: str
+    path: str
+    content: bytes | ImageError | None = None
+
+
+def _photos(rows: Iterable[Row], batch_size: int) -> Iterator[_Photo]:
+    """Yield photos; those behind URLs are read a batch at a time, at the same time."""
+    rows = iter(rows)
+    while batch := list(islice(rows, batch_size)):
+        contents = fetch(path for _, path in batch if is_url(path))
+        for identity, path in batch:
+            content = contents.get(path)
+            yield _Photo(identity, path, _refused(content) if path in contents else None)
+
+
+def _refused(content: bytes | Exception | None) -> bytes | ImageError | None:
+    """Return the content, or the sentence for one that cannot be read."""
+    if isinstance(content, FileNotFoundError):
+        return ImageError("no such file")
+    if isinstance(content, Exception):
+        return ImageError(f"cannot be read ({content or type(content).__name__})")
+    if content is not None and len(content) > MAX_FILE_BYTES:
+        return ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return content or ImageError("the file is empty")
+
+
+def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
+    """Yield the photos of tar files, read from their beginning to their end.
+
+    As WebDataset has it, the id of `folder/key.jpg` is `folder/key`. A tar file that cannot be read
+    to its end is a photo with that error, after those before.
+    """
+    from captioner.data.transforms import IMAGE_SUFFIXES
+
+    for _, path in rows:
+        try:
+            system, name = file_system(path)
+            with system.open(name, "rb") as file, tarfile.open(fileobj=file, mode="r|*") as members:
+                for member in members:
+                    folder, base = posixpath.split(member.name)
+                    key, _, extension = base.partition(".")
+                    suffix = posixpath.splitext(base)[1].lower()
+                    if not (member.isfile() and key and extension and suffix in IMAGE_SUFFIXES):
+                        continue
+                    content: bytes | ImageError
+                    if member.size > MAX_FILE_BYTES:
+                        content = ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+                    else:
+                        stream = members.extractfile(member)
+                        content = (stream.read() if stream else b"") or _EMPTY
+                    identity = posixpath.join(folder, key)
+                    yield _Photo(identity, f"{path}::{member.name}", content)
+                    members.members = []  # type: ignore[attr-defined]  # keep no names
+        except (OSError, tarfile.TarError, EOFError) as error:
+            reason = ImageError(f"the tar file cannot be read to its end ({error})")
+            yield _Photo(path, path, reason)
+
+
+_EMPTY = ImageError("the file is empty")
+
+
+def _row(photo: _Photo) -> dict[str, Any]:
+    empty = dict.fromkeys(("caption", "confidence", "log_prob", "words", "error", "maps", "shape"))
+    return {"id": _text(photo.identity), "path": _text(photo.path), **empty}
+
+
+def _text(text: str) -> str:
+    """Return a text without bytes that are not UTF-8, which paths on Linux may hold."""
+    return os.fsencode(text).decode(errors="backslashreplace")
+
+
+def _columns(caption: Caption, *, maps: bool) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        "caption": caption.text,
+        "confidence": caption.confidence,
+        "log_prob": float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0),
+        "words": caption.words,
+    }
+    if maps:
+        columns["maps"] = caption.maps.astype("float16").ravel()
+        columns["shape"] = list(caption.maps.shape)
+    return columns
+
+
+def _parquet(rows: list[dict[str, Any]], *, maps: bool) -> bytes:
+    """Return the part with these rows; the same rows give the same bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: list[tuple[str, pa.DataType]] = [
+        ("id", pa.string()),
+        ("path", pa.string()),
+        ("caption", pa.string()),
+        ("confidence", pa.float64()),
+        ("log_prob", pa.float64()),
+        ("words", pa.list_(pa.string())),
+        ("error", pa.string()),
+    ]
+    if maps:  # flat, with the shape [words, rows, columns] beside: nested lists are slow to read
+        columns += [("maps", pa.list_(pa.float16())), ("shape", pa.list_(pa.int32()))]
+    schema = pa.schema(columns)
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")
+    return file.getvalue()

@@ -1,0 +1,167 @@
+"""`captioner batch`: caption a whole collection, on this machine or a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from captioner.cli import (
+    MAX_WORDS,
+    CommandParser,
+    add_model_options,
+    chosen_model,
+    printable,
+    report,
+    run_command,
+    show,
+    whole_number,
+    whole_number_up_to,
+)
+from captioner.errors import CaptionerError
+
+if TYPE_CHECKING:
+    from captioner.batch.shard import Job, Statistics
+
+SHARD_SIZE = 1000
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.ray_address and arguments.engine != "ray":
+        parser.error("argument --ray-address: needs --engine ray")
+    return run_command(lambda: _run(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="captioner batch",
+        description="Caption a whole collection into Parquet files. The same command again goes on "
+        "where a run ended, however it ended. Exit code: 0 all done, 1 some photos failed, 2 "
+        "nothing could be done.",
+    )
+    parser.add_argument(
+        "input",
+        metavar="INPUT",
+        help="a folder (with the folders in it), a text file with a photo a line, a CSV, TSV or "
+        "Parquet file with the column path or image and, if you like, id, or WebDataset shards "
+        "such as 'shards/{000..099}.tar'; paths, or URLs that fsspec understands",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="folder or URL for parts/*.parquet and summary.json",
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--max-words",
+        type=whole_number_up_to(MAX_WORDS),
+        metavar="N",
+        help="longest caption (default: the model's)",
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="P",
+        help="rank captions by log-probability / length ** P (default: the model's)",
+    )
+    parser.add_argument(
+        "--maps", action="store_true", help="also write the attention maps, as float16"
+    )
+    work = parser.add_argument_group("distribution of the work")
+    work.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="processes on this machine, or Ray Data (default: local)",
+    )
+    work.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="of a Ray cluster, such as auto or ray://host:10001 (default: Ray on this machine)",
+    )
+    work.add_argument(
+        "--workers",
+        type=whole_number_up_to(100_000),
+        metavar="N",
+        help="processes, each with the model and one thread or GPU (default: one for each core or "
+        "GPU that is free)",
+    )
+    work.add_argument(
+        "--batch-size",
+        type=whole_number_up_to(4096),
+        default=16,
+        metavar="N",
+        help="photos that the model sees at once (default: 16)",
+    )
+    work.add_argument(
+        "--shard-size",
+        type=whole_number,
+        default=SHARD_SIZE,
+        metavar="N",
+        help="photos in a part of the output, which is what is done again after a failure; of "
+        f"WebDataset shards each is a part (default: {SHARD_SIZE})",
+    )
+    work.add_argument(
+        "--retry-errors", action="store_true", help="do parts again that have photos that failed"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but failures")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        import braceexpand  # noqa: F401
+        import pyarrow.parquet  # noqa: F401
+
+        from captioner.batch.inputs import Source
+        from captioner.batch.run import run_batch
+        from captioner.batch.shard import Job
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("captioner", "torch"):
+            raise
+        raise CaptionerError(
+            f"batch needs {error.name}, which is not installed; install captioner with its extra "
+            "[batch], as in: pip install '.[batch]'"
+        ) from None
+
+    search = {
+        name: getattr(arguments, name)
+        for name in ("beam_size", "max_words", "length_penalty")
+        if getattr(arguments, name) is not None
+    }
+    job = Job(
+        output=arguments.output,
+        model=chosen_model(arguments),
+        device=arguments.device,
+        precision=arguments.precision,
+        search=search,
+        batch_size=arguments.batch_size,
+        maps=arguments.maps,
+        retry_errors=arguments.retry_errors,
+    )
+    totals = run_batch(
+        Source(arguments.input),
+        job,
+        lambda job, shards: _engine(job, shards, arguments),
+        shard_size=arguments.shard_size,
+        report=report,
+        quiet=arguments.quiet,
+    )
+    if not arguments.quiet:
+        show(f"{totals.photos} photos, {totals.errors} failed: {printable(arguments.output)}/parts")
+    if not totals.errors:
+        return 0
+    return 1 if totals.errors < totals.photos else 2
+
+
+def _engine(job: Job, shards: Sequence[int], arguments: argparse.Namespace) -> Iterator[Statistics]:
+    if arguments.engine == "ray":
+        from captioner.batch.ray_engine import run_ray
+
+        return run_ray(job, shards, arguments.workers, arguments.ray_address)
+    from captioner.batch.local import default_workers, run_local
+
+    return run_local(job, shards, arguments.workers or default_workers(arguments.device))
