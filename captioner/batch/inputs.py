@@ -7,7 +7,7 @@ import io
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from captioner.batch.storage import file_system, is_url
 from captioner.errors import DataError
@@ -102,8 +102,8 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]
 
 def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the photos of a text file with a path or URL a line."""
-    with system.open(path, "rb") as file:
-        for line in io.TextIOWrapper(file, encoding="utf-8-sig"):
+    with system.open(path, "rb") as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
+        for line in lines:
             photo = line.rstrip("\r\n")
             if photo.strip():
                 yield photo, _beside(name, photo)
@@ -111,8 +111,10 @@ def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the photos of a CSV or TSV file with a header."""
-    with system.open(path, "rb") as file:
-        text: IO[str] = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    with (
+        system.open(path, "rb") as file,
+        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+    ):
         delimiter = "\t" if path.lower().endswith(".tsv") else ","
         try:
             rows = csv.DictReader(text, delimiter=delimiter)

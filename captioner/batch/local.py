@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
-from captioner.batch.shard import Job, ShardWorker, Statistics
+from captioner.batch.shard import Job, ShardWorker, Statistics, worker_context
 from captioner.errors import CaptionerError
 
 MAX_DEATHS = 10  # of workers in a row before any has a shard; then something is wrong with all
@@ -46,11 +45,7 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
         CaptionerError: The output cannot be written, the model not be loaded, or workers die again
             and again.
     """
-    # A server that has imported torch forks the workers: a new one is there in a moment.
-    method = "forkserver" if sys.platform != "win32" else "spawn"
-    context: Any = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["captioner.captioner", "captioner.batch.shard"])
+    context = worker_context()
     todo = deque(shards)
     deaths = 0
     running: dict[Connection, _Worker] = {}

@@ -61,7 +61,9 @@ def write_plan(source: Source, shard_size: int, output: Folder) -> Plan:
         content, name = io.BytesIO(), _file(len(digests))
         with pq.ParquetWriter(content, schema) as writer:
             for shard in chain([first], islice(shards, SHARDS_A_FILE - 1)):
-                columns = [[os.fsencode(text) for text in texts] for texts in zip(*shard, strict=True)]
+                columns = [
+                    [os.fsencode(text) for text in texts] for texts in zip(*shard, strict=True)
+                ]
                 writer.write_table(pa.table(columns, schema=schema), row_group_size=len(shard))
                 digests.append(rows_digest(shard))
                 rows += len(shard)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from captioner.batch.local import default_workers
 from captioner.batch.shard import Job, ShardWorker, Statistics
 from captioner.errors import CaptionerError
 
@@ -43,6 +44,7 @@ def run_ray(
         CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
             `run_local`.
     """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when ray is imported
     try:
         import ray
         import ray.data
@@ -57,9 +59,9 @@ def run_ray(
         gpus = job.device.startswith("cuda") or (
             job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1
         )
-        size = min(_affordable(ray, workers, "GPU" if gpus else "CPU"), len(shards))
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
+        size = min(_affordable(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False
         # One block a shard: what a dead actor had is little, and goes to the others.
         found = ray.data.from_items(
             [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
@@ -86,15 +88,15 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
     """Be connected to Ray."""
     import ray
 
-    options: dict[str, Any] = {"include_dashboard": False}
+    options: dict[str, Any] = {}
     if address is None:
-        options["num_cpus"] = workers or len(os.sched_getaffinity(0))
+        options = {"include_dashboard": False, "num_cpus": workers or default_workers("cpu")}
     try:
         ray.init(
             address=address or "local",
             log_to_driver=False,
             logging_level=logging.ERROR,
-            **(options if address is None else {}),
+            **options,
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise CaptionerError(f"Ray at {address or 'this machine'}: {error}") from None
@@ -104,20 +106,21 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _affordable(ray: Any, workers: int | None, kind: str) -> int:
-    """Return how many actors to start, each with one CPU or GPU.
+def _affordable(ray: Any, workers: int | None, kinds: list[str]) -> int:
+    """Return how many actors to start, each with one of each kind of resource.
 
     Actors that find no place would wait forever, without a word.
 
     Raises:
         CaptionerError: There is no room for so many.
     """
-    free = int(ray.available_resources().get(kind, 0))
-    all_of_them = int(ray.cluster_resources().get(kind, 0))
-    wanted = workers or max(free, 1)
-    if wanted > free:
-        raise CaptionerError(
-            f"{wanted} workers need {wanted} {kind}s, and of the Ray cluster's {all_of_them} "
-            f"{kind}s {free} are free; use fewer --workers, or add nodes"
-        )
+    free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
+    wanted = workers or max(min(free.values()), 1)
+    for kind in kinds:
+        if wanted > free[kind]:
+            there = int(ray.cluster_resources().get(kind, 0))
+            raise CaptionerError(
+                f"{wanted} workers need {wanted} {kind}s, but of the Ray cluster's {there} only "
+                f"{free[kind]} are free; use fewer --workers, or add nodes"
+            )
     return wanted

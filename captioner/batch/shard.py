@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import posixpath
+import sys
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
@@ -84,6 +85,18 @@ class Statistics:
     bytes: int
     seconds: float
     examples: list[tuple[str, str]]
+
+
+def worker_context() -> Any:
+    """Return the multiprocessing context of workers.
+
+    A server that has imported torch forks them: a new one is there in a moment.
+    """
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["timm", "captioner.captioner", "captioner.batch.shard"])
+    return context
 
 
 def part_name(shard: int) -> str:
@@ -244,7 +257,7 @@ def _try_to_read(content: str | bytes) -> None:
     Raises:
         ImageError: A signal ended that process, or its time was up.
     """
-    process = multiprocessing.get_context("spawn").Process(target=_read_alone, args=(content,))
+    process = worker_context().Process(target=_read_alone, args=(content,))
     process.start()
     process.join(_TRIAL_S)
     code = process.exitcode

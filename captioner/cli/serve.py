@@ -18,13 +18,18 @@ from captioner.cli import (
     run_command,
     show,
     whole_number,
+    whole_number_up_to,
 )
 from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
     from captioner.captioner import Captioner
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
+_STARTUP_S = 120  # for a replica to load its models, on a machine that is busy
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,6 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_device_options(parser)
     parser.add_argument(
+        "--workers",
+        type=whole_number_up_to(64),
+        default=1,
+        metavar="N",
+        help="replicas of the server behind the one port, each a process with the models and its "
+        "share of the cores; one that dies is replaced (default: 1)",
+    )
+    parser.add_argument(
         "--max-requests",
         type=whole_number,
         default=128,
@@ -109,19 +122,10 @@ def _origin(text: str) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
-        from captioner.runtime.parallel import shared_cores
-        from captioner.serving.app import create_app
-        from captioner.serving.connections import (
-            BACKLOG,
-            Connections,
-            LimitedProtocol,
-            connection_limit,
-            limit_logs,
-        )
-        from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
-        from captioner.serving.service import Limits
+        from captioner.serving import app  # noqa: F401
+        from captioner.serving.security import is_loopback
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("captioner", "torch"):
             raise
@@ -130,8 +134,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "[serve], as in: pip install '.[serve]'"
         ) from None
 
-    loopback = is_loopback(arguments.host)
-    if not loopback and not arguments.token:
+    if not is_loopback(arguments.host) and not arguments.token:
         raise CaptionerError(
             f"other machines can reach {arguments.host or 'every address'}, so give a token with "
             f"--token or in {TOKEN_VARIABLE}, or listen at 127.0.0.1"
@@ -140,45 +143,35 @@ def _run(arguments: argparse.Namespace) -> int:
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
     listening = _socket(arguments.host, arguments.port)
-    models = _models(arguments)
-    limit_logs()
+    models = _models(arguments)  # where there are several replicas, to say what is wrong only once
+    host, port = listening.getsockname()[:2]
+    address = f"http://{_url_host(host)}:{port}"
+    if arguments.workers > 1:
+        _serve_replicas(arguments, listening, address)
+        return 0
+    return _serve(arguments, listening, address, models)
+
+
+def _serve(
+    arguments: argparse.Namespace,
+    listening: socket.socket,
+    address: str,
+    models: dict[str, Captioner],
+) -> int:
+    """Serve in this process until a signal ends it."""
+    import uvicorn
+
+    from captioner.runtime.parallel import shared_cores
+
     with shared_cores(next(iter(models.values())).device) as passes:
-        app = create_app(
-            models,
-            token=arguments.token,
-            limits=Limits(
-                max_bytes=arguments.max_megabytes * 10**6,
-                max_pixels=arguments.max_megapixels * 10**6,
-                max_requests=arguments.max_requests,
-                deadline_s=arguments.deadline,
-                passes=passes,
-            ),
-            allowed_hosts=[*LOOPBACK_HOSTS, _url_host(arguments.host)] if loopback else ["*"],
-            allowed_origins=arguments.allow_origin,
-        )
-        host, port = listening.getsockname()[:2]
+        app = _app(arguments, models, passes)
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
-                show(f"captioner listens at http://{_url_host(host)}:{port}")
+                show(f"captioner listens at {address}")
 
-        protocol: Any = partial(LimitedProtocol, limits=Connections(connection_limit()))
-        server = Server(
-            uvicorn.Config(
-                app,
-                http=protocol,
-                ws="none",
-                backlog=BACKLOG,
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                # Requests that have arrived are answered by then; unfinished uploads may be cut.
-                timeout_graceful_shutdown=arguments.deadline + 5,
-            )
-        )
+        server = Server(_config(arguments, app))
         # uvicorn drains on these signals and then sends them to itself again: no accident.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
@@ -189,6 +182,83 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+def _serve_replicas(arguments: argparse.Namespace, listening: socket.socket, address: str) -> None:
+    """Serve in several processes until a signal ends them; uvicorn replaces those that die.
+
+    They share the socket: the kernel gives each connection to a replica that waits for one.
+    """
+    from uvicorn.supervisors import Multiprocess
+
+    class Replicas(Multiprocess):
+        def init_processes(self) -> None:
+            super().init_processes()
+            if any(process.wait_until_ready(_STARTUP_S) for process in self.processes):
+                show(f"captioner listens at {address}")
+
+    config = _config(arguments, partial(_replica, arguments), factory=True)
+    Replicas(config, sockets=[listening]).run()
+
+
+def _replica(arguments: argparse.Namespace) -> FastAPI:
+    """Return the application of one of several replicas, in its process."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // arguments.workers))
+    return _app(arguments, _models(arguments), passes=1)
+
+
+def _app(arguments: argparse.Namespace, models: dict[str, Captioner], passes: int) -> FastAPI:
+    from captioner.serving.app import create_app
+    from captioner.serving.connections import limit_logs
+    from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
+    from captioner.serving.service import Limits
+
+    limit_logs()
+    hosts = [*LOOPBACK_HOSTS, _url_host(arguments.host)] if is_loopback(arguments.host) else ["*"]
+    return create_app(
+        models,
+        token=arguments.token,
+        limits=Limits(
+            max_bytes=arguments.max_megabytes * 10**6,
+            max_pixels=arguments.max_megapixels * 10**6,
+            max_requests=arguments.max_requests,
+            deadline_s=arguments.deadline,
+            passes=passes,
+        ),
+        allowed_hosts=hosts,
+        allowed_origins=arguments.allow_origin,
+    )
+
+
+def _config(arguments: argparse.Namespace, app: Any, *, factory: bool = False) -> uvicorn.Config:
+    import uvicorn
+
+    from captioner.serving.connections import (
+        BACKLOG,
+        Connections,
+        LimitedProtocol,
+        connection_limit,
+    )
+
+    protocol: Any = partial(LimitedProtocol, limits=Connections(connection_limit()))
+    return uvicorn.Config(
+        app,
+        factory=factory,
+        workers=arguments.workers,
+        timeout_worker_healthcheck=_STARTUP_S,
+        http=protocol,
+        ws="none",
+        backlog=BACKLOG,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        # Requests that have arrived are answered by then; unfinished uploads may be cut.
+        timeout_graceful_shutdown=arguments.deadline + 5,
+    )
 
 
 def _url_host(host: str) -> str:

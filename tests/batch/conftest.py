@@ -1,0 +1,68 @@
+"""A small collection, and the command on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+PHOTOS = 60
+
+
+@pytest.fixture(scope="session")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos in two folders, and one file that is none: `b/broken.jpg`."""
+    folder = tmp_path_factory.mktemp("collection")
+    for number in range(PHOTOS):
+        path = folder / "ab"[number % 2] / f"{number:03d}.png"
+        path.parent.mkdir(exist_ok=True)
+        tiny.photo(number)[0].save(path)
+    (folder / "b" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
+    (folder / "b" / "notes.txt").write_text("not a photo")
+    (folder / ".hidden.png").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def batch(tiny_model: Path) -> Callable[..., int]:
+    """Run `captioner batch` in this process, with two workers and shards of ten photos."""
+    from captioner.cli.batch import main
+
+    def run(source: object, output: object, *options: object) -> int:
+        arguments = [source, "--output", output, "--checkpoint", tiny_model, "--device", "cpu"]
+        arguments += ["--workers", 2, "--shard-size", 10, *options]
+        return main([str(argument) for argument in arguments])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    collection: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The output of a run of the collection that nothing disturbed."""
+    from captioner.cli.batch import main
+
+    output = tmp_path_factory.mktemp("undisturbed")
+    options = ["--checkpoint", str(tiny_model), "--device", "cpu", "--workers", "2"]
+    options += ["--shard-size", "10", "--maps"]
+    assert main([str(collection), "--output", str(output), *options]) == 1
+    return output
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    """All rows of an output, in order."""
+    return [
+        row
+        for part in sorted((output / "parts").iterdir())
+        for row in pq.read_table(part).to_pylist()
+    ]
+
+
+def parts(output: Path) -> dict[str, bytes]:
+    """The bytes of each part."""
+    return {part.name: part.read_bytes() for part in (output / "parts").iterdir()}

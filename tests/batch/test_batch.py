@@ -1,0 +1,290 @@
+"""`captioner batch` on this machine: complete, once, the same again, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import tiny
+from conftest import PHOTOS, parts, rows
+from programs import Programs
+from test_inputs import png, write_tar
+
+from captioner import Captioner
+
+Batch = Callable[..., int]
+
+
+def test_rows_are_what_the_captioner_gives(
+    collection: Path, undisturbed: Path, tiny_model: Path
+) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    found = rows(undisturbed)
+    assert [row["path"] for row in found if row["error"] is None] == [
+        str(path) for path in sorted(collection.glob("?/*.png"))
+    ]
+    assert len({row["caption"] for row in found}) > 5
+    for row in found[:12]:
+        caption = captioner.caption(row["path"])
+        assert (row["caption"], row["words"]) == (caption.text, caption.words)
+        assert row["id"] == os.path.relpath(row["path"], collection)
+        total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0)
+        assert row["log_prob"] == pytest.approx(total, abs=1e-4)
+        maps = np.array(row["maps"]).reshape(row["shape"])
+        np.testing.assert_allclose(maps, caption.maps, atol=1e-3)
+
+
+def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path, collection: Path) -> None:
+    (bad,) = (row for row in rows(undisturbed) if row["error"] is not None)
+    assert bad["id"] == "b/broken.jpg"
+    assert "not a photo" in bad["error"]
+    assert bad["caption"] is bad["words"] is bad["log_prob"] is bad["maps"] is None
+    summary = json.loads((undisturbed / "summary.json").read_bytes())
+    assert (summary["photos"], summary["errors"], summary["shards"]) == (PHOTOS + 1, 1, 7)
+
+
+def test_a_second_run_does_only_what_does_not_verify(
+    batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    assert batch(collection, output) == 1
+    assert "b/broken.jpg: " in capsys.readouterr().err
+    before = parts(output)
+    times = {name: (output / "parts" / name).stat().st_mtime_ns for name in before}
+    (output / "parts/000001.parquet").write_bytes(before["000001.parquet"][:-1] + b"?")
+    (output / "statistics/000002.json").write_bytes(b'{"shard": 2, "ro')
+    (output / "parts/000003.parquet").unlink()
+    assert batch(collection, output) == 1
+    told = capsys.readouterr().err
+    assert "4 of 7 shards were done before" in told
+    assert "b/broken.jpg: " in told  # as in the first run: it still failed
+    assert parts(output) == before
+    changed = {n for n in before if (output / "parts" / n).stat().st_mtime_ns != times[n]}
+    assert changed == {"000001.parquet", "000002.parquet", "000003.parquet"}
+
+
+def test_another_input_in_the_same_output_does_the_shards_that_differ(
+    batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = [str(path) for path in sorted(collection.glob("a/*.png"))]
+    file, output = tmp_path / "photos.txt", tmp_path / "out"
+    file.write_text("\n".join(photos))
+    assert batch(file, output) == 0
+    file.write_text("\n".join(photos[:15]))
+    assert batch(file, output) == 0
+    assert "1 of 2 shards were done before" in capsys.readouterr().err
+    assert [row["path"] for row in rows(output)] == photos[:15]
+
+
+def test_other_settings_are_refused_by_name(
+    batch: Batch, collection: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = parts(undisturbed)
+    assert batch(collection, undisturbed, "--maps", "--beam-size", 2) == 2
+    told = capsys.readouterr().err
+    assert "beam_size None, not 2" in told
+    assert "--output" in told
+    assert parts(undisturbed) == before
+
+
+def test_retry_errors_does_shards_with_failures_again(
+    batch: Batch, collection: Path, tmp_path: Path
+) -> None:
+    photo, file = tmp_path / "late.png", tmp_path / "photos.txt"
+    file.write_text(f"{photo}\n{collection / 'a/000.png'}")
+    assert batch(file, tmp_path / "out") == 1
+    photo.write_bytes(png(3))
+    assert batch(file, tmp_path / "out") == 1
+    assert batch(file, tmp_path / "out", "--retry-errors") == 0
+    assert all(row["caption"] for row in rows(tmp_path / "out"))
+
+
+def test_where_every_photo_fails_nothing_was_done(batch: Batch, tmp_path: Path) -> None:
+    (tmp_path / "photos.txt").write_text("none.jpg\n.\n")
+    assert batch(tmp_path / "photos.txt", tmp_path / "out") == 2
+    assert [row["error"] for row in rows(tmp_path / "out")] == [
+        "no such file",
+        "is a folder, not a photo",
+    ]
+
+
+def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
+    for number in range(2):
+        members = {f"{number}{n}.png": png(10 * number + n) for n in range(5)}
+        write_tar(tmp_path / f"{number}.tar", {**members, f"{number}0.txt": b"a caption"})
+    assert batch(tmp_path / "{0..1}.tar", tmp_path / "out") == 0
+    found = rows(tmp_path / "out")
+    assert [row["id"] for row in found] == [f"{n:02d}" for n in [*range(5), *range(10, 15)]]
+    assert all(row["caption"] for row in found)
+
+
+def test_input_and_output_may_be_urls(tiny_model: Path, collection: Path, tmp_path: Path) -> None:
+    """In one process, because no other sees this one's memory."""
+    from captioner.batch.inputs import Source
+    from captioner.batch.run import run_batch
+    from captioner.batch.shard import Job, ShardWorker
+
+    system = fsspec.filesystem("memory")
+    for number in range(12):
+        system.pipe(f"/far/{number:02d}[1].png", png(number))
+    system.pipe("/far/12.png", b"")
+
+    def engine(job: Job, shards: object) -> object:
+        return map(ShardWorker(job).run, shards)  # type: ignore[call-overload]
+
+    job = Job("memory://out", tiny_model, device="cpu")
+    told: list[str] = []
+    totals = run_batch(Source("memory://far"), job, engine, shard_size=5, report=told.append)  # type: ignore[arg-type]
+    assert (totals.photos, totals.errors, totals.shards) == (13, 1, 3)
+    assert any("12.png: " in line and "empty" in line for line in told)
+    assert system.exists("/out/parts/000002.parquet")
+    again = run_batch(Source("memory://far"), job, None, shard_size=5, report=told.append)  # type: ignore[arg-type]
+    assert again == totals
+
+
+def test_killed_workers_lose_nothing_and_do_nothing_twice(
+    batch: Batch, collection: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    killed = 0
+    over = threading.Event()
+
+    def kill() -> None:
+        nonlocal killed
+        while not over.wait(0.7):
+            for process in multiprocessing.active_children()[:1]:
+                os.kill(process.pid or 0, signal.SIGKILL)
+                killed += 1
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        assert batch(collection, tmp_path / "out", "--maps") == 1
+    finally:
+        over.set()
+        killer.join()
+    assert killed
+    assert parts(tmp_path / "out") == parts(undisturbed)
+
+
+def test_a_killed_run_is_finished_by_the_next(
+    programs: Programs, collection: Path, undisturbed: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    command = ["captioner", "batch", collection, "--output", output, "--checkpoint", tiny_model]
+    command += ["--device", "cpu", "--workers", 2, "--shard-size", 10, "--maps"]
+    first = programs.start(*command)
+    first.wait_until(lambda: (output / "statistics").exists() or first.poll() is not None)
+    assert first.poll() is None
+    os.kill(first.pid, signal.SIGKILL)  # the first process alone: its workers end by themselves
+    first.wait()
+    second = programs.run(*command)
+    assert second.code == 1, second
+    assert "shards were done before" in second.stderr
+    assert parts(output) == parts(undisturbed)
+    assert not list((output / "attempts").iterdir())
+
+
+POISON = """
+import os, PIL.Image
+opened = PIL.Image.open
+def open(file, *arguments, **options):
+    if file.read(6) == b"POISON":
+        os.abort()
+    file.seek(0)
+    return opened(file, *arguments, **options)
+PIL.Image.open = open
+"""
+
+
+def test_a_photo_that_ends_its_reader_costs_its_row_alone(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python/sitecustomize.py").write_text(POISON)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(4):
+        (photos / f"{number}.png").write_bytes(png(number))
+    (photos / "2.png").write_bytes(b"POISON")
+    outcome = programs.run(
+        *("captioner", "batch", photos, "--output", tmp_path / "out", "--checkpoint", tiny_model),
+        *("--device", "cpu", "--workers", 1),
+        PYTHONPATH=str(tmp_path / "python"),
+    )
+    assert outcome.code == 1, outcome
+    errors = [row["error"] for row in rows(tmp_path / "out")]
+    assert errors == [None, None, "reading it ends in signal 6", None]
+
+
+def test_one_run_at_a_time_writes_to_a_folder(
+    batch: Batch, collection: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from captioner.files import locked
+
+    with locked(undisturbed / ".lock", wait=False):
+        assert batch(collection, undisturbed, "--maps") == 2
+    assert "another run writes there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "fact"),
+    [
+        ("none", (), "none: cannot be read (no such file"),
+        (".", (), "holds no photos"),
+        ("x.foo://a", (), "x.foo"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    batch: Batch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    options: tuple[object, ...],
+    fact: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert batch(source, tmp_path / "out", *options) == 2
+    told = capsys.readouterr().err
+    assert fact in told
+    assert told.startswith("error: ")
+    assert len(told.splitlines()) == 1
+
+
+def test_a_full_disk_is_one_sentence(
+    batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "parts").write_text("a file, where the workers would make a folder")
+    assert batch(collection, output) == 2
+    told = capsys.readouterr().err
+    assert "parts" in told
+    assert "Traceback" not in told
+
+
+def test_a_run_that_has_ended_leaves_no_process(
+    batch: Batch, collection: Path, tmp_path: Path
+) -> None:
+    assert batch(collection, tmp_path / "out") == 1
+    end = time.monotonic() + 60
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not multiprocessing.active_children()
+
+
+def test_the_same_photo_may_be_listed_twice(batch: Batch, tmp_path: Path) -> None:
+    tiny.photo(1)[0].save(tmp_path / "one.png")
+    (tmp_path / "photos.txt").write_text("one.png\none.png\n")
+    assert batch(tmp_path / "photos.txt", tmp_path / "out") == 0
+    one, two = rows(tmp_path / "out")
+    assert one == two

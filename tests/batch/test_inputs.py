@@ -1,0 +1,139 @@
+"""Which photos a collection holds, whatever form it has and wherever it lies."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from captioner.batch.inputs import Source
+from captioner.batch.shard import _tar_photos
+from captioner.errors import DataError, ImageError
+
+
+def found(name: object) -> list[tuple[str, str]]:
+    return list(Source(str(name)).rows())
+
+
+def test_a_folder_is_read_with_its_folders_by_name_without_what_is_no_photo(
+    collection: Path,
+) -> None:
+    photos = found(collection)
+    expected = [f"{folder}/{n:03d}.png" for folder, first in (("a", 0), ("b", 1)) for n in range(first, 60, 2)]  # fmt: skip
+    assert [identity for identity, _ in photos] == [*expected, "b/broken.jpg"]
+    assert all(path == str(collection / identity) for identity, path in photos)
+
+
+def test_paths_of_a_list_begin_at_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "photos.txt"
+    file.write_text("\ufeffone, two.jpg\r\n\n/far/three.jpg\ns3://bucket/four.jpg", "utf-8")
+    assert found(file) == [
+        ("one, two.jpg", f"{tmp_path}/one, two.jpg"),
+        ("/far/three.jpg", "/far/three.jpg"),
+        ("s3://bucket/four.jpg", "s3://bucket/four.jpg"),
+    ]
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "parquet"])
+def test_a_manifest_names_photos_and_if_it_likes_their_ids(tmp_path: Path, form: str) -> None:
+    file = tmp_path / f"photos.{form}"
+    for columns, expected in (
+        ({"id": ["7", ""], "path": ["a.jpg", "b.jpg"], "x": ["", ""]}, ["7", "b.jpg"]),
+        ({"image": ["a.jpg", "b.jpg"]}, ["a.jpg", "b.jpg"]),
+    ):
+        if form == "parquet":
+            pq.write_table(pa.table(columns), file)
+        else:
+            sign = {"csv": ",", "tsv": "\t"}[form]
+            lines = [list(columns), *zip(*columns.values(), strict=True)]
+            file.write_text("\n".join(sign.join(line) for line in lines))
+        assert found(file) == [
+            (identity, f"{tmp_path}/{path}")
+            for identity, path in zip(expected, ["a.jpg", "b.jpg"], strict=True)
+        ]
+
+
+def test_numbers_may_be_ids_and_several_manifests_are_one(tmp_path: Path) -> None:
+    for number in (2, 1):
+        table = pa.table({"id": [number], "path": [f"/{number}.jpg"]})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    assert found(tmp_path / "*.parquet") == [("1", "/1.jpg"), ("2", "/2.jpg")]
+    assert found(f"{tmp_path}/{{2..1}}.parquet") == [("2", "/2.jpg"), ("1", "/1.jpg")]
+
+
+def test_urls_are_read_as_folders_and_lists_are() -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe("/photos/b/two.JPG", b"2")
+    system.pipe("/photos/one.png", b"1")
+    system.pipe("/photos/list.txt", b"one.png\n")
+    assert found("memory://photos") == [
+        ("one.png", "memory:///photos/one.png"),
+        ("b/two.JPG", "memory:///photos/b/two.JPG"),
+    ]
+    assert found("memory://photos/list.txt") == [("one.png", "memory://photos/one.png")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fact"),
+    [
+        ("none", None, "no such file"),
+        ("a.csv", "photo,id\nx,1\n", "no column path (or image); its columns are photo, id"),
+        ("a.csv", "path,id\nx,1\n,2\n", "a.csv, line 3: has no path"),
+        ("a.parquet", "no parquet", "a.parquet: is no Parquet file"),
+        ("{0..1}.tar", None, "0.tar: no such file"),
+        ("a*.tar", None, "a*.tar: no such file"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: str | None, fact: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as refused:
+        found(tmp_path / name)
+    assert fact in str(refused.value)
+    assert str(tmp_path) in str(refused.value)
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def png(number: int) -> bytes:
+    file = io.BytesIO()
+    tiny.photo(number)[0].save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_webdataset_shard_yields_its_photos_by_key(tmp_path: Path) -> None:
+    tar = tmp_path / "0.tar"
+    write_tar(tar, {"a/1.png": png(1), "a/1.json": b"{}", "2.seg.PNG": png(2), "3.jpg": b""})
+    photos = list(_tar_photos([("0", str(tar))]))
+    assert [(photo.identity, photo.path) for photo in photos] == [
+        ("a/1", f"{tar}::a/1.png"),
+        ("2", f"{tar}::2.seg.PNG"),
+        ("3", f"{tar}::3.jpg"),
+    ]
+    assert [photo.content for photo in photos[:2]] == [png(1), png(2)]
+    assert isinstance(photos[2].content, ImageError)
+
+
+def test_a_shard_that_is_cut_short_gives_the_photos_before_and_an_error(tmp_path: Path) -> None:
+    tar = tmp_path / "0.tar"
+    write_tar(tar, {f"{n}.png": png(n) for n in range(3)})
+    first = 512 + -(-len(png(0)) // 512) * 512
+    tar.write_bytes(tar.read_bytes()[: first + 1000])  # within the second photo
+    *photos, last = _tar_photos([("0", str(tar))])
+    assert [photo.identity for photo in photos] == ["0"]
+    assert last.path == str(tar)
+    assert "cannot be read to its end" in str(last.content)
