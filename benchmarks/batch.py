@@ -1,0 +1,231 @@
+"""Proof and cost of `captioner batch`: many small photos, while workers and the run are killed.
+
+    python -m benchmarks.batch FOLDER [--photos 10000] [--kill-every 3] [--engines local ray]
+    python -m benchmarks.batch FOLDER --rates 3 [--photos 1000]
+
+Draws the photos and a small model into FOLDER. The first run is local and undisturbed. Then, for
+each engine, a run has a worker killed every few seconds and is itself killed once, half-way, and is
+begun again. Rows lost, rows twice and parts that differ from the first run must be 0.
+
+With --rates, instead: photos a second of a plain loop over the photos and of each engine with one
+worker, from its first finished shard to its last, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+from benchmarks.timing import machine
+from captioner import Captioner
+from captioner.data.transforms import open_image
+from captioner.errors import ImageError
+from captioner.types import Caption
+
+SHARD = 100
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--photos", type=int, default=10_000)
+    parser.add_argument("--kill-every", type=float, default=3.0, metavar="S")
+    parser.add_argument("--engines", nargs="+", choices=["local", "ray"], default=["local", "ray"])
+    parser.add_argument("--rates", type=int, metavar="ROUNDS", help="compare rates instead")
+    parser.add_argument("--checkpoint", type=Path, help="instead of a small model")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    photos = draw(folder / "photos", arguments.photos)
+    model = arguments.checkpoint or small_model(folder / "model")
+    command = [sys.executable, "-m", "captioner", "batch", photos, "--checkpoint", model]
+    command += ["--device", "cpu", "--beam-size", "1", "--shard-size", str(SHARD), "--quiet"]
+    print(machine(torch.device("cpu")))
+    if arguments.rates:
+        for _ in range(arguments.rates):
+            rates = {"plain loop": plain_rate(photos, model)}
+            for engine in arguments.engines:
+                output = folder / f"rate_{engine}"
+                run([*command, "--output", output, "--engine", engine, "--workers", "1"])
+                rates[engine] = engine_rate(output)
+            ratios = {name: rate / rates["plain loop"] for name, rate in rates.items()}
+            print({name: f"{rate:.1f}/s, {ratios[name]:.2f}" for name, rate in rates.items()})
+        return 0
+    reference = folder / "undisturbed"
+    begun = time.monotonic()
+    run([*command, "--output", reference])
+    print(f"undisturbed: {time.monotonic() - begun:.0f} s, {figures(reference)}", flush=True)
+    failed = False
+    for engine in arguments.engines:
+        output = folder / f"killed_{engine}"
+        begun = time.monotonic()
+        killed = disturb([*command, "--output", output, "--engine", engine], arguments.kill_every)
+        seconds = time.monotonic() - begun
+        counts = compare(output, reference, photos)
+        failed |= any(counts.values())
+        print(f"{engine}: {seconds:.0f} s, {killed}, {figures(output)}, {counts}", flush=True)
+    return int(failed)
+
+
+def draw(folder: Path, count: int) -> Path:
+    """Write small PNGs of random colours; every thousandth file is no photo."""
+    for number in range(count):
+        path = folder / f"{number // 1000:03d}" / f"{number:06d}.png"
+        if path.exists():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number % 1000 == 999:
+            path.write_bytes(b"no photo")
+            continue
+        pixels = np.random.default_rng(number).integers(0, 255, (4, 6, 3)).astype(np.uint8)
+        Image.fromarray(pixels).resize((48, 32)).save(path)
+    return folder
+
+
+def small_model(folder: Path) -> Path:
+    """Write a model with random weights, as the tests have it."""
+    if not folder.exists():
+        sys.path.append(str(Path(__file__).parents[1] / "tests"))
+        import tiny
+
+        from captioner.checkpoint import save_model
+
+        save_model(folder, *tiny.model(), card="# A small model\n")
+    return folder
+
+
+def run(command: list[Any]) -> None:
+    shutil.rmtree(command[command.index("--output") + 1], ignore_errors=True)
+    ended = subprocess.run(list(map(str, command)), check=False)
+    assert ended.returncode in (0, 1), ended
+
+
+def disturb(command: list[Any], every_s: float) -> Counter[str]:
+    """Kill a random worker every few seconds, and the run once, half-way; begin it again."""
+    output = Path(command[command.index("--output") + 1])
+    shutil.rmtree(output, ignore_errors=True)
+    killed: Counter[str] = Counter()
+    choice = random.Random(1)
+    shards = len(list((output.parent / "undisturbed" / "parts").iterdir()))
+    while True:
+        running = subprocess.Popen(list(map(str, command)))
+        while running.poll() is None:
+            time.sleep(every_s)
+            done = len(list((output / "statistics").glob("*"))) if output.exists() else 0
+            if done >= shards // 2 and not killed["run"]:
+                running.kill()
+                running.wait()
+                killed["run"] += 1
+            elif pids := workers(running.pid):
+                try:
+                    os.kill(choice.choice(pids), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                killed["workers"] += 1
+        if running.returncode in (0, 1):
+            return killed
+        assert running.returncode == -signal.SIGKILL, running.returncode
+
+
+def workers(run_pid: int) -> list[int]:
+    """Return the processes that hold the model: of the local engine, or Ray's actors."""
+    parents: dict[int, int] = {}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (process / "stat").read_text()
+            line = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        pid = int(process.name)
+        parents[pid] = int(stat.rpartition(")")[2].split()[1])
+        if b"ray::MapWorker" in line or b"multiprocessing.forkserver" in line:
+            found.append(pid)
+    # The server that forks the workers has their name, and is the child of the run itself.
+    return [pid for pid in found if run_pid in ancestors(pid, parents) and parents[pid] != run_pid]
+
+
+def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
+    found = set()
+    while pid in parents and pid not in found:
+        found.add(pid)
+        pid = parents[pid]
+    return found
+
+
+def compare(output: Path, reference: Path, photos: Path) -> dict[str, int]:
+    """Count photos without a row, photos with several, and parts that differ."""
+    expected = {str(path) for path in photos.rglob("*.png")}
+    rows = Counter(
+        path
+        for part in (output / "parts").iterdir()
+        for path in pq.read_table(part, columns=["path"])["path"].to_pylist()
+    )
+    names = {part.name for side in (output, reference) for part in (side / "parts").iterdir()}
+
+    def content(side: Path, name: str) -> bytes:
+        part = side / "parts" / name
+        return part.read_bytes() if part.exists() else b""
+
+    return {
+        "lost": len(expected - set(rows)),
+        "twice": sum(count > 1 for count in rows.values()),
+        "parts that differ": sum(content(output, n) != content(reference, n) for n in names),
+    }
+
+
+def plain_rate(photos: Path, model: Path) -> float:
+    """Return the photos a second of a loop that keeps captions in memory, on one thread."""
+    torch.set_num_threads(1)
+    captioner = Captioner.from_pretrained(model, device="cpu")
+    paths = sorted(photos.rglob("*.png"))
+
+    def caption(batch: list[Path]) -> None:
+        inputs = []
+        for path in batch:
+            try:
+                inputs.append(captioner.transform(open_image(path)))
+            except ImageError:
+                continue
+        kept.extend(captioner.caption_batch(inputs, beam_size=1))
+
+    kept: list[Caption] = []
+    caption(paths[:16])
+    begun = time.monotonic()
+    for first in range(16, len(paths), 16):
+        caption(paths[first : first + 16])
+    return (len(paths) - 16) / (time.monotonic() - begun)
+
+
+def engine_rate(output: Path) -> float:
+    """Return the photos a second between the first and the last shard of an output."""
+    times = sorted(path.stat().st_mtime for path in (output / "statistics").iterdir())
+    return SHARD * (len(times) - 1) / (times[-1] - times[0])
+
+
+def figures(output: Path) -> str:
+    """Return the rate within shards, and bytes a photo."""
+    summary = json.loads((output / "summary.json").read_bytes())
+    photos, seconds = summary["photos"], summary["worker_seconds"]
+    return (
+        f"{photos} photos, {summary['errors']} errors, {photos / seconds:.1f} photos a second and "
+        f"worker, {summary['bytes'] / photos:.0f} bytes a photo"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""`captioner batch --engine ray` on a small cluster: the output of the local engine, or a refusal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import parts
+from programs import Programs
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two CPUs."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+def actors() -> list[int]:
+    """The processes of the actors that hold the model."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"ray::MapWorker" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
+    programs: Programs,
+    cluster: str,
+    collection: Path,
+    undisturbed: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "out"
+    running = programs.start(
+        *("captioner", "batch", collection, "--output", output, "--checkpoint", tiny_model),
+        *("--device", "cpu", "--workers", 2, "--shard-size", 10, "--maps"),
+        *("--engine", "ray", "--ray-address", cluster),
+    )
+    done = output / "statistics"
+    running.wait_until(lambda: running.poll() is not None or done.exists())
+    assert running.poll() is None, running.wait()
+    for pid in actors()[:1]:
+        os.kill(pid, signal.SIGKILL)
+    outcome = running.wait()
+    assert outcome.code == 1, outcome
+    assert "b/broken.jpg: " in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert parts(output) == parts(undisturbed)
+
+
+def test_more_workers_than_cpus_are_refused_at_once(
+    programs: Programs, cluster: str, collection: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Ray itself would wait forever for a place."""
+    began = time.monotonic()
+    outcome = programs.run(
+        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", tiny_model),
+        *("--device", "cpu", "--engine", "ray", "--ray-address", cluster, "--workers", 3),
+    )
+    assert "3 workers need 3 CPUs, but of the Ray cluster's 2 only" in outcome.sentence()
+    assert time.monotonic() - began < 60
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(
+    programs: Programs, collection: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    outcome = programs.run(
+        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", tiny_model),
+        *("--engine", "ray", "--ray-address", "127.0.0.1:1"),
+        RAY_gcs_rpc_server_reconnect_timeout_s="2",
+    )
+    assert "127.0.0.1:1" in outcome.sentence()
