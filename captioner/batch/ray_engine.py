@@ -98,7 +98,7 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
             logging_level=logging.ERROR,
             **options,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  Ray raises Exception itself, too
         raise CaptionerError(f"Ray at {address or 'this machine'}: {error}") from None
     try:
         yield

@@ -31,6 +31,7 @@ MAX_EXAMPLES = 3  # of failures, in the statistics of a shard
 CAREFUL_AFTER = 3  # attempts at a shard that ended with their process
 MAX_ATTEMPTS = 10
 _TRIAL_S = 60.0  # for reading one photo
+_PRELOADED = ("pyarrow.parquet", "timm", "captioner.captioner", "captioner.batch.shard")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def worker_context() -> Any:
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["timm", "captioner.captioner", "captioner.batch.shard"])
+    context.set_forkserver_preload([*_PRELOADED])
     return context
 
 
