@@ -4,8 +4,9 @@
     python -m benchmarks.batch FOLDER --rates 3 [--photos 1000]
 
 Draws the photos and a small model into FOLDER. The first run is local and undisturbed. Then, for
-each engine, a run has a worker killed each time that some shards are done (not by the clock: on a busy
-machine none would ever finish one), is itself killed once, half-way, and is begun again. Rows lost, rows twice and parts that differ from the first run must be 0.
+each engine, a run has a worker killed each time that some shards are done (not by the clock: on a
+busy machine none would ever finish one), is itself killed once, half-way, and is begun again. Rows
+lost, rows twice and parts that differ from the first run must be 0.
 
 With --rates, instead: photos a second of a plain loop over the photos and of each engine with one
 worker, from its first finished shard to its last, in turns.
