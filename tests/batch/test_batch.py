@@ -210,6 +210,7 @@ PIL.Image.open = open
 """
 
 
+@pytest.mark.slow
 def test_a_photo_that_ends_its_reader_costs_its_row_alone(
     programs: Programs, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def replicas(server: int) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the replicas in /proc")
 def test_a_replica_killed_under_load_is_replaced_and_the_others_answer(
     programs: Programs, tiny_model: Path, drawn_photos: Path
