@@ -29,7 +29,7 @@ from captioner.generation import (
     score_captions,
     search,
 )
-from captioner.generation.confidence import CALIBRATOR, Calibrator
+from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.models.attention import hard_attention_mode
 from captioner.models.build import CaptionModel, image_transform
 from captioner.runtime.device import choose_device
@@ -278,6 +278,7 @@ class Captioner:
             )
         # The calibrator knows captions of the plain search only.
         calibrator = self.calibrator if diversity is None and constraints is None else None
+        statistics = ImageStatistics.of(grid) if calibrator is not None else []
         results = []
         for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
             image = grid.select(slice(index, index + 1))
@@ -288,7 +289,7 @@ class Captioner:
                 if calibrator is not None:
                     caption = replace(
                         caption,
-                        confidence=calibrator.confidence(hypotheses, place),
+                        confidence=calibrator.confidence(hypotheses, statistics[index], place),
                         confidence_threshold=calibrator.threshold,
                     )
                 if paths:
@@ -297,8 +298,10 @@ class Captioner:
             results.append(captions)
         return results
 
-    def hypotheses(self, images: Iterable[ImageInput], **settings: Any) -> list[list[Hypothesis]]:
-        """Return what the plain search finds for each image, best first; for calibration.
+    def hypotheses(
+        self, images: Iterable[ImageInput], **settings: Any
+    ) -> list[tuple[list[Hypothesis], ImageStatistics]]:
+        """Return what the plain search finds for each image, best first, for calibration.
 
         Args:
             images: A list, generator or other iterable of images.
@@ -308,7 +311,8 @@ class Captioner:
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
-        return search(self.model.decoder, grid, **vars(self._decoding(settings)))
+        found = search(self.model.decoder, grid, **vars(self._decoding(settings)))
+        return list(zip(found, ImageStatistics.of(grid), strict=True))
 
     def sample(
         self,
