@@ -244,8 +244,8 @@ class Caption:
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
         """Plain values for JSON, rounded to six places; the one form of all programs and pages.
 
-        caption, words, log_probs, end_log_prob, beta, confidence; cells and paths of
-        hard attention.
+        caption, words, log_probs, end_log_prob, beta, confidence, and with a calibrator
+        confidence_threshold; cells and paths of hard attention.
         maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
             are several, and "geometry", by which a page lays them on the photo.
         """
@@ -257,6 +257,8 @@ class Caption:
             "beta": None if self.beta is None else _rounded(self.beta),
             "confidence": None if self.confidence is None else round(self.confidence, 6),
         }
+        if self.confidence_threshold is not None:
+            content["confidence_threshold"] = round(self.confidence_threshold, 6)
         for name in ("cells", "paths"):
             if getattr(self, name) is not None:
                 content[name] = getattr(self, name).tolist()

@@ -547,6 +547,7 @@ def test_with_a_calibrator_captions_have_a_confidence(
             assert caption.confidence == pytest.approx(expected, abs=1e-5)
             assert caption.confidence_threshold == 0.4
             assert caption.to_dict()["confidence"] == pytest.approx(expected, abs=1e-5)
+            assert caption.to_dict()["confidence_threshold"] == 0.4
     captioner.save_pretrained(tmp_path / "copy")
     assert Captioner.from_pretrained(tmp_path / "copy", device="cpu").calibrator == calibrator
     (folder / "calibrator.json").write_text("{}")

@@ -114,6 +114,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if len(missing) > NAMED:
         print(f"... and {len(missing) - NAMED} more that are not there", file=sys.stderr)
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
+    if sentence := split.wordless_sentence():
+        print(sentence, file=sys.stderr)
     if split.uncaptioned:
         print(
             f"{len(split.uncaptioned)} photos have no references: they are not scored",

@@ -133,7 +133,7 @@ def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
         make it another run than one that was never interrupted.
     """
     ignored = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
-    ignored |= {"train.checkpoint_every", "data.workers", "data.check_photos"}
+    ignored |= {"train.start_with", "train.checkpoint_every", "data.workers", "data.check_photos"}
     # where the data lies; that it is the same data, the checkpoint knows
     ignored |= {"data.root", "data.file", "data.coco_splits"}
     if bool(old.data.cache) == bool(new.data.cache):
