@@ -454,6 +454,8 @@ class TrainConfig:
         val_photos: Validate on the first so many images (of each source); null takes all.
         checkpoint_every: Steps between checkpoints inside an epoch; 0 saves at its end only.
         log_every: Steps between log entries.
+        calibrate_from: At the end, the calibrator of `best` (the confidence of its captions) is
+            fitted on the validation images where there are at least so many; 0 fits none.
         samples: Validation images whose maps are shown in TensorBoard, and kept in RUN/samples.
     """
 
@@ -471,6 +473,7 @@ class TrainConfig:
     val_photos: PositiveInt | None = None
     checkpoint_every: NonNegativeInt = 200
     log_every: PositiveInt = 20
+    calibrate_from: NonNegativeInt = 100
     samples: NonNegativeInt = 4
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
+from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.faithfulness import (
     AttentionMeasure,
     attention_summary,
@@ -249,7 +250,7 @@ def score_results(
         counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
         if by_objects := scores_by_group(per_image, counts, OBJECTS):
             groups["objects in the photo"] = by_objects
-    further: dict[str, object] = {}
+    further: dict[str, object] = {"bias": bias_counts(texts, references)}
     if captioner.calibrator is not None:
         further["calibration"] = _calibration(captioner, images, captions, scores.per_image)
     return results_of(

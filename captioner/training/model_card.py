@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from captioner.config import Config, to_yaml
+from captioner.evaluation.bias import Counts, bias_table
 
 
 def model_card(
-    config: Config, figures: dict[str, Any], origin: Mapping[str, str] | None = None
+    config: Config,
+    figures: dict[str, Any],
+    origin: Mapping[str, str] | None = None,
+    bias: Counts | None = None,
 ) -> str:
     """Return the card: what the model was trained on and how, and its validation figures.
 
     Args:
         config: The recipe.
-        figures: Of the best validation.
+        figures: Of the best validation; empty before the first.
         origin: By name: versions, threads, revision, and hashes of the data.
+        bias: `bias_counts` of its captions.
     """
     lines = [
         "# A captioner model",
@@ -39,6 +44,15 @@ def model_card(
         ]
     else:
         lines.append("Not validated yet.")
+    if bias:
+        lines += [
+            "",
+            "## People and clothes",
+            "",
+            "Captions of validation photos whose references agree (not said: it has none):",
+            "",
+            *bias_table(bias),
+        ]
     if origin:
         lines += ["", "## Made with", "", "| | |", "| --- | --- |"]
         lines += [f"| {name} | {value} |" for name, value in origin.items()]
