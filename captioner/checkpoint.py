@@ -539,10 +539,25 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
                 "again"
             ) from None
         if digest != expected:
+            if name == CONFIG and _is_settings(folder):
+                raise CheckpointError(
+                    f"{folder / name}: edited, its content does not match {MANIFEST}; undo the "
+                    "edit: settings of the search are options of each command, and captioner "
+                    "export makes a model folder with others"
+                )
             raise CheckpointError(
                 f"{folder / name}: damaged, its content does not match {MANIFEST}; "
                 "fetch the model again or use another checkpoint"
             )
+
+
+def _is_settings(folder: Path) -> bool:
+    """Return whether config.yaml can still be read, as after an edit but rarely after damage."""
+    try:
+        _read_config(folder)
+    except (ConfigError, ValueError, OSError):
+        return False
+    return True
 
 
 def _read_sums(folder: Path) -> dict[str, str]:

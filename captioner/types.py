@@ -191,9 +191,11 @@ class Caption:
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
         if not (1 <= (layer or layers) <= layers and 1 <= (head or heads) <= heads):
+            wrong = f"layer {layer}" if layer and not 1 <= layer <= layers else f"head {head}"
             raise ConfigError(
-                f"this model has {layers} layers of {heads} attention heads; there is no head "
-                f"{head or 'mean'} in layer {layer or layers}"
+                f"there is no {wrong}: this model has {layers} attention "
+                f"{'layer' if layers == 1 else 'layers'} of {heads} "
+                f"{'head' if heads == 1 else 'heads'}; use a smaller number"
             )
         if self.heads is None:
             return self

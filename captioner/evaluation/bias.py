@@ -15,7 +15,8 @@ Counts = dict[str, dict[str, dict[str, int]]]
 
 _GENDERS = {
     "man": "man men boy boys guy guys gentleman gentlemen male males father dad son grandfather",
-    "woman": "woman women girl girls lady ladies female females mother mom mum daughter grandmother",
+    "woman": "woman women girl girls lady ladies female females mother mom mum daughter "
+    "grandmother",
 }
 _AGES = {
     "adult": "man men woman women adult adults lady ladies guy guys gentleman gentlemen father "

@@ -76,11 +76,15 @@ class Evaluation:
         results: The content of `results.json` (docs/evaluation.md).
         captions: By image id, of all images that could be read.
         unreadable: By image id the reason why an image could not be read.
+        missing: Images of the data set that are not there.
+        wordless: References that were left out for want of words, each with its image.
     """
 
     results: dict[str, Any]
     captions: dict[ImageId, Caption]
     unreadable: dict[ImageId, str] = field(default_factory=dict)
+    missing: list[Path] = field(default_factory=list)
+    wordless: list[tuple[Path, str]] = field(default_factory=list)
 
 
 def evaluate(

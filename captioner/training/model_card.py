@@ -8,6 +8,15 @@ from typing import Any
 from captioner.config import Config, to_yaml
 from captioner.evaluation.bias import Counts, bias_table
 
+# What model hubs read; the licence is for the owner of the data to add.
+FRONT_MATTER = (
+    "---",
+    "library_name: captioner",
+    "pipeline_tag: image-to-text",
+    "tags: [image-captioning, attention, show-attend-and-tell]",
+    "---",
+)
+
 
 def model_card(
     config: Config,
@@ -24,6 +33,7 @@ def model_card(
         bias: `bias_counts` of its captions.
     """
     lines = [
+        *FRONT_MATTER,
         "# A captioner model",
         "",
         f"{config.attention.select} attention over {config.encoder.backbone}, trained on "

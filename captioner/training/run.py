@@ -143,8 +143,8 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
     except (ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{run / 'config.yaml'}: damaged ({error}); write the recipe that the run began with "
-            "there again"
+            f"{run / 'config.yaml'}: edited or damaged ({error}); undo the edit, or write the "
+            "recipe that the run began with there again"
         ) from None
     fixed, changed = changed_settings(before, config)
     if fixed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import tiny
+import yaml
 
 from captioner.config import Config, from_yaml
 from captioner.training.model_card import model_card
@@ -14,7 +15,9 @@ CONFIG = tiny.recipe(Path("photos"), Path("run"))
 
 def test_the_card_tells_the_model_the_data_and_the_figures() -> None:
     card = model_card(CONFIG, {"epoch": 3, "CIDEr": 0.51239, "Bleu_4": 0.2})
-    assert card.startswith("# ")
+    _, front_matter, text = card.split("---\n", 2)  # as model hubs read it
+    assert yaml.safe_load(front_matter)["pipeline_tag"] == "image-to-text"
+    assert text.startswith("# ")
     assert card.endswith("\n")
     for told in ("soft attention", "timm/test_resnet", "table", "split train", "epoch 3", "beam 2"):
         assert told in card, told

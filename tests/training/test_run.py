@@ -88,7 +88,7 @@ def test_the_recipe_of_a_run_that_is_empty_is_damaged_and_not_all_defaults(
     begun: Path, table: Path
 ) -> None:
     (begun / "config.yaml").write_text("")
-    with pytest.raises(CheckpointError, match=r"config\.yaml: damaged \(it is empty\)"):
+    with pytest.raises(CheckpointError, match=r"config\.yaml: edited or damaged \(it is empty\)"):
         train(tiny.recipe(table, begun, train__epochs=2), resume=True)
 
 
