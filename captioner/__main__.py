@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         try:
-            module = importlib.import_module(f"captioner.cli.{arguments[0]}")
+            module = importlib.import_module(f"captioner.cli.{arguments[0].replace('-', '_')}")
             return int(module.main(arguments[1:]))
         except KeyboardInterrupt:  # before the command could say so itself
             end_at_next_interrupt()

@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from captioner.checkpoint import CARD, MANIFEST, load_model, model_folder, save_model
 from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
+from captioner.data.captioned import CaptionedImage
+from captioner.data.readers import read_split
 from captioner.data.transforms import open_image, upright_rgb
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError, ImageError
@@ -29,12 +32,15 @@ from captioner.generation import (
     score_captions,
     search,
 )
-from captioner.generation.confidence import CALIBRATOR, Calibrator
+from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.models.attention import hard_attention_mode
 from captioner.models.build import CaptionModel, image_transform
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
+
+if TYPE_CHECKING:
+    from captioner.evaluation.evaluate import Evaluation
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -278,6 +284,7 @@ class Captioner:
             )
         # The calibrator knows captions of the plain search only.
         calibrator = self.calibrator if diversity is None and constraints is None else None
+        statistics = ImageStatistics.of(grid) if calibrator is not None else []
         results = []
         for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
             image = grid.select(slice(index, index + 1))
@@ -288,7 +295,7 @@ class Captioner:
                 if calibrator is not None:
                     caption = replace(
                         caption,
-                        confidence=calibrator.confidence(hypotheses, place),
+                        confidence=calibrator.confidence(hypotheses, statistics[index], place),
                         confidence_threshold=calibrator.threshold,
                     )
                 if paths:
@@ -297,8 +304,10 @@ class Captioner:
             results.append(captions)
         return results
 
-    def hypotheses(self, images: Iterable[ImageInput], **settings: Any) -> list[list[Hypothesis]]:
-        """Return what the plain search finds for each image, best first; for calibration.
+    def hypotheses(
+        self, images: Iterable[ImageInput], **settings: Any
+    ) -> list[tuple[list[Hypothesis], ImageStatistics]]:
+        """Return what the plain search finds for each image, best first, for calibration.
 
         Args:
             images: A list, generator or other iterable of images.
@@ -308,7 +317,8 @@ class Captioner:
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
-        return search(self.model.decoder, grid, **vars(self._decoding(settings)))
+        found = search(self.model.decoder, grid, **vars(self._decoding(settings)))
+        return list(zip(found, ImageStatistics.of(grid), strict=True))
 
     def sample(
         self,
@@ -411,6 +421,38 @@ class Captioner:
         caption = self._caption(hypothesis, geometries[0], grid, words)
         caption = replace(caption, image=_source(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
+
+    def evaluate(
+        self,
+        data: str | Path | Sequence[CaptionedImage],
+        *,
+        format: str = "table",
+        split: str = "val",
+        **settings: Any,
+    ) -> Evaluation:
+        """Caption the photos of a data set and score the captions against their references.
+
+        Args:
+            data: Root of the data set (of a table also its file), or images with captions.
+            format: Layout of the data set.
+            split: Which photos.
+            settings: As for `captioner.evaluation.evaluate.evaluate`, such as `beam_size`.
+
+        Returns:
+            `results`, with `metrics` such as CIDEr as `results.json` has them, `captions` by image
+            id, and what was left out.
+
+        Raises:
+            DataError: The data set cannot be read, or nothing can be scored.
+        """
+        # By name: evaluation stands above this module.
+        evaluate = import_module("captioner.evaluation.evaluate").evaluate
+        if not isinstance(data, (str, Path)):
+            evaluation: Evaluation = evaluate(self, data, **settings)
+            return evaluation
+        found = read_split(format=format, root=data, split=split)
+        evaluation = evaluate(self, found.images, **settings)
+        return replace(evaluation, missing=found.missing, wordless=found.wordless)
 
     @property
     def has_hard_attention(self) -> bool:

@@ -224,6 +224,18 @@ def load_model(
     return model.eval().to(device), config, vocabulary
 
 
+def load_config(folder: Path) -> ModelConfig:
+    """Read the settings of a verified folder.
+
+    Raises:
+        CheckpointError: They cannot be read.
+    """
+    try:
+        return _read_config(folder)
+    except (ConfigError, ValueError, OSError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {one_line(str(error))[:500]}") from None
+
+
 def _read_config(folder: Path) -> ModelConfig:
     """Read config.yaml within bounds.
 
@@ -354,7 +366,7 @@ class PretrainedReport:
 
 
 def load_pretrained(
-    model: CaptionModel, vocabulary: Vocabulary, folder: Path, *, seed: int = 0
+    model: CaptionModel, vocabulary: Vocabulary, folder: Path, *, seed: int = 0, only: str = ""
 ) -> PretrainedReport:
     """Fill a model that is to be trained with the weights of a verified folder.
 
@@ -371,10 +383,12 @@ def load_pretrained(
         vocabulary: The model's words.
         folder: A verified model folder.
         seed: Seed of the rows of new words.
+        only: Take only weights whose names begin so, such as `encoder.`; the report is of these.
     """
     known = load_vocabulary(folder)
     stored = load_file(folder / WEIGHTS)
-    own = model.state_dict()
+    stored = {name: value for name, value in stored.items() if name.startswith(only)}
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
     if OUTPUT_WEIGHT not in stored and EMBEDDING in stored:  # tied there
         stored[OUTPUT_WEIGHT] = stored[EMBEDDING]
     if vocabulary.tokens != known.tokens:
@@ -405,7 +419,7 @@ def load_pretrained(
         absent=[name for name in left if name not in stored],
         other_shape=[name for name in left if name in stored],
         unused=[name for name in stored if name not in own],
-        new_words=len(set(vocabulary.tokens) - set(known.tokens)),
+        new_words=0 if only else len(set(vocabulary.tokens) - set(known.tokens)),
     )
 
 
@@ -525,10 +539,25 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
                 "again"
             ) from None
         if digest != expected:
+            if name == CONFIG and _is_settings(folder):
+                raise CheckpointError(
+                    f"{folder / name}: edited, its content does not match {MANIFEST}; undo the "
+                    "edit: settings of the search are options of each command, and captioner "
+                    "export makes a model folder with others"
+                )
             raise CheckpointError(
                 f"{folder / name}: damaged, its content does not match {MANIFEST}; "
                 "fetch the model again or use another checkpoint"
             )
+
+
+def _is_settings(folder: Path) -> bool:
+    """Return whether config.yaml can still be read, as after an edit but rarely after damage."""
+    try:
+        _read_config(folder)
+    except (ConfigError, ValueError, OSError):
+        return False
+    return True
 
 
 def _read_sums(folder: Path) -> dict[str, str]:

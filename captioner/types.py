@@ -191,9 +191,11 @@ class Caption:
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
         if not (1 <= (layer or layers) <= layers and 1 <= (head or heads) <= heads):
+            wrong = f"layer {layer}" if layer and not 1 <= layer <= layers else f"head {head}"
             raise ConfigError(
-                f"this model has {layers} layers of {heads} attention heads; there is no head "
-                f"{head or 'mean'} in layer {layer or layers}"
+                f"there is no {wrong}: this model has {layers} attention "
+                f"{'layer' if layers == 1 else 'layers'} of {heads} "
+                f"{'head' if heads == 1 else 'heads'}; use a smaller number"
             )
         if self.heads is None:
             return self
@@ -244,8 +246,8 @@ class Caption:
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
         """Plain values for JSON, rounded to six places; the one form of all programs and pages.
 
-        caption, words, log_probs, end_log_prob, beta, confidence; cells and paths of
-        hard attention.
+        caption, words, log_probs, end_log_prob, beta, confidence, and with a calibrator
+        confidence_threshold; cells and paths of hard attention.
         maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
             are several, and "geometry", by which a page lays them on the photo.
         """
@@ -257,6 +259,8 @@ class Caption:
             "beta": None if self.beta is None else _rounded(self.beta),
             "confidence": None if self.confidence is None else round(self.confidence, 6),
         }
+        if self.confidence_threshold is not None:
+            content["confidence_threshold"] = round(self.confidence_threshold, 6)
         for name in ("cells", "paths"):
             if getattr(self, name) is not None:
                 content[name] = getattr(self, name).tolist()

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from captioner import Captioner, checkpoint
+from captioner.data.readers import read_split
 from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.types import Caption, Geometry
 
@@ -547,8 +548,21 @@ def test_with_a_calibrator_captions_have_a_confidence(
             assert caption.confidence == pytest.approx(expected, abs=1e-5)
             assert caption.confidence_threshold == 0.4
             assert caption.to_dict()["confidence"] == pytest.approx(expected, abs=1e-5)
+            assert caption.to_dict()["confidence_threshold"] == 0.4
     captioner.save_pretrained(tmp_path / "copy")
     assert Captioner.from_pretrained(tmp_path / "copy", device="cpu").calibrator == calibrator
     (folder / "calibrator.json").write_text("{}")
     with pytest.raises(CheckpointError, match="calibrator.json"):
         Captioner.from_pretrained(folder, device="cpu")
+
+
+def test_evaluate_scores_a_data_set(tiny_model: Path, drawn_photos: Path) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    found = captioner.evaluate(drawn_photos, split="val", beam_size=2)
+    assert len(found.captions) == 3
+    assert found.results["metrics"]["CIDEr"] >= 0
+    assert found.results["signature"]["beam_size"] == 2
+    assert (found.missing, found.wordless, found.unreadable) == ([], [], {})
+    images = read_split(format="table", root=drawn_photos, split="val").images
+    again = captioner.evaluate(images, beam_size=2)
+    assert again.results["metrics"] == found.results["metrics"]

@@ -55,7 +55,7 @@ def test_a_documented_command_is_understood(
     assert words[0] in COMMANDS or words[0].startswith("-"), f"{page}: no command {words[0]}"
     if words[0] not in COMMANDS:
         return
-    module = importlib.import_module(f"captioner.cli.{words[0]}")
+    module = importlib.import_module(f"captioner.cli.{words[0].replace('-', '_')}")
 
     def stop(command: object) -> int:
         raise Parsed

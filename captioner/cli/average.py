@@ -17,7 +17,9 @@ def main(argv: list[str] | None = None) -> int:
         "began apart do not average; evaluate the result. It has the attention mode and the photo "
         "size of the first model.",
     )
-    parser.add_argument("models", type=Path, nargs="+", help="two or more runs or model folders")
+    parser.add_argument(
+        "models", nargs="+", help="two or more runs, model folders or names of bundled models"
+    )
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
     arguments = parser.parse_args(argv)
     return run_command(lambda: _run(arguments))

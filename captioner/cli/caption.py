@@ -285,11 +285,6 @@ class _CaptionRun:
                     f"--min-confidence: the model {name} has no calibrator, so its captions have "
                     "no confidence; make one with captioner calibrate"
                 )
-            if arguments.precision == "bfloat16" and captioner.device.type == "cpu":
-                self._note(
-                    "bfloat16 is slower than float32 on many CPUs: captioner doctor --measure "
-                    "tries both"
-                )
             if arguments.verbose:
                 dtype = str(captioner.dtype).removeprefix("torch.")
                 report(f"model {name} on {captioner.device}, encoder in {dtype}")

@@ -86,7 +86,7 @@ def script(shell: str) -> str:
 
 def options_of(command: str) -> dict[str, list[str]]:
     """Return a command's options, and the choices of those that take one of a few words."""
-    module = importlib.import_module(f"captioner.cli.{command}")
+    module = importlib.import_module(f"captioner.cli.{command.replace('-', '_')}")
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         module.main(["--help"])

@@ -12,14 +12,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import captioner
-from captioner.cli import CommandParser, printable, run_command, show
+from captioner.cli import CommandParser, printable, run_command, show, speed_ratio
 from captioner.errors import CaptionerError
 
 Status = Literal["ok", "optional", "missing"]
@@ -257,22 +256,10 @@ def _size(folder: Path) -> int:
 
 
 def _precision() -> Iterator[Check]:
-    """Compare the seconds of the encoder in both number formats, by the best of five passes."""
-    import numpy as np
-    from PIL import Image
+    """Compare the seconds of the encoder in both number formats."""
+    from captioner.captioner import Captioner
 
-    from captioner.captioner import Captioner, Precision
-
-    pixels = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
-    images: list[Any] = [Image.fromarray(pixels)] * 8
-    formats: tuple[Precision, ...] = ("float32", "bfloat16")
-    models = {name: Captioner.from_pretrained(precision=name) for name in formats}
-    seconds = dict.fromkeys(formats, float("inf"))
-    for _ in range(6):
-        for name, model in models.items():
-            started = time.perf_counter()
-            model.encode(images)
-            seconds[name] = min(seconds[name], time.perf_counter() - started)
-    ratio = seconds["float32"] / seconds["bfloat16"]
+    bfloat16 = Captioner.from_pretrained(precision="bfloat16")
+    ratio = speed_ratio(bfloat16, Captioner.from_pretrained(), passes=6, batch=8)
     advice = "use --precision bfloat16" if ratio > 1.1 else "leave --precision at float32"
     yield Check("bfloat16", "ok", f"{ratio:.2f} times as fast as float32 here: {advice}")

@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="for the scorers, in seconds",
     )
+    parser.add_argument(
+        "--bias",
+        action="store_true",
+        help="show how often man and woman, adult and child, and the colours of clothes are right "
+        "where the references agree (English captions; --output always has it)",
+    )
     attention.add_options(parser)
     add_model_options(parser)
     add_at_test(parser)
@@ -114,6 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if len(missing) > NAMED:
         print(f"... and {len(missing) - NAMED} more that are not there", file=sys.stderr)
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
+    if sentence := split.wordless_sentence():
+        print(sentence, file=sys.stderr)
     if split.uncaptioned:
         print(
             f"{len(split.uncaptioned)} photos have no references: they are not scored",
@@ -181,10 +189,10 @@ def _score(
         write_json(arguments.output, results)
     if arguments.report:
         _report(arguments.report, results, images, captions)
-    _show_results(results)
+    _show_results(results, bias=arguments.bias)
 
 
-def _show_results(results: dict[str, Any]) -> None:
+def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     signature, intervals = results["signature"], results["intervals"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
         print(
@@ -208,6 +216,10 @@ def _show_results(results: dict[str, Any]) -> None:
             f"{calibration['right']:.1%} of all, "
             f"{calibration['risk_coverage'][4]['right']:.1%} of the surest half"
         )
+    if bias:
+        from captioner.evaluation.bias import bias_table
+
+        show("\n" + ("\n".join(bias_table(results["bias"])) or "no references agree on people"))
     if lines := attention.lines(results):
         show("\n" + "\n".join(lines))
 

@@ -23,6 +23,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     config, resume = parse_settings(argv)
+    return train_and_show(config, resume=resume)
+
+
+def train_and_show(config: Config, *, resume: bool) -> int:
+    """Train, show the folder of the best model, and return the exit code."""
     from captioner.training.run import holds_a_run, train
 
     try:
@@ -43,7 +48,7 @@ def _run(argv: list[str]) -> int:
 
 def parse_settings(argv: list[str]) -> tuple[Config, bool]:
     """Return the recipe's settings, changed by the options, and whether to resume a run."""
-    recipes, roots, options = _split(argv)
+    (recipes, roots), options = split_options(argv, "--config", "--data.root")
     parser = parser_for(
         Config,
         prog="captioner train",
@@ -70,13 +75,13 @@ def parse_settings(argv: list[str]) -> tuple[Config, bool]:
     return config, arguments.resume
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the values of `--config`, those of `--data.root`, and all other words.
+def split_options(argv: list[str], *names: str) -> tuple[list[list[str]], list[str]]:
+    """Return the values of each of these options, and all other words.
 
-    A recipe is read before other options, so that they win wherever it stands. There may be
-    several data sets, each with a root.
+    They are read before other options: a recipe or a model below it gives way to options wherever
+    it stands, and of several data sets each has a root.
     """
-    values: dict[str, list[str]] = {"--config": [], "--data.root": []}
+    values: dict[str, list[str]] = {name: [] for name in names}
     others = []
     words = iter(argv)
     for word in words:
@@ -91,4 +96,4 @@ def _split(argv: list[str]) -> tuple[list[str], list[str], list[str]]:
                 others.append(word)  # refused by the parser, which says what is missing
             else:
                 values[option].append(following)
-    return values["--config"], values["--data.root"], others
+    return list(values.values()), others

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from captioner.config.files import from_sections, one_line, overlay, sections_of
-from captioner.config.settings import Config
+from captioner.config.settings import Config, ModelConfig
 from captioner.errors import ConfigError
 
 BASE = "base"  # the key of a recipe that names the recipe, or recipes, it is laid over
@@ -26,17 +27,18 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
-def read_recipe(*recipes: str | Path) -> Config:
+def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config:
     """Return the settings of a recipe, or of several, each laid over those before.
 
     Args:
         recipes: Each a YAML file, or the name of a recipe that comes with captioner
             (`flickr8k_soft`).
+        base: Settings of a model that the first recipe is laid over; None is the defaults.
 
     Raises:
         ConfigError: There is no such recipe, or it holds what no recipe can; names the file.
     """
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {} if base is None else asdict(base)
     for recipe in recipes:
         path = _find(str(recipe), Path())
         sections = overlay(sections, _read(path, ()))

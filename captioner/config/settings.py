@@ -82,6 +82,9 @@ class DataConfig:
             image names with the `coco` format.
         train_split: Split to train on; `train+restval` joins two.
         val_split: Split to validate on.
+        val_share: Share of the images that is held back for validation where `train_split` and
+            `val_split` are the same images, as in a table without a column `split`; 0 validates on
+            the training images.
         sources: Several data sets to train on together, each with settings of its own in place of
             `format`, `root`, `file`, `coco_splits`, `train_split` and `val_split` above.
         tokenizer: How captions are split: into `words`, or into `characters` for languages
@@ -112,6 +115,7 @@ class DataConfig:
     coco_splits: str | None = None
     train_split: str = "train"
     val_split: str = "val"
+    val_share: BelowOne = 0.0
     sources: tuple[SourceConfig, ...] | None = None
     tokenizer: TokenizerName = "words"
     min_count: PositiveInt = 5
@@ -434,7 +438,10 @@ class TrainConfig:
     Args:
         output: Run folder.
         start_from: Model to begin with, a bundled one's name or a folder: its vocabulary, and those
-            of its weights that have the same name and shape here.
+            of its weights that have the same name and shape here. `captioner finetune` takes its
+            architecture too.
+        start_with: What to begin with: `all` of that model, or its `encoder` alone, for a decoder
+            of another kind or size, which then begins untrained.
         epochs: Passes over the training captions.
         seed: Fixes initial weights, order, augmentation and dropout.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
@@ -447,11 +454,14 @@ class TrainConfig:
         val_photos: Validate on the first so many images (of each source); null takes all.
         checkpoint_every: Steps between checkpoints inside an epoch; 0 saves at its end only.
         log_every: Steps between log entries.
+        calibrate_from: At the end, the calibrator of `best` (the confidence of its captions) is
+            fitted on the validation images where there are at least so many; 0 fits none.
         samples: Validation images whose maps are shown in TensorBoard, and kept in RUN/samples.
     """
 
     output: str = "runs/captioner"
     start_from: str | None = None
+    start_with: Literal["all", "encoder"] = "all"
     epochs: PositiveInt = 20
     seed: Seed = 1
     device: str = "auto"
@@ -463,6 +473,7 @@ class TrainConfig:
     val_photos: PositiveInt | None = None
     checkpoint_every: NonNegativeInt = 200
     log_every: PositiveInt = 20
+    calibrate_from: NonNegativeInt = 100
     samples: NonNegativeInt = 4
 
 

@@ -35,11 +35,24 @@ class Split:
         images: Images on disk that have captions.
         missing: Paths that are not there.
         uncaptioned: Images on disk without captions, as all of COCO's test split are.
+        wordless: Captions that were left out, because there is no letter or digit in them, each
+            with its image.
     """
 
     images: list[CaptionedImage]
     missing: list[Path]
     uncaptioned: list[CaptionedImage] = field(default_factory=list)
+    wordless: list[tuple[Path, str]] = field(default_factory=list)
+
+    def wordless_sentence(self) -> str | None:
+        """Say which captions were left out for want of words; None without any."""
+        if not self.wordless:
+            return None
+        path, text = self.wordless[0]
+        return (
+            f"{len(self.wordless)} captions are left out, because they have no words; the first is "
+            f"{text!r} of {path}"
+        )
 
 
 class ExistingFiles:

@@ -19,6 +19,7 @@ import numpy as np
 from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, ExistingFiles, Split
 from captioner.data.dataset import EncodedCaptions
+from captioner.data.text_files import has_words
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
 
@@ -48,6 +49,13 @@ def read_split(
     """
     existing = ExistingFiles()
     named = _named_images(format, Path(root), split, file, coco_splits, existing)
+    wordless = [
+        (image.path, text) for image in named for text in image.captions if not has_words(text)
+    ]
+    if wordless:  # as references they would only lower the scores
+        named = [
+            replace(image, captions=tuple(filter(has_words, image.captions))) for image in named
+        ]
     present = [image for image in named if image.path in existing]
     missing = [image.path for image in named if image.path not in existing]
     if not present:
@@ -59,6 +67,7 @@ def read_split(
         images=[image for image in present if image.captions],
         missing=missing,
         uncaptioned=[image for image in present if not image.captions],
+        wordless=wordless,
     )
 
 
@@ -171,6 +180,8 @@ def read_sources(
     sources: Sequence[SourceConfig],
     *,
     max_validation_images: int | None = None,
+    val_share: float = 0.0,
+    seed: int = 0,
     warn: Callable[[str], None] = lambda sentence: None,
 ) -> SourceImages:
     """Read the training and validation images of all sources.
@@ -178,6 +189,9 @@ def read_sources(
     Args:
         sources: The data sets, as `captioner.config.data_sources` returns them.
         max_validation_images: Validate on the first so many of each source; None takes all.
+        val_share: Share of a source's images that is held back for validation where its training
+            and validation images are the same; 0 holds none back.
+        seed: Of the choice of these.
         warn: Receives a sentence for what is left out or is likely a mistake.
 
     Raises:
@@ -186,12 +200,18 @@ def read_sources(
     training: list[CaptionedImage] = []
     validation: list[tuple[str, list[CaptionedImage]]] = []
     for position, source in enumerate(sources):
+        learned = held_back = None
         if source.train_split is not None:
-            images = _read_source(source, source.train_split, warn)
-            training += [replace(image, source=position) for image in images]
+            learned = _read_source(source, source.train_split, warn)
         if source.val_split is not None:
-            images = _read_source(source, source.val_split, warn)[:max_validation_images]
-            validation.append((source.name, [replace(image, source=position) for image in images]))
+            held_back = _read_source(source, source.val_split, warn)
+        if val_share and learned is not None and learned == held_back:
+            learned, held_back = _divided(learned, val_share, seed)
+            warn(f"{source.root}: {len(held_back)} photos are held back for validation")
+        training += [replace(image, source=position) for image in learned or []]
+        if held_back is not None:
+            members = held_back[:max_validation_images]
+            validation.append((source.name, [replace(image, source=position) for image in members]))
     trained = {image.path for image in training}
     shared = sum(image.path in trained for _, images in validation for image in images)
     if shared:
@@ -200,6 +220,26 @@ def read_sources(
             "metrics are too good; correct data.val_split"
         )
     return SourceImages(sources, training, validation)
+
+
+def _divided(
+    images: list[CaptionedImage], share: float, seed: int
+) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
+    """Hold back a share of the images at random, two at least: CIDEr of one image is always 0.
+
+    Raises:
+        DataError: Too few images.
+    """
+    count = max(2, round(share * len(images)))
+    if count >= len(images):
+        raise DataError(
+            f"{len(images)} photos are too few to learn from and to validate on; give at least 3"
+        )
+    chosen = set(np.random.default_rng(seed).permutation(len(images))[:count].tolist())
+    return (
+        [image for index, image in enumerate(images) if index not in chosen],
+        [image for index, image in enumerate(images) if index in chosen],
+    )
 
 
 def _read_source(
@@ -219,6 +259,8 @@ def _read_source(
             f"{split_name}: {len(split.missing)} of {len(split.missing) + len(split.images)} "
             "photos are missing"
         )
+    if sentence := split.wordless_sentence():
+        warn(f"{split_name}: {sentence}")
     if not split.images:
         raise DataError(f"{source.root}: no photo of split {split_name!r} has a caption to learn")
     return split.images

@@ -50,6 +50,11 @@ def normalize_spaces(text: str) -> str:
     return " ".join(text.split())
 
 
+def has_words(text: str) -> bool:
+    """Return whether a caption has a letter or digit of any script."""
+    return any(map(str.isalnum, text))
+
+
 def quoted(text: str) -> str:
     """Quote a piece of a file for a message, cut if it is long."""
     return repr(text if len(text) <= 60 else text[:57] + "...")

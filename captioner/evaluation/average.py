@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from captioner.checkpoint import load_model, model_folder
 from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
@@ -17,6 +20,9 @@ TRAINING_ONLY = {"weights", "trainable_from", "batch_norm", "dropout", "drop_pat
 TRAINING_ONLY |= {"semi_sampling"}
 # Settings that may differ between models of the same weights: the average has the first model's.
 FROM_THE_FIRST = {"height_px", "width_px", "select", "at_test"}
+# Mean cosine of two decoders' weight matrices: about 0 for models that began apart, which average
+# to noise; the bundled soft and hard models, of one ancestor, have 0.96.
+LEAST_ALIKE = 0.2
 
 
 def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
@@ -39,7 +45,8 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
         )
     first, *others = (model_folder(model) for model in models)
     average, config, vocabulary = load_model(first)
-    sums = {name: value.double() for name, value in average.state_dict().items()}
+    first_weights = average.state_dict()
+    sums = {name: value.double() for name, value in first_weights.items()}
     for folder in others:
         model, other_config, other_vocabulary = load_model(folder)
         difference = _difference(config, other_config)
@@ -57,10 +64,27 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
                     f"{folder}: is not a model like {first} ({name} has another size); average "
                     "models of one kind, trained on from the same model"
                 )
+        alike = _likeness(first_weights, weights)
+        if alike < LEAST_ALIKE:
+            raise CheckpointError(
+                f"{folder}: did not begin with the same model as {first} (the cosine of their "
+                f"weights is {alike:.2f}), and the average of such models writes noise; average "
+                "models that were trained on from one model"
+            )
         for name, value in weights.items():
             sums[name] += value
     average.load_state_dict({name: value / len(models) for name, value in sums.items()})
     return average, config, vocabulary
+
+
+def _likeness(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Return the mean cosine of the decoders' weight matrices."""
+    cosines = [
+        float(torch.cosine_similarity(value.flatten(), other[name].flatten(), dim=0))
+        for name, value in one.items()
+        if name.startswith("decoder.") and value.dim() > 1
+    ]
+    return sum(cosines) / len(cosines)
 
 
 def _difference(one: ModelConfig, other: ModelConfig) -> str:

@@ -99,8 +99,9 @@ def collect(
                 readable.append(image)
             except ImageError as error:
                 tqdm.write(f"{image.path}: left out: {error}")
-        for image, found in zip(readable, captioner.hypotheses(opened), strict=True):
-            rows.append(confidence_features(found))
+        for image, (found, statistics) in zip(readable, captioner.hypotheses(opened), strict=True):
+            features = confidence_features(found, statistics)
+            rows.append(np.array([features[name] for name in FEATURES]))
             texts.append(" ".join(captioner.vocabulary.decode(found[0].tokens)))
             references.append(image.captions)
     if not rows:

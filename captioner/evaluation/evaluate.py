@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
+from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.faithfulness import (
     AttentionMeasure,
     attention_summary,
@@ -75,11 +76,15 @@ class Evaluation:
         results: The content of `results.json` (docs/evaluation.md).
         captions: By image id, of all images that could be read.
         unreadable: By image id the reason why an image could not be read.
+        missing: Images of the data set that are not there.
+        wordless: References that were left out for want of words, each with its image.
     """
 
     results: dict[str, Any]
     captions: dict[ImageId, Caption]
     unreadable: dict[ImageId, str] = field(default_factory=dict)
+    missing: list[Path] = field(default_factory=list)
+    wordless: list[tuple[Path, str]] = field(default_factory=list)
 
 
 def evaluate(
@@ -249,7 +254,7 @@ def score_results(
         counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
         if by_objects := scores_by_group(per_image, counts, OBJECTS):
             groups["objects in the photo"] = by_objects
-    further: dict[str, object] = {}
+    further: dict[str, object] = {"bias": bias_counts(texts, references)}
     if captioner.calibrator is not None:
         further["calibration"] = _calibration(captioner, images, captions, scores.per_image)
     return results_of(

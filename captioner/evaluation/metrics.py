@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from captioner.data.text_files import has_words
 from captioner.errors import DataError
 from captioner.evaluation.scorers import (
     MetricTable,
@@ -111,8 +112,11 @@ def score_captions(
         table |= _with_python_tokenizer(texts, truths)
         tokenizer = PYTHON_TOKENIZER
     chosen = metrics()
+    left_out = sum(map(len, references.values())) - sum(map(len, truths))
     signature = {
         **{name: metric.signature() for name, metric in chosen.items()},
+        # they would lower the scores and tell nothing
+        **({"references_without_words": f"{left_out} left out"} if left_out else {}),
         "tokenizer": tokenizer,
         "java": java_version,
         "num_images": str(len(ids)),
@@ -153,12 +157,12 @@ def _align(
                 f"{alone[0]!r}; give captions and references for the same image ids"
             )
     ids = list(candidates)
-    truths = [list(references[image_id]) for image_id in ids]
+    truths = [list(filter(has_words, references[image_id])) for image_id in ids]
     for image_id, texts in zip(ids, truths, strict=True):
         if not texts:
+            found = "references without words" if references[image_id] else "no references"
             raise DataError(
-                f"image {image_id!r} has an empty list of references; give at least one, or leave "
-                "the image out"
+                f"image {image_id!r} has {found}; give at least one, or leave the image out"
             )
     return ids, [candidates[image_id] for image_id in ids], truths
 

@@ -10,26 +10,57 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from captioner.data.vocabulary import SPECIAL_TOKENS
 from captioner.errors import CheckpointError
 from captioner.generation.beam_search import Hypothesis
+from captioner.types import Grid
 
 CALIBRATOR = "calibrator.json"  # its file in a model folder
 FEATURES = (
     "mean_log_prob",
-    "margin",
-    "least_log_prob",
-    "length",
-    "entropy",
-    "agreement",
-)
+    "rare_log_prob",
+    "rarity",
+    "attended_norm",
+    "image_norm",
+)  # of a calibrator that is fitted now
+EARLIER_FEATURES = ("margin", "least_log_prob", "length", "entropy", "agreement")
+COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little about an image
 MAX_N = 4
 
 
-def confidence_features(hypotheses: Sequence[Hypothesis], index: int = 0) -> np.ndarray:
-    """Return what a calibrator reads of one of the hypotheses of an image: float64 [FEATURES].
+@dataclass(frozen=True)
+class ImageStatistics:
+    """What a calibrator reads of an image's grid.
+
+    Attributes:
+        cell_norms: float32 [L], norms of the annotation vectors.
+        mean_norm: Norm of their mean.
+    """
+
+    cell_norms: np.ndarray
+    mean_norm: float
+
+    @classmethod
+    def of(cls, grid: Grid) -> list[ImageStatistics]:
+        """Return those of each image of a grid."""
+        norms = grid.features.norm(dim=-1).cpu().numpy()
+        means = grid.features.mean(1).norm(dim=-1).tolist()
+        return [cls(*both) for both in zip(norms, means, strict=True)]
+
+
+def confidence_features(
+    hypotheses: Sequence[Hypothesis], image: ImageStatistics, index: int = 0
+) -> dict[str, float]:
+    """Return what calibrators read of one of the hypotheses of an image, by name.
 
     mean_log_prob: Mean log-probability a word, end token included, in nats.
-    margin: The same minus that of the best other hypothesis; NaN without others.
+    rare_log_prob: Mean log-probability of the words, each weighed by its rarity: the logarithm of
+        its place in the vocabulary (by falling frequency), 0 for the COMMON_WORDS first.
+    rarity: Mean of these weights.
+    attended_norm: Logarithm of the annotation vectors' norms under the attention map, mean of the
+        words: vectors are long where the encoder finds what it knows.
+    image_norm: Norm of the image's mean annotation vector.
+    margin: mean_log_prob minus that of the best other hypothesis; NaN without others.
     least_log_prob: Log-probability of the least likely word.
     length: Words.
     entropy: Mean entropy of the words' attention maps, as a share of that of a uniform map.
@@ -40,20 +71,25 @@ def confidence_features(hypotheses: Sequence[Hypothesis], index: int = 0) -> np.
     others = [each for place, each in enumerate(hypotheses) if place != index]
     mean = _mean_log_prob(chosen)
     maps = chosen.maps.astype(np.float64)
-    entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean() if len(maps) else 0.0
-    return np.array(
-        [
-            mean,
-            mean - max(map(_mean_log_prob, others)) if others else math.nan,
-            chosen.log_probs.min() if len(chosen.log_probs) else 0.0,
-            len(chosen.tokens),
-            entropy / math.log(max(2, maps.shape[-1])),
-            np.mean([similarity(chosen.tokens, each.tokens) for each in others])
-            if others
-            else math.nan,
-        ],
-        dtype=np.float64,
-    )
+    words = len(chosen.tokens)
+    place = np.array(chosen.tokens, dtype=np.float64) + 1  # in the vocabulary
+    rarity = np.log(np.maximum(place / (len(SPECIAL_TOKENS) + COMMON_WORDS), 1.0))
+    entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean() if words else 0.0
+    norms = np.log(np.maximum(maps @ image.cell_norms, 1e-9))
+    return {
+        "mean_log_prob": mean,
+        "rare_log_prob": float(rarity @ chosen.log_probs) / max(float(rarity.sum()), 1e-9),
+        "rarity": float(rarity.mean()) if words else 0.0,
+        "attended_norm": float(norms.mean()) if words else 0.0,
+        "image_norm": image.mean_norm,
+        "margin": mean - max(map(_mean_log_prob, others)) if others else math.nan,
+        "least_log_prob": float(chosen.log_probs.min()) if words else 0.0,
+        "length": float(words),
+        "entropy": float(entropy) / math.log(max(2, maps.shape[-1])),
+        "agreement": float(np.mean([similarity(chosen.tokens, each.tokens) for each in others]))
+        if others
+        else math.nan,
+    }
 
 
 def _mean_log_prob(hypothesis: Hypothesis) -> float:
@@ -87,14 +123,15 @@ class Calibrator:
     frequencies of the training captions) is at least `right_from`.
 
     Attributes:
-        mean: [FEATURES], subtracted from the features; it also stands for a feature that is NaN.
-        scale: [FEATURES], by which they are divided then.
-        weights: [FEATURES], of the result.
+        mean: Of each feature, subtracted from it; it also stands for a feature that is NaN.
+        scale: Of each feature, which is divided by it then.
+        weights: Of each feature, the weight of the result.
         bias: Added to the weighted sum.
         threshold: Captions of less confidence are unsure; at most a tenth of the right captions
             that the calibrator was fitted on are.
         right_from: CIDEr-D from which a caption is right.
         fitted_on: What data it was fitted on.
+        features: Names of the features (`confidence_features`); earlier versions had others.
     """
 
     mean: tuple[float, ...]
@@ -104,29 +141,35 @@ class Calibrator:
     threshold: float
     right_from: float
     fitted_on: str = ""
+    features: tuple[str, ...] = FEATURES
 
     def __post_init__(self) -> None:
         vectors = (self.mean, self.scale, self.weights)
         numbers = [*self.mean, *self.scale, *self.weights, self.bias, self.threshold]
-        if any(len(vector) != len(FEATURES) for vector in vectors):
-            raise ValueError(f"a calibrator needs {len(FEATURES)} numbers of each kind")
+        if not set(self.features) <= {*FEATURES, *EARLIER_FEATURES}:
+            raise ValueError("other features")
+        if any(len(vector) != len(self.features) for vector in vectors):
+            raise ValueError(f"a calibrator needs {len(self.features)} numbers of each kind")
         if not all(math.isfinite(number) for number in numbers) or min(self.scale) <= 0:
             raise ValueError("a calibrator's numbers must be finite, its scales above 0")
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """Return the probability [N] that captions of these features [N, FEATURES] are right."""
+        """Return the probability [N] that captions of these features [N, features] are right."""
         standard = (features - np.array(self.mean)) / np.array(self.scale)
         logits = np.nan_to_num(standard) @ np.array(self.weights) + self.bias
         result: np.ndarray = 1 / (1 + np.exp(-np.clip(logits, -50, 50)))
         return result
 
-    def confidence(self, hypotheses: Sequence[Hypothesis], index: int = 0) -> float:
+    def confidence(
+        self, hypotheses: Sequence[Hypothesis], image: ImageStatistics, index: int = 0
+    ) -> float:
         """Return the probability that one of the hypotheses of an image is right."""
-        return float(self.probabilities(confidence_features(hypotheses, index)[None])[0])
+        features = confidence_features(hypotheses, image, index)
+        return float(self.probabilities(np.array([[features[name] for name in self.features]]))[0])
 
     def to_json(self) -> bytes:
         """Return the content of `calibrator.json`."""
-        content = {"features": list(FEATURES), **asdict(self)}
+        content = asdict(self)
         return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
 
     @classmethod
@@ -138,8 +181,6 @@ class Calibrator:
         """
         try:
             content = dict(json.loads(data))
-            if tuple(content.pop("features")) != FEATURES:
-                raise ValueError("other features")
             return cls(
                 mean=tuple(map(float, content["mean"])),
                 scale=tuple(map(float, content["scale"])),
@@ -148,6 +189,7 @@ class Calibrator:
                 threshold=float(content["threshold"]),
                 right_from=float(content["right_from"]),
                 fitted_on=str(content.get("fitted_on", "")),
+                features=tuple(map(str, content["features"])),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(

@@ -103,6 +103,9 @@ class CaptionBody(BaseModel):
         description="estimated probability that the caption is right; null or absent for models "
         "without a calibrator",
     )
+    confidence_threshold: float | None = Field(
+        None, description="the caption is unsure where its confidence is below this"
+    )
     beta: list[float] | None = Field(description="[T], the gate; null for models without it")
     cells: list[Any] | None = Field(None, description="[T], cells that hard attention selected")
     paths: list[list[int]] | None = Field(

@@ -11,6 +11,7 @@ import torch
 
 from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.errors import CheckpointError
+from captioner.evaluation.bias import Counts
 from captioner.training.model_card import model_card
 from captioner.training.optimizer import load_optimizer_state
 from captioner.training.origin import made_with
@@ -24,8 +25,16 @@ COUNTERS = (
 )  # attributes of the trainer that a checkpoint holds as they are
 
 
-def save_checkpoint(trainer: Trainer, folder: Path, *, with_state: bool) -> None:
+def save_checkpoint(
+    trainer: Trainer, folder: Path, *, with_state: bool, bias: Counts | None = None
+) -> None:
     """Write the evaluated model as a model folder, with the training state if asked for.
+
+    Args:
+        trainer: State of the run.
+        folder: To be written.
+        with_state: Also write what a resumed run needs.
+        bias: For the model card.
 
     Raises:
         CheckpointError: The disk cannot hold it.
@@ -36,7 +45,7 @@ def save_checkpoint(trainer: Trainer, folder: Path, *, with_state: bool) -> None
         trainer.config,
         trainer.setup.vocabulary,
         card=model_card(
-            trainer.config, trainer.figures, {**made_with(), **trainer.setup.data_digests}
+            trainer.config, trainer.figures, {**made_with(), **trainer.setup.data_digests}, bias
         ),
         training_state=_training_state(trainer) if with_state else None,
     )

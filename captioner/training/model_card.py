@@ -6,19 +6,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from captioner.config import Config, to_yaml
+from captioner.evaluation.bias import Counts, bias_table
+
+# What model hubs read; the licence is for the owner of the data to add.
+FRONT_MATTER = (
+    "---",
+    "library_name: captioner",
+    "pipeline_tag: image-to-text",
+    "tags: [image-captioning, attention, show-attend-and-tell]",
+    "---",
+)
 
 
 def model_card(
-    config: Config, figures: dict[str, Any], origin: Mapping[str, str] | None = None
+    config: Config,
+    figures: dict[str, Any],
+    origin: Mapping[str, str] | None = None,
+    bias: Counts | None = None,
 ) -> str:
     """Return the card: what the model was trained on and how, and its validation figures.
 
     Args:
         config: The recipe.
-        figures: Of the best validation.
+        figures: Of the best validation; empty before the first.
         origin: By name: versions, threads, revision, and hashes of the data.
+        bias: `bias_counts` of its captions.
     """
     lines = [
+        *FRONT_MATTER,
         "# A captioner model",
         "",
         f"{config.attention.select} attention over {config.encoder.backbone}, trained on "
@@ -39,6 +54,15 @@ def model_card(
         ]
     else:
         lines.append("Not validated yet.")
+    if bias:
+        lines += [
+            "",
+            "## People and clothes",
+            "",
+            "Captions of validation photos whose references agree (not said: it has none):",
+            "",
+            *bias_table(bias),
+        ]
     if origin:
         lines += ["", "## Made with", "", "| | |", "| --- | --- |"]
         lines += [f"| {name} | {value} |" for name, value in origin.items()]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import (
     CHECKPOINTS,
     MANIFEST,
@@ -19,11 +20,13 @@ from captioner.checkpoint import (
     newest_checkpoint,
     verify,
 )
-from captioner.config import Config, from_yaml, to_yaml
-from captioner.errors import CheckpointError, ConfigError
+from captioner.config import Config, from_yaml, one_line, to_yaml
+from captioner.errors import CaptionerError, CheckpointError, ConfigError
+from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked, save_bytes
+from captioner.generation.confidence import CALIBRATOR
 from captioner.runtime.device import choose_device
-from captioner.training.setup import prepare
+from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 
 
@@ -74,7 +77,36 @@ def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | N
         trainer.restore(checkpoint)
     save_bytes(to_yaml(config).encode(), run / "config.yaml")
     trainer.fit()
+    calibrate(run / "best", setup, device)
     return run / "best"
+
+
+def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
+    """Fit the calibrator of the best model on the validation images, and write it into its folder.
+
+    A failure is reported and loses nothing: the run is done.
+    """
+    least = setup.config.train.calibrate_from
+    if not least or len(setup.validation) < least or (best / CALIBRATOR).exists():
+        return
+    try:
+        captioner = Captioner.from_pretrained(best, device=str(device))
+        data, first = [], 0
+        for source in setup.validation_sources:
+            members = setup.validation[first : first + source.count]
+            first += source.count
+            data.append(collect(captioner, source.name, members, setup.dataset.images))
+        calibrator, report = fit(data)
+        write_calibrator(best, calibrator)
+    except (CaptionerError, OSError, RuntimeError) as error:
+        print(f"{best}: without a calibrator ({one_line(str(error))})", file=sys.stderr)
+        return
+    everything = report["all"]
+    print(
+        f"calibrator: area under the curve {everything['auc']:.3f}, expected calibration error "
+        f"{everything['ece']:.3f}, by cross-fitting on {everything['num_images']} photos",
+        file=sys.stderr,
+    )
 
 
 @contextlib.contextmanager
@@ -111,8 +143,8 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
     except (ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{run / 'config.yaml'}: damaged ({error}); write the recipe that the run began with "
-            "there again"
+            f"{run / 'config.yaml'}: edited or damaged ({error}); undo the edit, or write the "
+            "recipe that the run began with there again"
         ) from None
     fixed, changed = changed_settings(before, config)
     if fixed:
@@ -133,7 +165,8 @@ def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
         make it another run than one that was never interrupted.
     """
     ignored = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
-    ignored |= {"train.checkpoint_every", "data.workers", "data.check_photos"}
+    ignored |= {"train.start_with", "train.checkpoint_every", "train.calibrate_from"}
+    ignored |= {"data.workers", "data.check_photos"}
     # where the data lies; that it is the same data, the checkpoint knows
     ignored |= {"data.root", "data.file", "data.coco_splits"}
     if bool(old.data.cache) == bool(new.data.cache):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.checkpoint import load_pretrained, load_vocabulary
+from captioner.checkpoint import PretrainedReport, load_config, load_pretrained, load_vocabulary
 from captioner.config import Config, data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
@@ -28,6 +28,7 @@ from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
+from captioner.evaluation.average import TRAINING_ONLY
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.registry import TOKENIZERS
 from captioner.training.caption_consensus import caption_reward, consensus_weights
@@ -97,7 +98,11 @@ def prepare(
     validate(config)
     data, seed = config.data, config.train.seed
     images = read_sources(
-        data_sources(data), max_validation_images=config.train.val_photos, warn=_warn
+        data_sources(data),
+        max_validation_images=config.train.val_photos,
+        val_share=data.val_share,
+        seed=seed,
+        warn=_warn,
     )
     validation, validation_sources = _joined_validation(images)
     _check_one_is_readable(images.training, "training")
@@ -113,7 +118,11 @@ def prepare(
     torch.manual_seed(seed)
     model = build_model(config, len(vocabulary))
     if start_from is not None:
-        for sentence in load_pretrained(model, vocabulary, start_from, seed=seed).sentences():
+        only = "encoder." if config.train.start_with == "encoder" and not resume else ""
+        report = load_pretrained(model, vocabulary, start_from, seed=seed, only=only)
+        if not only:
+            _check_decoder(report, config)
+        for sentence in report.sentences():
             _warn(sentence)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = model.to(device).to(memory_format=torch.channels_last)
@@ -221,6 +230,8 @@ def _vocabulary(
     start = None if start_from is None else load_vocabulary(start_from)
     if start is not None and resume:
         return start
+    if config.train.start_with == "encoder":
+        start = None
     tokenizer = TOKENIZERS[data.tokenizer]() if start is None else start.tokenizer
     vocabulary = Vocabulary.build(
         images.captions, tokenizer, min_count=data.min_count, max_size=data.vocabulary_size
@@ -233,6 +244,37 @@ def _vocabulary(
             "data.min_count"
         )
     return vocabulary
+
+
+def _check_decoder(report: PretrainedReport, config: Config) -> None:
+    """Refuse a start without the decoder's weights: what it writes would be noise for long.
+
+    Attention alone may begin anew, as another mechanism does.
+
+    Raises:
+        ConfigError: Says which settings of the model to start from differ.
+    """
+    names = [
+        name
+        for name in (*report.absent, *report.other_shape)
+        if name.startswith("decoder.") and not name.startswith("decoder.attention.")
+    ]
+    if not names:
+        return
+    start = load_config(report.folder)
+    differing = [
+        f"{section}.{key} {value}"
+        for section in ("encoder", "attention", "decoder")
+        for key, value in vars(getattr(start, section)).items()
+        if value != getattr(getattr(config, section), key) and key not in TRAINING_ONLY
+    ]
+    raise ConfigError(
+        f"train.start_from: {len(names)} weights of the decoder cannot be taken from "
+        f"{report.folder} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), so that it "
+        "would begin untrained: the recipe is of another architecture; that model has "
+        f"{', '.join(differing) or 'other settings'}; use captioner finetune, which takes these "
+        "over, or train.start_with encoder"
+    )
 
 
 def _task(

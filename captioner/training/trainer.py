@@ -17,6 +17,7 @@ from tqdm import tqdm
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
+from captioner.evaluation.bias import bias_counts
 from captioner.files import save_bytes
 from captioner.models.build import CaptionModel
 from captioner.runtime.device import autocast
@@ -105,7 +106,9 @@ class Trainer:
         self.epoch, self.batch = self.epoch + 1, 0
         self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
         if better:
-            save_checkpoint(self, self.run / "best", with_state=False)
+            references = {image.image_id: image.captions for image in self.setup.validation}
+            bias = bias_counts(validation.captions, references)
+            save_checkpoint(self, self.run / "best", with_state=False, bias=bias)
         self.save()
         self._report(log, validation)  # after the save: a failure here loses no work
         self.interrupts.release()
@@ -139,7 +142,8 @@ class Trainer:
                     break
                 self.batch += len(batches)
                 bar.update(len(batches))
-                logs = (self.step + 1) % config.train.log_every == 0
+                # the first step of a run too, or a short one would show no loss
+                logs = self.step == 0 or (self.step + 1) % config.train.log_every == 0
                 output = self._step([batch for batch in batches if len(batch)], num_batches)
                 if logs and output is not None:
                     elapsed = time.perf_counter() - started

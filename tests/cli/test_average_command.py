@@ -29,7 +29,7 @@ def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
         torch.manual_seed(number)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter))
+                parameter.add_(0.1 * torch.randn_like(parameter))
         if number:
             config = replace(config, decoder=replace(config.decoder, dropout=0.1))
         if number == 2:
@@ -94,3 +94,18 @@ def test_one_model_and_an_output_that_is_there_are_refused(
 ) -> None:
     assert "name two or more" in average(programs, several[0], tmp_path / "mean").sentence()
     assert "already exists" in average(programs, *several).sentence()
+
+
+def test_models_that_began_apart_are_refused(
+    programs: Programs, tiny_model: Path, tmp_path: Path
+) -> None:
+    model, config, vocabulary = load_model(tiny_model)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    save_model(tmp_path / "other", model, config, vocabulary, card="")
+    refused = average(programs, tiny_model, tmp_path / "other", tmp_path / "mean")
+    assert refused.code == 2
+    assert f"{tmp_path / 'other'}: did not begin with the same model" in refused.stderr
+    assert not (tmp_path / "mean").exists()

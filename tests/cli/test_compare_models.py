@@ -81,8 +81,8 @@ def test_hard_attention_looks_as_it_is_asked(
         (["--paths", "3", "--output", "out"], "needs a model with hard attention"),
         (["--paths", "3"], "needs --output"),
         (["--paths", "0"], "not a whole number from 1 up"),
-        (["--head", "2"], "there is no head 2 in layer 1"),
-        (["--layer", "2"], "this model has 1 layers of 1 attention heads"),
+        (["--head", "2"], "there is no head 2: this model has 1 attention layer of 1 head"),
+        (["--layer", "2"], "there is no layer 2: this model has 1 attention layer"),
         (["--at-test", "guess"], "invalid choice"),
     ],
 )

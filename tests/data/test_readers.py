@@ -373,6 +373,7 @@ def test_coco_reads_its_own_ids_and_prints_nothing(
         ],
         [],
         [CaptionedImage(tmp_path / "train2017" / coco_name(n), (), n) for n in (5, 6)],
+        [(tmp_path / "train2017" / coco_name(6), "")],
     )
     both = read_split(format="coco", root=tmp_path, split="val2017+train2017+val2017")
     assert ids(both) == [2, 9, 4]

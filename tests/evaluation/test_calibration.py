@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from captioner.errors import CheckpointError, DataError
 from captioner.evaluation.calibration import (
@@ -17,11 +18,14 @@ from captioner.evaluation.calibration import (
 )
 from captioner.generation import Hypothesis
 from captioner.generation.confidence import (
+    EARLIER_FEATURES,
     FEATURES,
     Calibrator,
+    ImageStatistics,
     confidence_features,
     similarity,
 )
+from captioner.types import Grid
 
 
 def drawn(count: int, seed: int, *, weight: float = 2.0) -> CalibrationData:
@@ -123,13 +127,19 @@ def hypothesis(tokens: list[int], log_probs: list[float], end: float | None) -> 
     return Hypothesis(tokens, np.array(log_probs), end, maps, None, None, 0.0)
 
 
+IMAGE = ImageStatistics(np.array([1.0, 2.0, 3.0, 6.0]), 2.5)
+
+
 def test_features_by_hand() -> None:
-    best = hypothesis([5, 6], [-1.0, -3.0], -2.0)
+    best = hypothesis([5, 23], [-1.0, -3.0], -2.0)
     other = hypothesis([5, 7], [-2.0, -4.0], None)
-    features = dict(zip(FEATURES, confidence_features([best, other]), strict=True))
-    assert features == pytest.approx(
+    assert confidence_features([best, other], IMAGE) == pytest.approx(
         {
             "mean_log_prob": -2.0,
+            "rare_log_prob": -3.0,  # token 5 is common, and 23 the 24th of the vocabulary
+            "rarity": np.log(24 / 12) / 2,
+            "attended_norm": np.log(3.0),
+            "image_norm": 2.5,
             "margin": 1.0,
             "least_log_prob": -3.0,
             "length": 2,
@@ -137,12 +147,36 @@ def test_features_by_hand() -> None:
             "agreement": 0.5 / 4,
         }
     )
-    second = dict(zip(FEATURES, confidence_features([best, other], 1), strict=True))
-    assert second["margin"] == pytest.approx(-1.0)
-    alone = dict(zip(FEATURES, confidence_features([best]), strict=True))
+    assert confidence_features([best, other], IMAGE, 1)["margin"] == pytest.approx(-1.0)
+    alone = confidence_features([best], IMAGE)
     assert np.isnan(alone["margin"])
     assert np.isnan(alone["agreement"])
     assert similarity([4, 5, 6, 7, 8], [4, 5, 6, 7, 8]) == pytest.approx(1)
+
+
+def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features() -> None:
+    earlier = ("mean_log_prob", *EARLIER_FEATURES)
+    content = {
+        "features": list(earlier),
+        "mean": [0.0] * 6,
+        "scale": [1.0] * 6,
+        "weights": [1.0, 0.0, 0.0, 0.5, 0.0, 0.0],
+        "bias": 0.25,
+        "threshold": 0.3,
+        "right_from": 0.5,
+    }
+    calibrator = Calibrator.from_json(json.dumps(content).encode())
+    best = hypothesis([5, 23], [-1.0, -3.0], -2.0)
+    expected = 1 / (1 + np.exp(-(-2.0 + 0.5 * 2 + 0.25)))
+    assert calibrator.confidence([best], IMAGE) == pytest.approx(expected)
+
+
+def test_image_statistics_are_norms_of_the_annotation_vectors() -> None:
+    features = torch.tensor([[[3.0, 4.0], [0.0, 1.0]], [[0.0, 0.0], [2.0, 0.0]]])
+    first, second = ImageStatistics.of(Grid(features, 1, 2))
+    assert first.cell_norms.tolist() == [5.0, 1.0]
+    assert first.mean_norm == pytest.approx(np.hypot(1.5, 2.5))
+    assert second.mean_norm == pytest.approx(1.0)
 
 
 def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:

@@ -380,7 +380,7 @@ def test_ids_may_be_numbers_and_texts_together() -> None:
         ({1: "a", 2: "b"}, {1: ["a"]}, "1 of 2 images with a caption have no references, .* 2;"),
         ({1: "a"}, {1: ["a"], "x": ["b"]}, "1 of 2 images with a reference have .* 'x';"),
         ({1: "a"}, {"1": ["a"]}, "1 of 1 images with a caption have no references, .* 1;"),
-        ({1: "a", 2: "b"}, {1: ["a"], 2: []}, "image 2 has an empty list of references"),
+        ({1: "a", 2: "b"}, {1: ["a"], 2: []}, "image 2 has no references"),
         ({1: "a"}, {1: ["..."]}, "no reference caption has a word in it"),
     ],
 )
@@ -687,3 +687,15 @@ def test_a_spice_that_fails_is_not_computed_and_costs_nothing_else(tmp_path: Pat
     assert scores.metrics["SPICE"] is None
     assert scores.signature["SPICE"].startswith("not computed: SPICE failed")
     assert scores.metrics["METEOR"] == 0.5
+
+
+def test_references_without_words_lower_no_score() -> None:
+    captions = {1: "a dog runs", 2: "a cat"}
+    references = {1: ["a dog runs fast", "the dog"], 2: ["a cat sleeps"]}
+    with_empty = {1: [*references[1], "", "..."], 2: ["?", *references[2]]}
+    clean, found = (score_captions(captions, refs, java="") for refs in (references, with_empty))
+    assert found.metrics == clean.metrics
+    assert found.signature["references_without_words"] == "3 left out"
+    assert "references_without_words" not in clean.signature
+    with pytest.raises(DataError, match="image 2 has references without words"):
+        score_captions(captions, {1: ["a dog"], 2: ["", "!"]})

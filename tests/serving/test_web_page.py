@@ -220,7 +220,7 @@ def test_other_captions_of_the_search_can_be_shown(
 
 
 @pytest.mark.parametrize(
-    ("confidence", "shown", "unsure"), [(0.314, "31 %", True), (0.86, "86 %", False)]
+    ("confidence", "shown", "unsure"), [(0.314, "31 %", False), (0.26, "26 %", True)]
 )
 def test_a_confidence_is_shown_and_an_unsure_caption_marked(
     opened: Any, photo: Path, confidence: float, shown: str, unsure: bool
@@ -232,7 +232,10 @@ def test_a_confidence_is_shown_and_an_unsure_caption_marked(
           const json = Response.prototype.json;
           Response.prototype.json = async function () {
             const answer = await json.call(this);
-            if (answer.captions) answer.captions[0].confidence = confidence;
+            if (answer.captions) {
+              answer.captions[0].confidence = confidence;
+              answer.captions[0].confidence_threshold = 0.3;
+            }
             return answer;
           };
         }""",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import tiny
+import yaml
 
 from captioner.config import Config, from_yaml
 from captioner.training.model_card import model_card
@@ -14,7 +15,9 @@ CONFIG = tiny.recipe(Path("photos"), Path("run"))
 
 def test_the_card_tells_the_model_the_data_and_the_figures() -> None:
     card = model_card(CONFIG, {"epoch": 3, "CIDEr": 0.51239, "Bleu_4": 0.2})
-    assert card.startswith("# ")
+    _, front_matter, text = card.split("---\n", 2)  # as model hubs read it
+    assert yaml.safe_load(front_matter)["pipeline_tag"] == "image-to-text"
+    assert text.startswith("# ")
     assert card.endswith("\n")
     for told in ("soft attention", "timm/test_resnet", "table", "split train", "epoch 3", "beam 2"):
         assert told in card, told
@@ -32,3 +35,10 @@ def test_a_model_that_was_not_validated_says_so() -> None:
 def test_the_recipe_in_the_card_can_be_run_again() -> None:
     recipe = model_card(CONFIG, {}).partition("```yaml\n")[2].partition("```")[0]
     assert from_yaml(Config, recipe) == CONFIG
+
+
+def test_the_card_says_how_often_people_are_named_right() -> None:
+    row = {"photos": 4, "right": 3, "wrong": 1, "silent": 0}
+    card = model_card(CONFIG, {"epoch": 1, "CIDEr": 0.5}, bias={"gender": {"woman": row}})
+    assert "| gender: woman | 4 | 75% | 25% | 0% |" in card
+    assert "People and clothes" not in model_card(CONFIG, {"epoch": 1, "CIDEr": 0.5}, bias={})

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -17,6 +18,8 @@ from captioner.captioner import Captioner
 from captioner.checkpoint import load_model, load_training_state, save_model, verify
 from captioner.data.readers import read_split
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, ImageError
+from captioner.evaluation import calibration
+from captioner.generation.confidence import Calibrator
 from captioner.training import reporting, train
 from captioner.training import trainer as loop
 from captioner.training.setup import prepare
@@ -85,7 +88,7 @@ def test_the_recipe_of_a_run_that_is_empty_is_damaged_and_not_all_defaults(
     begun: Path, table: Path
 ) -> None:
     (begun / "config.yaml").write_text("")
-    with pytest.raises(CheckpointError, match=r"config\.yaml: damaged \(it is empty\)"):
+    with pytest.raises(CheckpointError, match=r"config\.yaml: edited or damaged \(it is empty\)"):
         train(tiny.recipe(table, begun, train__epochs=2), resume=True)
 
 
@@ -324,3 +327,27 @@ def test_other_versions_are_told_when_a_run_is_resumed(
     save_model(begun / "last", model, config, vocabulary, card="#", training_state=state)
     train(tiny.recipe(table, begun, train__epochs=2), resume=True)
     assert "timm 0.0.1 (now " in capfd.readouterr().err
+
+
+def test_a_run_ends_with_the_calibrator_of_its_best_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.draw_table(tmp_path / "photos", train=6, val=24, test=0)
+    scores = [np.zeros(24), np.arange(24) % 3 / 2]
+    monkeypatch.setattr(calibration, "caption_scores", lambda *_: scores.pop(0))
+
+    def calibrator_of(run: str, least: int) -> Calibrator | None:
+        best = train(
+            tiny.recipe(root, tmp_path / run, train__epochs=1, train__calibrate_from=least)
+        )
+        return Captioner.from_pretrained(best, device="cpu").calibrator
+
+    assert calibrator_of("few", 25) is None
+    assert calibrator_of("never", 0) is None
+    assert len(scores) == 2
+    assert calibrator_of("all wrong", 24) is None, "which loses nothing else"
+    assert "all wrong/best: without a calibrator (0 of 24 captions" in capsys.readouterr().err
+    fitted = calibrator_of("fitted", 24)
+    assert fitted is not None
+    assert fitted.fitted_on == "table (24 photos)"
+    assert "calibrator: area under the curve" in capsys.readouterr().err

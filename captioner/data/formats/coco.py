@@ -82,10 +82,15 @@ def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
                     f"{path}: image id {image_id} is that of {named[image_id]} images; number them "
                     "apart"
                 )
-            annotations = coco.imgToAnns.get(image_id, ())
-            texts = (normalize_spaces(annotation["caption"]) for annotation in annotations)
-            captions = tuple(text for text in texts if text)
-            images.append(CaptionedImage(folder / image["file_name"], captions, image_id))
+            captions = []
+            for annotation in coco.imgToAnns.get(image_id, ()):
+                if not isinstance(annotation["caption"], str):
+                    raise DataError(
+                        f"{path}, annotation {annotation['id']} of image {image_id}: its caption "
+                        f"is no text but {quoted(repr(annotation['caption']))}; mend or remove it"
+                    )
+                captions.append(normalize_spaces(annotation["caption"]))
+            images.append(CaptionedImage(folder / image["file_name"], tuple(captions), image_id))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is not a COCO captions file: expected images with id and file_name, and "

@@ -46,8 +46,7 @@ def read(
     for index, image in enumerate(images):
         try:
             split, name, folder = image["split"], image["filename"], image.get("filepath", "")
-            texts = (normalize_spaces(sentence["raw"]) for sentence in image["sentences"])
-            captions = tuple(text for text in texts if text)
+            captions = tuple(normalize_spaces(sentence["raw"]) for sentence in image["sentences"])
             relative = Path(folder, name)
             found_splits.add(split)
         except (KeyError, TypeError, AttributeError) as error:

@@ -36,11 +36,12 @@ def read(
     a split column every row belongs to every split. Ids are positions of the images.
     """
     refuse_unused("table", coco_splits=coco_splits)
-    path = root if root.is_file() else find_captions_file(root, file, ("*.csv", "*.jsonl"))
-    kinds = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
-    if path.suffix.lower() not in kinds:
-        raise DataError(f"the table {path} must be a .csv or .jsonl file")
-    rows = list(kinds[path.suffix.lower()](path))
+    path, parsed = _parse(root, file)
+    rows = []
+    for row in parsed:
+        if isinstance(row, DataError):
+            raise row
+        rows.append(row)
     has_splits = any(row.split for row in rows)
     ids: dict[Path, int] = {}
     captions: dict[Path, list[str]] = {}
@@ -58,6 +59,24 @@ def read(
     return [CaptionedImage(image, tuple(texts), ids[image]) for image, texts in captions.items()]
 
 
+def row_errors(root: Path, file: str | Path | None = None) -> list[str]:
+    """Return a sentence, with its line, for each row of a table that cannot be read.
+
+    Raises:
+        DataError: No row can be read.
+    """
+    return [str(row) for row in _parse(root, file)[1] if isinstance(row, DataError)]
+
+
+def _parse(root: Path, file: str | Path | None) -> tuple[Path, Iterator[_Row | DataError]]:
+    """Return the table's path, and its rows or what is wrong with them."""
+    path = root if root.is_file() else find_captions_file(root, file, ("*.csv", "*.jsonl"))
+    kinds = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
+    if path.suffix.lower() not in kinds:
+        raise DataError(f"the table {path} must be a .csv or .jsonl file")
+    return path, kinds[path.suffix.lower()](path)
+
+
 @dataclass(frozen=True)
 class _Row:
     """A row of a table and the line that it begins on; split is "" where the row names none."""
@@ -68,7 +87,7 @@ class _Row:
     split: str
 
 
-def _csv_rows(path: Path) -> Iterator[_Row]:
+def _csv_rows(path: Path) -> Iterator[_Row | DataError]:
     """Yield the rows of a CSV file whose heading has image, caption and, optionally, split."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     columns: list[str] = []
@@ -88,13 +107,15 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
                     )
                 continue
             if len(cells) != len(columns):
-                raise DataError(
+                yield DataError(
                     f"{path}, line {line}: {len(cells)} cells under a heading of {len(columns)}; "
                     "put double quotes around a caption that has commas"
                 )
+                continue
             row = dict(zip(columns, cells, strict=True))
             if not row["image"] or not row["caption"]:
-                raise DataError(f"{path}, line {line}: the image or the caption is empty")
+                yield DataError(f"{path}, line {line}: the image or the caption is empty")
+                continue
             yield _Row(
                 line, row["image"], (normalize_spaces(row["caption"]),), row.get("split", "")
             )
@@ -104,13 +125,14 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
         ) from error
 
 
-def _jsonl_rows(path: Path) -> Iterator[_Row]:
+def _jsonl_rows(path: Path) -> Iterator[_Row | DataError]:
     """Yield the rows of a file of one JSON object a line, whose caption may be a list."""
     for line, text in numbered_lines(path):
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {line}: not one JSON object ({error})") from error
+            yield DataError(f"{path}, line {line}: not one JSON object ({error})")
+            continue
         row = row if isinstance(row, dict) else {}
         image, captions, split = row.get("image"), row.get("caption"), row.get("split") or ""
         captions = [captions] if isinstance(captions, str) else captions
@@ -122,8 +144,9 @@ def _jsonl_rows(path: Path) -> Iterator[_Row]:
             and captions
             and all(isinstance(caption, str) and caption.strip() for caption in captions)
         ):
-            raise DataError(
+            yield DataError(
                 f'{path}, line {line}: expected {{"image": name, "caption": text or list of texts}}'
                 f' and perhaps "split": name, not {quoted(text)}'
             )
+            continue
         yield _Row(line, image.strip(), tuple(map(normalize_spaces, captions)), split.strip())

@@ -3,7 +3,6 @@
   "use strict";
 
   const ALTERNATIVES = 4; // captions to list, where the beam is wide enough
-  const UNSURE_BELOW = 0.5; // confidence: the caption is more likely wrong than right
   const ALL_MODELS = "*"; // a choice of the model selector: compare all of them
   const $ = (id) => document.getElementById(id);
 
@@ -150,16 +149,20 @@
   /** Show how sure each model is; models without a calibrator say nothing. */
   function showConfidence(captions) {
     const known = captions
-      .map((caption, index) => ({ name: shown.answers[index].model, value: caption.confidence }))
+      .map((caption, index) => ({
+        name: shown.answers[index].model,
+        value: caption.confidence,
+        unsure: caption.confidence < caption.confidence_threshold, // false where it is null
+      }))
       .filter(({ value }) => typeof value === "number");
-    const sentences = known.map(({ name, value }) => {
+    const sentences = known.map(({ name, value, unsure }) => {
       const text = `Confidence ${Math.round(100 * value)} %`;
-      const unsure = value < UNSURE_BELOW ? ": the caption may well be wrong" : "";
-      return `${captions.length > 1 ? `${name}: ` : ""}${text}${unsure}.`;
+      const warning = unsure ? ": the caption may well be wrong" : "";
+      return `${captions.length > 1 ? `${name}: ` : ""}${text}${warning}.`;
     });
     $("confidence").textContent = sentences.join(" ");
     $("confidence").hidden = !sentences.length;
-    $("confidence").classList.toggle("unsure", known.some(({ value }) => value < UNSURE_BELOW));
+    $("confidence").classList.toggle("unsure", known.some(({ unsure }) => unsure));
   }
 
   function totalLogProb(caption) {

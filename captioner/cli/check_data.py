@@ -1,0 +1,197 @@
+"""`captioner check-data`: look for mistakes in a data set before training on it."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from captioner.cli import CommandParser, printable, run_command, show
+from captioner.errors import DataError
+from captioner.files import check_writable, save_bytes
+from captioner.registry import DATA_FORMATS, TOKENIZERS
+
+if TYPE_CHECKING:
+    from captioner.data.captioned import Split
+    from captioner.data.check import ImageFacts
+
+NAMED = 10  # files of a kind that are named one by one
+ON_SHEET = 36  # photos on a contact sheet
+UNKNOWN_LANGUAGE = 0.6  # share of words known to the bundled models below which it is said
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = CommandParser(
+        prog="captioner check-data",
+        description="Check photos and captions before training: what cannot be read, captions "
+        "without words, photos that are there twice or in two splits, lengths, words and script. "
+        "Says what to mend. Exit code: 0 nothing to mend, 1 something to mend, 2 the data set "
+        "cannot be read.",
+        epilog="example: captioner check-data photos.csv --contact-sheet sheet.jpg",
+    )
+    parser.add_argument("root", type=Path, help="folder of the data set, or a table's file")
+    parser.add_argument(
+        "--format", choices=tuple(DATA_FORMATS), default="table", help="layout (default: table)"
+    )
+    parser.add_argument(
+        "--split", action="append", help="a split; may be given several times (default: train, val)"
+    )
+    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
+    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    parser.add_argument(
+        "--tokenizer", choices=tuple(TOKENIZERS), default="words", help="as in data.tokenizer"
+    )
+    parser.add_argument(
+        "--contact-sheet",
+        type=Path,
+        metavar="FILE",
+        help=f"draw up to {ON_SHEET} photos at random with a caption each (.jpg or .png)",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON here")
+    arguments = parser.parse_args(argv)
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.check import (
+        SMALL_PX,
+        caption_problems,
+        caption_statistics,
+        duplicates,
+        read_images,
+        split_problems,
+    )
+    from captioner.evaluation.results import write_json
+
+    for file in filter(None, (arguments.output, arguments.contact_sheet)):
+        check_writable(file)
+    splits = _read_splits(arguments)
+    tokenizer = TOKENIZERS[arguments.tokenizer]()
+    images = [image for split in splits.values() for image in [*split.images, *split.uncaptioned]]
+    with tqdm(total=len({image.path for image in images}), unit="photo", disable=None) as bar:
+        facts, unreadable = read_images(images, bar.update)
+    problems = split_problems(splits)
+    statistics = {}
+    for name, split in splits.items():
+        readable = [image for image in split.images if image.path in facts]
+        statistics[name] = {"photos": len(readable), **caption_statistics(readable, tokenizer)}
+        problems += [f"{name}: {sentence}" for sentence in caption_problems(split, tokenizer)]
+        problems += _listed(f"{name}: no such file", split.missing)
+        uncaptioned = [image.path for image in split.uncaptioned]
+        problems += _listed(f"{name}: no caption", uncaptioned)
+    problems += _listed("cannot be read", [f"{p}: {reason}" for p, reason in unreadable.items()])
+    small = [path for path, fact in facts.items() if min(fact.width_px, fact.height_px) < SMALL_PX]
+    problems += _listed(f"smaller than {SMALL_PX} pixels", small)
+    pairs = duplicates(facts)
+    of_split = {image.path: name for name, split in splits.items() for image in split.images}
+    across = [pair for pair in pairs if of_split.get(pair[0]) != of_split.get(pair[1])]
+    within = [pair for pair in pairs if pair not in across]
+    problems += _listed(
+        "in two splits under two names (keep one)", [f"{a} and {b}, {how}" for a, b, how in across]
+    )
+    problems += _listed("there twice (keep one)", [f"{a} and {b}, {how}" for a, b, how in within])
+    problems += _language(splits, tokenizer)
+    for name, figures in statistics.items():
+        show(f"{name}: " + _summary(figures))
+    for sentence in problems:
+        show(printable(f"mend: {sentence}"))
+    if not problems:
+        show("nothing to mend")
+    if arguments.output:
+        write_json(arguments.output, {"splits": statistics, "mend": problems})
+        show(str(arguments.output))
+    if arguments.contact_sheet:
+        _draw(arguments.contact_sheet, splits, facts)
+        show(str(arguments.contact_sheet))
+    return 1 if problems else 0
+
+
+def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
+    """Return the splits by name; one, called `all`, where a table has no splits.
+
+    Raises:
+        DataError: A split cannot be read; of a table, names every row.
+    """
+    from captioner.data.formats.table import row_errors
+    from captioner.data.readers import read_split
+
+    if arguments.format == "table" and arguments.root.exists():
+        rows = row_errors(arguments.root, arguments.file)
+        for sentence in rows[:-1]:
+            show(printable(f"mend: {sentence}"))
+        if rows:
+            raise DataError(
+                f"{rows[-1]} ({len(rows)} rows in all cannot be read; mend these first)"
+            )
+    names = ("format", "root", "file", "coco_splits")
+    given = {name: getattr(arguments, name) for name in names}
+    splits = {
+        name: read_split(split=name, **given)
+        for name in dict.fromkeys(arguments.split or ["train", "val"])
+    }
+    first = next(iter(splits.values()))
+    if len(splits) > 1 and all(split.images == first.images for split in splits.values()):
+        return {"all": first}
+    return splits
+
+
+def _listed(what: str, things: list[Any]) -> list[str]:
+    """Say the same of several things, of which the first are named."""
+    sentences = [f"{what}: {thing}" for thing in things[:NAMED]]
+    if len(things) > NAMED:
+        sentences.append(f"{what}: {len(things) - NAMED} more")
+    return sentences
+
+
+def _summary(figures: dict[str, Any]) -> str:
+    fewest, most = figures["captions_a_photo"]
+    shortest, median, longest = figures["words_a_caption"]
+    scripts = ", ".join(f"{name} {share:.0%}" for name, share in figures["scripts"].items())
+    return (
+        f"{figures['photos']} photos, {figures['captions']} captions ({fewest} to {most} a photo), "
+        f"{shortest} to {longest} words (median {median}), {figures['words']} different words "
+        f"({figures['rare_words']} of them fewer than 5 times), script: {scripts or 'none'}"
+    )
+
+
+def _language(splits: dict[str, Split], tokenizer: Any) -> list[str]:
+    """Say it where the bundled models know few of the words, as of another language."""
+    from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
+
+    if not bundled_models():
+        return []
+    vocabulary = load_vocabulary(model_folder(bundled_models()[-1]))
+    texts = [text for split in splits.values() for i in split.images for text in i.captions]
+    words = [word for text in texts for word in tokenizer.split(text)]
+    known = sum(word in vocabulary for word in words) / max(1, len(words))
+    show(f"language: the bundled models, which write English, know {known:.0%} of the words")
+    if known >= UNKNOWN_LANGUAGE:
+        return []
+    return [
+        "the captions are of another language or subject than those of the bundled models; begin "
+        "without --from: captioner train --config table"
+    ]
+
+
+def _draw(path: Path, splits: dict[str, Split], facts: dict[Path, ImageFacts]) -> None:
+    import io
+
+    from captioner.data.transforms import open_image
+    from captioner.visualization.contact_sheet import contact_sheet
+
+    readable = [
+        (name, image)
+        for name, split in splits.items()
+        for image in split.images
+        if image.path in facts
+    ]
+    chosen = random.Random(0).sample(readable, min(ON_SHEET, len(readable)))
+    sheet = contact_sheet(
+        [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]
+    )
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
+    save_bytes(buffer.getvalue(), path)

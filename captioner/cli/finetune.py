@@ -1,0 +1,85 @@
+"""`captioner finetune`: train a model on, with your own captioned photos."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from captioner.cli import run_command
+from captioner.cli.train import split_options, train_and_show
+from captioner.config import (
+    Config,
+    ModelConfig,
+    instantiate,
+    parser_for,
+    read_recipe,
+    set_defaults,
+)
+
+RECIPE = "finetune"
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: list[str]) -> int:
+    config, resume = parse_settings(argv)
+    return train_and_show(config, resume=resume)
+
+
+def parse_settings(argv: list[str]) -> tuple[Config, bool]:
+    """Return the settings of a run, and whether to resume it.
+
+    The recipe is laid over the settings of the model to start from; options win over both.
+
+    Raises:
+        CaptionerError: There is no such model or recipe.
+    """
+    (recipes, starts), options = split_options(argv, "--config", "--from")
+    parser = parser_for(
+        Config,
+        prog="captioner finetune",
+        usage="%(prog)s TABLE --output DIR [--from MODEL] [--resume] [--SECTION.KEY VALUE ...]",
+        description="Train a model on, with your own photos: a CSV or JSONL file with the columns "
+        "image, caption and, if you have them, split (train, val), or the folder of this file. The "
+        "model keeps its architecture and its words, and gets the words of your captions in "
+        "addition. Without a column split, some photos are held back for validation. Every setting "
+        "of a recipe is also an option.",
+        epilog="example: captioner finetune photos.csv --from soft --output my-model",
+    )
+    parser.add_argument("table", metavar="TABLE", help="table of photos and captions")
+    parser.add_argument(
+        "--from", metavar="MODEL", help="bundled model, model folder or run (default: soft)"
+    )
+    parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
+    parser.add_argument(
+        "--config", metavar="RECIPE", help=f"recipe, as of captioner train (default: {RECIPE})"
+    )
+    parser.add_argument("--resume", action="store_true", help="Go on with the run in --output.")
+    start = (starts or ["soft"])[-1]
+    helps = "--help" in options or "-h" in options
+    set_defaults(
+        parser,
+        read_recipe(*(recipes or [RECIPE]), base=ModelConfig() if helps else _settings_of(start)),
+    )
+    arguments = parser.parse_args(options)
+    config = instantiate(Config, parser, arguments)
+    cache = config.data.cache
+    if cache is None and config.encoder.trainable_from is None:
+        cache = str(Path(arguments.output) / "cache")  # the encoder runs once, not in each epoch
+    config = replace(
+        config,
+        data=replace(config.data, root=arguments.table, cache=cache),
+        train=replace(config.train, start_from=start, output=arguments.output),
+    )
+    return config, arguments.resume
+
+
+def _settings_of(model: str) -> ModelConfig:
+    from captioner.checkpoint import load_config, model_folder, verify  # brings torch
+
+    folder = model_folder(model)
+    verify(folder)
+    return load_config(folder)

@@ -1,0 +1,200 @@
+"""Checks of a data set: what cannot be used, what is there twice, and what is likely a mistake."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.tokenizer import Tokenizer, WordTokenizer
+from captioner.data.transforms import open_image
+from captioner.errors import ImageError
+
+SMALL_PX = 32  # an image whose shorter side is less shows little
+SAME_CAPTION = 0.1  # share of the images with the same caption, above which it is likely a mistake
+LONG_WORDS = 40
+_ALIKE_BITS = 4  # of 64 of a difference hash
+_ALIKE_LEVELS = 6.0  # of 255, mean difference of two thumbnails
+_MOST_IN_A_BUCKET = 50  # images with the same quarter of a hash; more are blank ones
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What is known of an image file after reading it.
+
+    Attributes:
+        width_px: Upright.
+        height_px: Upright.
+        digest: Of the file's bytes.
+        thumbnail: uint8 [8, 9], in grey.
+    """
+
+    width_px: int
+    height_px: int
+    digest: str
+    thumbnail: np.ndarray
+
+
+def image_facts(path: Path) -> ImageFacts:
+    """Read an image.
+
+    Raises:
+        ImageError: It cannot be read.
+    """
+    image = open_image(path)
+    return ImageFacts(
+        *image.size,
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        thumbnail=np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX)),
+    )
+
+
+def read_images(
+    images: Iterable[CaptionedImage], done: Callable[[], object] = lambda: None
+) -> tuple[dict[Path, ImageFacts], dict[Path, str]]:
+    """Read every image; return facts of those that can be read, and why others cannot.
+
+    Args:
+        images: An image in several splits is read once.
+        done: Called after each.
+    """
+    facts: dict[Path, ImageFacts] = {}
+    unreadable: dict[Path, str] = {}
+    for path in dict.fromkeys(image.path for image in images):
+        try:
+            facts[path] = image_facts(path)
+        except ImageError as error:
+            unreadable[path] = str(error)
+        done()
+    return facts, unreadable
+
+
+def duplicates(facts: Mapping[Path, ImageFacts]) -> list[tuple[Path, Path, str]]:
+    """Return pairs of files that hold the same image.
+
+    Returns:
+        Two paths, and `same file` or `look alike`: resized, or saved again.
+    """
+    found = []
+    by_digest: dict[str, Path] = {}
+    for path, fact in facts.items():
+        first = by_digest.setdefault(fact.digest, path)
+        if first != path:
+            found.append((first, path, "same file"))
+    # Hashes that differ in few bits are alike in one quarter at least.
+    paths = list(by_digest.values())
+    thumbnails = [facts[path].thumbnail.astype(np.float32) for path in paths]
+    hashes = [np.packbits(t[:, 1:] > t[:, :-1]) for t in thumbnails]
+    buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    for index, value in enumerate(hashes):
+        for quarter in range(4):
+            buckets[quarter, value[2 * quarter : 2 * quarter + 2].tobytes()].append(index)
+    candidates = {
+        pair
+        for members in buckets.values()
+        if len(members) <= _MOST_IN_A_BUCKET
+        for pair in combinations(members, 2)
+    }
+    for a, b in sorted(candidates):
+        if np.unpackbits(hashes[a] ^ hashes[b]).sum() > _ALIKE_BITS:
+            continue
+        if np.abs(thumbnails[a] - thumbnails[b]).mean() <= _ALIKE_LEVELS:
+            found.append((paths[a], paths[b], "look alike"))
+    return found
+
+
+def caption_statistics(
+    images: Sequence[CaptionedImage], tokenizer: Tokenizer | None = None
+) -> dict[str, Any]:
+    """Return counts of captions and words of a split.
+
+    Returns:
+        captions, captions_a_photo (fewest, most), words_a_caption (fewest, median, most),
+        words, rare_words (that occur fewer than five times) and scripts, the shares of letters.
+    """
+    tokenizer = tokenizer or WordTokenizer()
+    texts = [text for image in images for text in image.captions]
+    split = list(map(tokenizer.split, texts))
+    counts = Counter(word for words in split for word in words)
+    lengths = [len(words) for words in split] or [0]
+    each = [len(image.captions) for image in images] or [0]
+    return {
+        "captions": len(texts),
+        "captions_a_photo": [min(each), max(each)],
+        "words_a_caption": [min(lengths), int(np.median(lengths)), max(lengths)],
+        "words": len(counts),
+        "rare_words": sum(count < 5 for count in counts.values()),
+        "scripts": _scripts(texts),
+    }
+
+
+def _scripts(texts: Iterable[str]) -> dict[str, float]:
+    letters = Counter(c for text in texts for c in text if c.isalpha())
+    scripts: Counter[str] = Counter()
+    for letter, count in letters.items():
+        scripts[unicodedata.name(letter, "OTHER").partition(" ")[0].lower()] += count
+    return {name: count / scripts.total() for name, count in scripts.most_common(3)}
+
+
+def caption_problems(split: Split, tokenizer: Tokenizer | None = None) -> list[str]:
+    """Return a sentence for each thing to mend in the captions of a split.
+
+    Training and evaluation report the same.
+    """
+    tokenizer = tokenizer or WordTokenizer()
+    found = [split.wordless_sentence(), *_repeated(split.images)]
+    texts = [text for image in split.images for text in image.captions]
+    found.append(tokenizer.warning(texts))
+    long = [
+        (image, text)
+        for image in split.images
+        for text in image.captions
+        if len(text) > LONG_WORDS and len(tokenizer.split(text)) > LONG_WORDS
+    ]
+    if long:
+        found.append(
+            f"{len(long)} captions have more than {LONG_WORDS} words, as that of "
+            f"{long[0][0].path}; training cuts them to data.max_words"
+        )
+    return [sentence for sentence in found if sentence]
+
+
+def _repeated(images: Sequence[CaptionedImage]) -> list[str]:
+    """Report a caption that stands for many images, and one that an image has twice."""
+    found = []
+    counts = Counter(text for image in images for text in set(image.captions))
+    text, count = counts.most_common(1)[0] if counts else ("", 0)
+    if len(images) >= 20 and count > SAME_CAPTION * len(images):
+        found.append(
+            f"{count} of {len(images)} photos have the same caption, {text!r}; check that photos "
+            "and captions belong together"
+        )
+    twice = [image for image in images if len(set(image.captions)) < len(image.captions)]
+    if twice:
+        found.append(
+            f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it "
+            "counts double"
+        )
+    return found
+
+
+def split_problems(splits: Mapping[str, Split]) -> list[str]:
+    """Report files that are in several splits: what is validated on must not be learned."""
+    found = []
+    for (one, first), (other, second) in combinations(splits.items(), 2):
+        shared = {i.path for i in first.images} & {i.path for i in second.images}
+        if shared:
+            found.append(
+                f"{len(shared)} photos are in {one} and in {other}, as {min(shared)}; keep each in "
+                "one split"
+            )
+    return found

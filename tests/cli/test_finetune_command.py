@@ -1,0 +1,119 @@
+"""`captioner finetune`: the settings that it trains with, and a run from end to end."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import tiny
+
+from captioner.checkpoint import load_config, load_model
+from captioner.cli.finetune import main, parse_settings
+from captioner.config import Config, SourceConfig, from_yaml
+from captioner.data.readers import read_sources
+from captioner.errors import ConfigError, DataError
+from captioner.training import train
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Photos and captions without a column split."""
+    folder = tiny.draw_table(tmp_path / "photos")
+    lines = (folder / "captions.csv").read_text().splitlines()
+    path = folder / "captions.csv"
+    path.write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    return path
+
+
+def test_architecture_is_the_models_and_options_win(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ["my.csv", "--from", str(tiny_model), "--output", str(tmp_path / "run")]
+    config, resume = parse_settings([*arguments, "--optim.lr", "3e-4", "--decoder.dropout=0.25"])
+    model = load_config(tiny_model)
+    assert config.preprocess == model.preprocess
+    assert config.attention == model.attention
+    assert config.decoder.hidden_dim == model.decoder.hidden_dim == 16
+    assert config.decoder.dropout == 0.25
+    assert config.encoder.trainable_from is None
+    assert (config.optim.lr, config.optim.schedule) == (3e-4, "cosine")
+    assert (config.train.start_from, config.data.root) == (str(tiny_model), "my.csv")
+    assert config.data.cache == str(tmp_path / "run" / "cache")
+    assert not resume
+    tuned, _ = parse_settings([*arguments, "--encoder.trainable_from", "layer4"])
+    assert tuned.data.cache is None
+
+
+def test_a_run_keeps_the_models_words_and_adds_new_ones(
+    table: Path, tiny_model: Path, tmp_path: Path, capsys
+) -> None:
+    table.write_text(table.read_text().replace("field", "meadow"))
+    run = tmp_path / "run"
+    options = ["--train.epochs", "1", "--train.samples", "0", "--train.device", "cpu"]
+    assert main([str(table), "--from", str(tiny_model), "--output", str(run), *options]) == 0
+    captured = capsys.readouterr()
+    assert str(run / "best") in captured.out
+    assert "4 photos are held back for validation" in captured.err
+    before, after = load_model(tiny_model)[2], load_model(run / "best")[2]
+    assert after.words[: len(before.words)] == before.words
+    assert "meadow" in after
+    resumed = ["--resume", "--train.epochs", "2"]
+    assert (
+        main([str(table), "--from", str(tiny_model), "--output", str(run), *options, *resumed]) == 0
+    )
+    assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
+
+
+def test_a_start_of_another_architecture_is_refused_and_names_what_differs(
+    tiny_model: Path, tmp_path: Path, capsys
+) -> None:
+    root = tiny.draw_table(tmp_path / "photos")
+    recipe = tiny.recipe(
+        root,
+        tmp_path / "run",
+        train__start_from=str(tiny_model),
+        train__epochs=1,
+        decoder__hidden_dim=24,
+    )
+    with pytest.raises(ConfigError, match="decoder.hidden_dim 16") as caught:
+        train(recipe)
+    assert "captioner finetune" in str(caught.value)
+    recipe = tiny.recipe(
+        root,
+        tmp_path / "encoder",
+        train__start_from=str(tiny_model),
+        train__start_with="encoder",
+        train__epochs=1,
+        decoder__hidden_dim=24,
+    )
+    best = train(recipe)
+    assert "café" not in load_model(best)[2], "the words are those of the captions alone"
+    assert "weights taken" not in capsys.readouterr().err
+
+
+def test_photos_are_held_back_only_where_there_are_no_splits(table: Path, tmp_path: Path) -> None:
+    source = SourceConfig(format="table", root=str(table), name="mine")
+    found = read_sources([source], val_share=0.25, seed=3)
+    held_back = {image.path for _, images in found.validation for image in images}
+    learned = {image.path for image in found.training}
+    assert len(held_back) == 4
+    assert len(learned) == 14
+    assert not held_back & learned
+    again = read_sources([source], val_share=0.25, seed=3)
+    assert again.validation == found.validation
+    assert read_sources([source], val_share=0.25, seed=4).validation != found.validation
+    with_splits = tiny.draw_table(tmp_path / "splits")
+    found = read_sources(
+        [SourceConfig(format="table", root=str(with_splits), name="mine")], val_share=0.25
+    )
+    assert (len(found.training), len(found.validation[0][1])) == (12, 3)
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "caption"), ("00.jpg", "a"), ("01.jpg", "b")])
+    with pytest.raises(DataError, match="too few"):
+        read_sources([source], val_share=0.25)
+
+
+def test_help_needs_no_model(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    assert "--from" in capsys.readouterr().out

@@ -1,0 +1,133 @@
+"""Checks of a data set: each mistake that is planted is found, and named by its place."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+from PIL import Image
+
+from captioner.cli.check_data import main
+from captioner.data.check import caption_problems, duplicates, image_facts
+from captioner.data.readers import read_split
+from captioner.errors import ImageError
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tiny.draw_table(tmp_path / "data")
+
+
+def write(table: Path, *rows: tuple[str, str, str]) -> None:
+    with (table / "captions.csv").open("a", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def check(table: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    code = main([str(table), *options])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_a_clean_table_has_nothing_to_mend(table: Path, tmp_path: Path, capsys) -> None:
+    report, sheet = tmp_path / "report.json", tmp_path / "sheet.jpg"
+    code, text = check(table, capsys, "--output", str(report), "--contact-sheet", str(sheet))
+    content = json.loads(report.read_text())
+    # drawn captions are of twelve words that the bundled models know
+    assert content["mend"] == [], text
+    assert code == 0
+    assert content["splits"]["train"]["photos"] == 12
+    assert content["splits"]["val"]["captions"] == 6
+    assert content["splits"]["train"]["scripts"] == {"latin": 1.0}
+    with Image.open(sheet) as drawn:
+        assert drawn.width > drawn.height > 200
+
+
+def test_planted_mistakes_are_found_and_named(table: Path, capsys) -> None:
+    (table / "broken.jpg").write_bytes((table / "00.jpg").read_bytes()[:300])
+    shutil.copy(table / "01.jpg", table / "copy.jpg")
+    smooth = Image.blend(Image.radial_gradient("L"), Image.linear_gradient("L").rotate(30), 0.4)
+    smooth.convert("RGB").save(table / "smooth.png")
+    smooth.resize((400, 300)).save(table / "larger.jpg", quality=60)
+    with Image.open(table / "04.jpg") as image:
+        image.resize((30, 24)).save(table / "small.png")
+    write(
+        table,
+        ("broken.jpg", "a broken photo", "train"),
+        ("missing.jpg", "a missing photo", "train"),
+        ("copy.jpg", "a copy", "val"),
+        ("smooth.png", "a smooth one", "train"),
+        ("larger.jpg", "a larger copy", "train"),
+        ("03.jpg", "?!", "train"),
+        ("05.jpg", "in both splits", "val"),
+        ("small.png", "a small one " + "and long " * 30, "test"),
+        ("06.jpg", "twice", "train"),
+        ("06.jpg", "twice", "train"),
+    )
+    code, text = check(table, capsys, "--split", "train", "--split", "val", "--split", "test")
+    assert code == 1
+    for facts in (
+        f"train: no such file: {table / 'missing.jpg'}",
+        f"cannot be read: {table / 'broken.jpg'}",
+        f"{table / '01.jpg'} and {table / 'copy.jpg'}, same file",
+        f"{table / 'smooth.png'} and {table / 'larger.jpg'}, look alike",
+        f"'?!' of {table / '03.jpg'}",
+        f"1 photos are in train and in val, as {table / '05.jpg'}",
+        f"smaller than 32 pixels: {table / 'small.png'}",
+        "1 captions have more than 40 words",
+        f"1 photos have a caption twice, as {table / '06.jpg'}",
+    ):
+        assert facts in text, text
+
+
+def test_every_bad_row_of_a_table_is_named_by_its_line(table: Path, capsys) -> None:
+    write(table, ("07.jpg", "", "train"), ("", "no photo", "train"))
+    with (table / "captions.csv").open("a") as file:
+        file.write("08.jpg,a, comma,train\n")
+    code, text = check(table, capsys)
+    assert code == 2
+    rows = len((table / "captions.csv").read_text().splitlines())
+    for line in (rows - 2, rows - 1, rows):
+        assert f"line {line}" in text
+    assert "3 rows in all" in text
+
+
+def test_a_table_without_splits_is_checked_once(table: Path, capsys) -> None:
+    lines = (table / "captions.csv").read_text().splitlines()
+    (table / "captions.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    code, text = check(table, capsys)
+    assert (code, "all: 18 photos, 36 captions" in text) == (0, True), text
+
+
+def test_another_language_is_said(table: Path, capsys) -> None:
+    path = table / "captions.csv"
+    path.write_text(
+        path.read_text().replace("square", "квадрат").replace("a ", "один ").replace(" on ", " на ")
+    )
+    code, text = check(table, capsys)
+    assert code == 1
+    assert "another language" in text
+    assert "cyrillic" in text
+
+
+def test_one_caption_for_many_photos_is_likely_a_mistake(table: Path) -> None:
+    for number in range(30, 50):
+        shutil.copy(table / "00.jpg", table / f"{number}.jpg")
+        write(table, (f"{number}.jpg", "untitled", "train"))
+    split = read_split(format="table", root=table, split="train")
+    (sentence,) = caption_problems(split)
+    assert "20 of 32 photos have the same caption, 'untitled'" in sentence
+
+
+def test_different_photos_are_no_duplicates(tmp_path: Path) -> None:
+    for number in range(40):
+        tiny.photo(number)[0].save(tmp_path / f"{number}.png")
+    facts = {path: image_facts(path) for path in sorted(tmp_path.glob("*.png"))}
+    assert duplicates(facts) == []
+    (tmp_path / "no.png").write_bytes(b"no")
+    with pytest.raises(ImageError):
+        image_facts(tmp_path / "no.png")
