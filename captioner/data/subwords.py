@@ -12,7 +12,8 @@ from captioner.errors import ConfigError
 _SPACE = "\u2581"  # stands for the space before a token, as in SentencePiece
 _UNKNOWN = "<unk>"  # the vocabulary's token of this name
 _DEFAULT_SIZE = 8000
-_LONGEST = 16  # characters of a token, so that no caption becomes one
+# Characters of a token: without spaces to end them, tokens would become whole captions.
+_LONGEST, _LONGEST_UNSPACED = 16, 4
 
 
 class SubwordTokenizer(WordTokenizer):
@@ -47,12 +48,14 @@ class SubwordTokenizer(WordTokenizer):
 
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         package = _package()
+        captions = list(captions)
+        unspaced = WordTokenizer().warning(captions) is not None
         encoder = package.Tokenizer(package.models.BPE(unk_token=_UNKNOWN))
         encoder.pre_tokenizer = package.pre_tokenizers.Metaspace(replacement=_SPACE)
         trainer = package.trainers.BpeTrainer(
             vocab_size=max_size or _DEFAULT_SIZE,
             min_frequency=min_count,
-            max_token_length=_LONGEST,
+            max_token_length=_LONGEST_UNSPACED if unspaced else _LONGEST,
             special_tokens=[_UNKNOWN],
             show_progress=False,
         )

@@ -47,11 +47,11 @@ def draw_table(folder: Path, translate: Callable[[str], str]) -> dict[str, str]:
     with (folder / "captions.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["image", "caption", "split"])
-        for number in range(60):
+        for number in range(124):
             image, captions = tiny.photo(number, 64, 64)
             name = f"{number:02d}.png"
             caption = translate(captions[0])
-            split = "test" if number >= 56 else "val" if number >= 52 else "train"
+            split = "test" if number >= 120 else "val" if number >= 112 else "train"
             image.save(folder / name)
             rows.writerow([name, caption, split])
             if split == "test":
