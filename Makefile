@@ -6,6 +6,9 @@
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
 #   make reproduce-flickr8k [FLICKR8K=DIR] [FLICKR30K=FILE]   train the bundled models anew and
 #                                 score them; the file has captions without photos (text.file)
+#   make docs                     build the docs site into out/site
+#   make dist                     sdist and wheel; the wheel captions a photo in an empty environment
+#   make oldest                   the same with the oldest libraries that are allowed
 #   make lint | types | format    one of them; format rewrites the files
 #   make lock                     renew requirements.lock to the newest versions
 #   make clean                    remove what was made; the environment too
@@ -27,7 +30,7 @@ installing := $(VENV)/installing
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test test-slow benchmark reproduce-flickr8k lint types format lock clean
+.PHONY: caption test test-slow benchmark reproduce-flickr8k docs dist oldest lint types format lock clean
 
 caption: $(installed)
 	@photo=$$PHOTO; \
@@ -98,6 +101,23 @@ reproduce-flickr8k: $(installed)
 	$(call evaluate,flickr8k_soft_larger)
 	$(call evaluate,flickr8k_hard_bundled)
 
+docs: $(installed)
+	$(python) -m mkdocs build --strict
+
+# $(1): an environment to make; $(2): options of its installation
+smoke = $(python) -m uv venv --quiet --clear --python $(python) $(1) && \
+	$(python) -m uv pip install --quiet --python $(1)/bin/python $(2) dist/*.whl && \
+	cd dist && ../$(1)/bin/captioner doctor && ../$(1)/bin/captioner caption --output pictures \
+	  "$$(../$(1)/bin/python -c 'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))')"
+
+dist: $(installed)
+	rm -rf dist
+	$(python) -m uv build --quiet --no-build-isolation --python $(python) --out-dir dist
+	$(call smoke,out/empty)
+
+oldest: dist
+	$(call smoke,out/oldest,--resolution lowest-direct)
+
 lint: $(installed)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
@@ -110,7 +130,7 @@ format: $(installed)
 	$(python) -m ruff format .
 
 lock: $(installed)
-	$(python) -m uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.10 \
+	$(python) -m uv pip compile pyproject.toml --all-extras --group dev --group docs --group test --universal --python-version 3.10 \
 	  --upgrade --generate-hashes --no-emit-index-url --custom-compile-command "make lock" \
 	  --quiet --output-file requirements.lock
 

@@ -564,7 +564,8 @@ class Captioner:
         words: list[str] | None = None,
     ) -> Caption:
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
-        return hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
+        caption = hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
+        return replace(caption, text=self.vocabulary.tokenizer.join(words))
 
 
 def as_image(source: Any) -> Image.Image:

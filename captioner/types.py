@@ -246,10 +246,12 @@ class Caption:
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
         """Plain values for JSON, rounded to six places; the one form of all programs and pages.
 
-        caption, words, log_probs, end_log_prob, beta, confidence, and with a calibrator
-        confidence_threshold; cells and paths of hard attention.
-        maps: also "maps" [T][rows][columns], "heads" [T][layers][heads][rows][columns] where there
-            are several, and "geometry", by which a page lays them on the photo.
+        The keys are caption, words, log_probs, end_log_prob, beta and confidence, with a calibrator
+        confidence_threshold, and for hard attention cells and paths.
+
+        Args:
+            maps: Also `maps` (T x rows x columns), where there are several `heads` (T x layers x
+                heads x rows x columns), and `geometry`, by which a page lays them on the photo.
         """
         content: dict[str, Any] = {
             "caption": self.text,

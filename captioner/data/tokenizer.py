@@ -43,6 +43,18 @@ class Tokenizer(ABC):
         """Join tokens into the text that users read."""
         return " ".join(tokens)
 
+    def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
+        """Return the tokenizer for a model that is to be trained on these captions.
+
+        One that learns from captions returns a new one, whose tokens are all worth keeping.
+
+        Args:
+            captions: Training captions.
+            min_count: Rarer tokens are not wanted.
+            max_size: Nor more tokens than this; None sets no limit.
+        """
+        return self
+
     def settings(self) -> dict[str, Any]:
         """Return what the constructor needs to build this tokenizer again, as plain values."""
         return {}
@@ -112,7 +124,7 @@ class CharacterTokenizer(WordTokenizer):
         for word in super().split(text):
             start = 0
             for position in range(1, len(word)):
-                is_boundary = _is_unspaced(word[position]) or _is_unspaced(word[start])
+                is_boundary = is_unspaced(word[position]) or is_unspaced(word[start])
                 if is_boundary and not _is_mark(word[position]):
                     tokens.append(word[start:position])
                     start = position
@@ -122,7 +134,7 @@ class CharacterTokenizer(WordTokenizer):
     def join(self, tokens: Sequence[str]) -> str:
         text = ""
         for token in tokens:
-            if text and not (_ENDS_UNSPACED.search(text[-8:]) and _is_unspaced(token[:1])):
+            if text and not (_ENDS_UNSPACED.search(text[-8:]) and is_unspaced(token[:1])):
                 text += " "
             text += token
         return text
@@ -158,5 +170,11 @@ def _is_mark(character: str) -> bool:
     return marks and not "\ufe00" <= character <= "\ufe0f"
 
 
-def _is_unspaced(character: str) -> bool:
+def begins_unspaced(character: str) -> bool:
+    """Return whether it is a character of such a script, and no mark on the one before it."""
+    return is_unspaced(character) and not _is_mark(character)
+
+
+def is_unspaced(character: str) -> bool:
+    """Return whether a character is of a script that is written without spaces between words."""
     return re.match(f"[{_UNSPACED}]", character) is not None

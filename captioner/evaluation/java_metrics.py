@@ -19,6 +19,7 @@ from captioner.evaluation.scorers import (
     MetricTable,
     Scored,
     clean,
+    meteor_language,
     pycocoevalcap_folder,
     pycocoevalcap_version,
 )
@@ -70,13 +71,13 @@ class _Meteor(Meteor):
     when scoring fails, so that its destructor would wait for ever: hence the reentrant lock.
     """
 
-    def __init__(self, java: str) -> None:
+    def __init__(self, java: str, language: str) -> None:
         command = [java, "-Dfile.encoding=UTF-8", "-jar", "-Xmx2G", METEOR_JAR]
         self.counts: list[list[float]] = []
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as METEOR is)
         self.lock = threading.RLock()
         self.meteor_p = subprocess.Popen(
-            [*command, "-", "-", "-stdio", "-l", "en", "-norm"],
+            [*command, "-", "-", "-stdio", "-l", language, "-norm"],
             cwd=pycocoevalcap_folder() / "meteor",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -109,12 +110,12 @@ class _Meteor(Meteor):
 def meteor_scores(
     candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
 ) -> MetricTable:
-    """METEOR 1.5 (Denkowski and Lavie 2014) of tokenised captions.
+    """METEOR 1.5 (Denkowski and Lavie 2014) of tokenised captions, in their `meteor_language`.
 
     Raises:
         JavaFailure: METEOR ended early or answered with something other than scores.
     """
-    meteor = _Meteor(java)
+    meteor = _Meteor(java, meteor_language(references))
     try:
         corpus, images = meteor.compute_score(*_by_index(candidates, references))
     except (ValueError, OSError, IndexError) as error:  # no number where METEOR died or complained

@@ -26,6 +26,7 @@ from captioner.errors import DataError
 from captioner.evaluation.scorers import (
     MetricTable,
     Scored,
+    meteor_language,
     metrics,
     python_scores,
     tokenize,
@@ -123,6 +124,8 @@ def score_captions(
     }
     if tokenizer == PYTHON_TOKENIZER:
         signature["nltk"] = importlib.metadata.version("nltk")
+    if meteor_language(truths) == "other":
+        signature["METEOR"] += ", -l other (equal words only)"
     names = [name for metric in chosen.values() for name in metric.names]
     figures: dict[str, float | None] = {}
     for name in names:

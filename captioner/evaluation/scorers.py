@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from captioner.data.tokenizer import begins_unspaced
 from captioner.errors import DataError
 from captioner.registry import METRICS
 
@@ -72,10 +73,14 @@ def metrics(*, needs_java: bool | None = None) -> dict[str, Metric]:
 def clean(text: str) -> str:
     """Make a caption one line that any of the scorers can take.
 
-    Line breaks and other white space become single spaces. "|||" separates the fields of METEOR's
-    protocol, so it becomes a space; half of a surrogate pair, which UTF-8 cannot hold, becomes "?".
+    Characters of scripts without spaces between words become words of their own, because the
+    tokenizers would take a whole sentence for a word. Line breaks and other white space become
+    single spaces. "|||" separates the fields of METEOR's protocol, so it becomes a space; half of a
+    surrogate pair, which UTF-8 cannot hold, becomes "?".
     """
     text = text.encode("utf-8", "replace").decode("utf-8")
+    if not text.isascii():
+        text = "".join(f" {each}" if begins_unspaced(each) else each for each in text)
     return " ".join(text.replace("|||", " ").split())
 
 
@@ -93,6 +98,16 @@ def tokenize(text: str) -> str:
     words = TreebankWordTokenizer().tokenize(clean(text), convert_parentheses=True)
     # Lower-cased first, as PTBTokenizer does, so that "-lrb-" stays though "-LRB-" is in its list.
     return " ".join(word for word in map(str.lower, words) if word not in PUNCTUATIONS)
+
+
+def meteor_language(references: Sequence[Sequence[str]]) -> str:
+    """Return METEOR's language for references: `en`, or `other` where most letters are not Latin.
+
+    METEOR's stems and paraphrases are of English; in `other` languages it matches equal words only.
+    """
+    letters = [each for texts in references for text in texts for each in text if each.isalpha()]
+    latin = sum(each < "\u0250" for each in letters)
+    return "en" if 2 * latin >= len(letters) else "other"
 
 
 def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:

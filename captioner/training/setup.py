@@ -232,9 +232,17 @@ def _vocabulary(
         return start
     if config.train.start_with == "encoder":
         start = None
-    tokenizer = TOKENIZERS[data.tokenizer]() if start is None else start.tokenizer
+    min_count = data.min_count
+    if start is None:
+        chosen = TOKENIZERS[data.tokenizer]()
+        tokenizer = chosen.fitted(
+            images.captions, min_count=min_count, max_size=data.vocabulary_size
+        )
+        min_count = min_count if tokenizer is chosen else 1  # a learned one has left rare ones out
+    else:
+        tokenizer = start.tokenizer
     vocabulary = Vocabulary.build(
-        images.captions, tokenizer, min_count=data.min_count, max_size=data.vocabulary_size
+        images.captions, tokenizer, min_count=min_count, max_size=data.vocabulary_size
     )
     if start is not None:
         return start.extended(vocabulary)

@@ -12,7 +12,7 @@ from captioner.visualization.labels import LABEL_COLOURS
 from captioner.visualization.overlay import resize_captioned
 from captioner.visualization.sheet import comparison_sheet
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.typography import INK, MUTED, font, one_line
+from captioner.visualization.typography import INK, MUTED, font, is_right_to_left, one_line
 from captioner.visualization.words import word_images
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def caption_frames(
 def _under_sentence(picture: Image.Image, words: Sequence[str], current: int) -> Image.Image:
     """Put the caption above a picture; the current word is set off (-1: none is)."""
     text = max(15, picture.width // 26)
-    face, strong = font(text), font(text, bold=True)
+    sentence = " ".join(words)
+    face, strong = (font(text, bold=bold, text=sentence) for bold in (False, True))
     margin, line_height, space = text, round(1.4 * text), face.getlength(" ")
     places: list[tuple[float, int]] = []
     x, line = float(margin), 0
@@ -107,7 +108,8 @@ def _under_sentence(picture: Image.Image, words: Sequence[str], current: int) ->
         fill = INK if chosen or current < 0 else _PALE
         baseline = margin // 2 + text + row * line_height
         drawn = strong if chosen else face
-        draw.text((x, baseline), one_line(word), fill=fill, font=drawn, anchor="ls")
+        x, anchor = (frame.width - x, "rs") if is_right_to_left(sentence) else (x, "ls")
+        draw.text((x, baseline), one_line(word), fill=fill, font=drawn, anchor=anchor)
     return frame
 
 

@@ -58,7 +58,7 @@ def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
     rows, columns = caption.maps.shape[1:]
     unit = min(max(_CELLS_WIDTH // length, _NARROWEST), _WIDEST)
     label_width = round(
-        max([font(_TEXT).getlength(one_line(word)) for word in caption.words], default=0)
+        max([font(_TEXT, text=word).getlength(one_line(word)) for word in caption.words], default=0)
     )
     label_width = min(label_width, _WIDEST_WORD) + _TEXT // 2
     parts = [
@@ -72,7 +72,7 @@ def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
         head = round(font(_TEXT).getlength(heading))
         left += max(values.shape[1] * wide, head) + _GAP
     width = max(left - _GAP, lefts[1] + _LEGEND_WIDTH) + _MARGIN
-    title_font = font(_TITLE, bold=True)
+    title_font = font(_TITLE, bold=True, text=caption.text)
     title = wrap(
         one_line(caption.text) or "(no words)", title_font, width - 2 * _MARGIN, max_lines=3
     )

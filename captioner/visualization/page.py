@@ -187,7 +187,8 @@ def gallery_page(entries: Sequence[Entry]) -> str:
     """Return one HTML file of thumbnails and captions that lead to the pages of their images."""
     items = "\n".join(
         f'<li><a href="{html.escape(entry.page)}"><img src="{entry.thumbnail}" alt="" '
-        f'loading="lazy"><span class="caption">{html.escape(entry.caption or "(no words)")}</span>'
+        f'loading="lazy"><span class="caption" dir="auto">'
+        f"{html.escape(entry.caption or '(no words)')}</span>"
         f'<span class="about">{html.escape(one_line(entry.name))}</span></a></li>'
         for entry in entries
     )

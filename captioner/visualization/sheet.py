@@ -18,7 +18,16 @@ from captioner.visualization.labels import (
 )
 from captioner.visualization.overlay import resize_captioned, word_overlay
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line, wrap
+from captioner.visualization.typography import (
+    INK,
+    MUTED,
+    WARNING,
+    fit,
+    font,
+    is_right_to_left,
+    one_line,
+    wrap,
+)
 from captioner.visualization.vector import Page, VectorPage, finer, new_page, pen
 
 if TYPE_CHECKING:
@@ -225,15 +234,16 @@ def _heading(
 
     Without a sheet nothing is drawn.
     """
-    face = font(layout.title, bold=True)
+    face = font(layout.title, bold=True, text=caption.text)
     most = 6 if layout is _SHEET else 3
     lines = wrap(one_line(caption.text) or "(no words)", face, width, max_lines=most)
     note = caption_note(caption)
     if sheet is not None:
         draw = pen(sheet)
         baseline = top + round(0.8 * layout.title)
+        x, anchor = (left + width, "rs") if is_right_to_left(caption.text) else (left, "ls")
         for line in lines:
-            draw.text((left, baseline), line, fill=INK, font=face, anchor="ls")
+            draw.text((x, baseline), line, fill=INK, font=face, anchor=anchor)
             baseline += layout.title_line
         if note:
             note, small = fit(note, width, size_px=layout.text, smallest_px=layout.text // 2)

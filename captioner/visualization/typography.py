@@ -1,24 +1,89 @@
-"""Text of the pictures: DejaVu Sans from matplotlib's files, fitted to the room there is."""
+"""Text of the pictures: a font that has its letters, and text fitted to the room there is.
+
+DejaVu Sans comes with matplotlib; for letters that it lacks, a font of the system is searched.
+"""
 
 from __future__ import annotations
 
+import sys
+import unicodedata
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import ImageFont
+from PIL import ImageFont, features
+
+from captioner.data.tokenizer import begins_unspaced
 
 INK = "#16191d"
 MUTED = "#667080"
 WARNING = "#b3471e"
 
 
+def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeTypeFont:
+    """Return DejaVu Sans, or for a text with letters that it lacks, a font of the system.
+
+    DejaVu Sans has β, × and the letters of most alphabets, but no Chinese, Japanese or Korean.
+    Where no font has a letter, or Arabic and Hebrew cannot be laid out, stderr says so once.
+    """
+    lacking = "" if text.isascii() else "".join(sorted(set(text) - _letters(_dejavu(bold))))
+    if is_right_to_left(text) and not features.check_feature("raqm"):
+        _say_once(
+            "text from right to left is drawn letter by letter in the wrong order, because this "
+            "Pillow has no Raqm; install libraqm and libfribidi"
+        )
+    return _face(_font_with(lacking) or _dejavu(bold) if lacking else _dejavu(bold), size_px)
+
+
+def is_right_to_left(text: str) -> bool:
+    """Return whether the first letter that has a direction is of Arabic, Hebrew or the like."""
+    directions = (unicodedata.bidirectional(character) for character in text)
+    return next((each for each in directions if each in ("L", "R", "AL")), "L") != "L"
+
+
 @lru_cache(maxsize=64)
-def font(size_px: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """Return DejaVu Sans, which has β, × and the letters of most alphabets."""
+def _face(path: str, size_px: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(path, size_px)
+
+
+@lru_cache(maxsize=2)
+def _dejavu(bold: bool) -> str:
     import matplotlib  # here, because it takes longer to import than all of ours
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size_px)
+    return str(Path(matplotlib.get_data_path(), "fonts", "ttf", name))
+
+
+@lru_cache(maxsize=256)
+def _letters(path: str) -> frozenset[str]:
+    """Return the characters of a font file, of the first font in it where it has several."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(map(chr, FT2Font(path).get_charmap()))
+    except (OSError, RuntimeError):  # no font that FreeType can read
+        return frozenset()
+
+
+@lru_cache(maxsize=1024)
+def _font_with(characters: str) -> str | None:
+    """Return the system's font file that has most of these characters; None if none has any."""
+    from matplotlib.font_manager import findSystemFonts
+
+    wanted = {character for character in characters if character.isprintable()}
+    files = sorted(findSystemFonts(), key=lambda path: ("Bold" in path, "Serif" in path, path))
+    best = max(files, key=lambda path: len(wanted & _letters(path)), default=None)
+    missing = wanted - (_letters(best) if best else frozenset())
+    if missing:
+        _say_once(
+            f"no font on this machine has '{min(missing)}', which is drawn as a box; install one "
+            "of its script (on Debian and Ubuntu, fonts-noto-cjk or another of fonts-noto)"
+        )
+    return best if missing != wanted else None
+
+
+@lru_cache(maxsize=16)
+def _say_once(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)
 
 
 def one_line(text: str) -> str:
@@ -45,26 +110,41 @@ def fit(
 ) -> tuple[str, ImageFont.FreeTypeFont]:
     """Return the text and the largest font in which it fits, shortened if none is."""
     for size in range(size_px, smallest_px, -1):
-        if font(size, bold=bold).getlength(text) <= width_px:
-            return text, font(size, bold=bold)
-    face = font(smallest_px, bold=bold)
+        face = font(size, bold=bold, text=text)
+        if face.getlength(text) <= width_px:
+            return text, face
+    face = font(smallest_px, bold=bold, text=text)
     return shorten(text, face, width_px), face
 
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines: int) -> list[str]:
-    """Break the text into lines within width_px; what exceeds max_lines ends in an ellipsis."""
+    """Break the text into lines within width_px; what exceeds max_lines ends in an ellipsis.
+
+    A line may end after a word, and after any character of a script without spaces.
+    """
     lines: list[str] = []
     line = ""
-    words = text.split(" ")
+    words = _breakable(text)
     for position, word in enumerate(words):
-        longer = f"{line} {word}" if line else word
+        longer = line + word if line else word.lstrip()
         if face.getlength(longer) <= width_px:
             line = longer
         elif len(lines) == max_lines - 1:
-            rest = " ".join(words[position:])
-            return [*lines, shorten(f"{line} {rest}" if line else rest, face, width_px)]
+            rest = "".join(words[position:])
+            return [*lines, shorten((line + rest).lstrip(), face, width_px)]
         else:
             if line:
                 lines.append(line)
-            line = shorten(word, face, width_px)
+            line = shorten(word.lstrip(), face, width_px)
     return [*lines, line]
+
+
+def _breakable(text: str) -> list[str]:
+    """Split a text before its spaces and before characters of scripts without spaces."""
+    parts: list[str] = []
+    for character in text:
+        if not parts or character == " " or begins_unspaced(character):
+            parts.append(character)
+        else:
+            parts[-1] += character
+    return parts

@@ -433,6 +433,7 @@
 
       this.words = make("div", "cv-words");
       this.words.setAttribute("role", "toolbar");
+      this.words.dir = "auto"; // from right to left for Arabic and Hebrew
       this.words.setAttribute("aria-label", "Words of the caption; arrow keys move");
       this.words.addEventListener("keydown", (event) => this._key(event));
       this.key = make("div", "cv-key");
