@@ -1,0 +1,241 @@
+"""Several processes train as one does: the same losses from the same global batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from programs import REPOSITORY, ProgramResult, Programs, Running
+
+from captioner.checkpoint import load_model
+from captioner.config import to_yaml
+from captioner.data.dataset import CaptionBatches, EncodedCaptions
+
+# Dropout draws by process, so that equality between numbers of processes needs it to be 0.
+STILL = {
+    "decoder__dropout": 0.0,
+    "decoder__embed_dropout": 0.0,
+    "encoder__dropout": 0.0,
+    "train__checkpoint_every": 0,
+}
+HARD = {"attention__select": "hard"}
+IN_THREE = ("soft", "moving average", "greedy")
+RECIPES: dict[str, dict[str, Any]] = {
+    "soft": {"loss__label_smoothing": 0.1, "optim__accumulate": 1},
+    "fine-tuned": {"encoder__trainable_from": "layer4", "data__batch_by": "length"},
+    "accumulated": {"optim__accumulate": 3},
+    "none": {**HARD, "hard__baseline": "none", "hard__samples": 1},
+    "moving average": {**HARD, "hard__baseline": "moving_average", "hard__credit": "caption"},
+    "leave one out": {**HARD, "hard__baseline": "leave_one_out", "hard__samples": 3},
+    "learned": {**HARD, "hard__baseline": "learned", "hard__samples": 1},
+    "hard transformer": {**HARD, "decoder__kind": "transformer", "decoder__heads": 2},
+    "hard heads": {**HARD, "attention__heads": 2},
+    "self-critical": {"self_critical__samples": 2, "optim__lr": 1e-3},
+    "greedy": {
+        "self_critical__samples": 1,
+        "self_critical__baseline": "greedy",
+        "data__batch_size": 2,  # fewer photos than processes now and then
+    },
+    "concepts": {"loss__visual_concepts": 0.5, "text__batch_size": 1, "text__cells": 4},
+    "sources": {},
+    "self-critical sources": {"self_critical__samples": 2},
+    "taught": {"loss__distillation": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=13)
+    lines = [f"{i}#{n}\ta {c} square on a {g} field" for i, c in enumerate(("red", "blue", "green"))
+             for n, g in enumerate(("red", "green", "blue"))]  # fmt: skip
+    (folder / "texts.tsv").write_text("\n".join(lines))
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start(
+    programs: Programs, count: int, run: Path, changes: dict[str, Any], root: Path
+) -> list[Running]:
+    """Start so many processes of ranks.py, as torchrun would."""
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(count),
+    }
+    given = (root, run, json.dumps(changes))
+    return [
+        programs.start(
+            "tests/training/ranks.py", *given, **environment, RANK=str(rank), LOCAL_RANK=str(rank)
+        )
+        for rank in range(count)
+    ]
+
+
+def finish(running: list[Running]) -> list[ProgramResult]:
+    results = [each.wait() for each in running]
+    assert {result.code for result in results} == {0}, results
+    return results
+
+
+def losses(run: Path, kind: str = "train") -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line.items() if k not in ("data_wait", "step_s", "kind")}
+        for line in lines
+        if line["kind"] == kind
+    ]
+
+
+def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
+    changes = {**STILL, **RECIPES[name]}
+    if name == "concepts":
+        changes["text__file"] = str(table / "texts.tsv")
+    if name == "taught":
+        changes |= {"loss__teachers": [str(teacher)], "train__start_from": str(teacher)}
+    if "sources" in name:
+        one = {"format": "table", "root": str(table), "name": "one", "loss_weight": 0.25}
+        two = {**one, "name": "two", "loss_weight": 2.0, "weight": 0.5, "style": "other"}
+        changes["data__sources"] = [one, {**two, "style": None} if "critical" in name else two]
+    return changes
+
+
+@pytest.fixture(scope="module")
+def runs(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each recipe trained in 1, 2 and some in 3 processes: run folders NAME-COUNT."""
+    folder = tmp_path_factory.mktemp("runs")
+    finish(start(programs, 1, folder / "teacher", {"train__epochs": 1}, table))
+    for name in RECIPES:
+        changes = changes_of(name, table, folder / "teacher" / "best")
+        for count in (1, 2, 3) if name in IN_THREE else (1, 2):
+            finish(start(programs, count, folder / f"{name}-{count}", changes, table))
+    return folder
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_processes_have_the_losses_and_weights_of_one(runs: Path, name: str) -> None:
+    one, two = (runs / f"{name}-{count}" for count in (1, 2))
+    assert len(losses(one)) >= 5
+    for ours, theirs in zip(losses(one), losses(two), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12), name
+    for ours, theirs in zip(losses(one, "validation"), losses(two, "validation"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-5)
+    first, second = (load_model(run / "last")[0].state_dict() for run in (one, two))
+    for key, value in first.items():  # model folders hold float32
+        torch.testing.assert_close(second[key], value, rtol=1e-6, atol=1e-8, msg=key)
+
+
+@pytest.mark.parametrize("name", IN_THREE)
+def test_three_processes_have_them_too(runs: Path, name: str) -> None:
+    for ours, theirs in zip(losses(runs / f"{name}-1"), losses(runs / f"{name}-3"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12)
+
+
+def test_the_recipes_differ_from_each_other(runs: Path) -> None:
+    """Or the equalities above would show little."""
+    totals = {name: losses(runs / f"{name}-1")[-1]["total"] for name in RECIPES}
+    assert len(set(totals.values())) == len(totals), totals
+
+
+def test_a_batch_is_shared_by_views() -> None:
+    generator = np.random.default_rng(3)
+    image_of = np.sort(generator.integers(0, 9, 40))
+    captions = EncodedCaptions(image_of, [np.array([4, 2])] * 40, np.full(40, 2))
+    batches = CaptionBatches(captions, batch_size=16, by="photo", seed=1)
+    for entries in [*batches.epoch(0), generator.permutation(80)[:30]]:  # with second views
+        shares = [batches.share(entries, process, 3) for process in range(3)]
+        assert sorted(np.concatenate(shares)) == sorted(entries)
+        views = [
+            {(int(image_of[e % 40]), int(e // 40)) for e in share.tolist()} for share in shares
+        ]
+        assert len(set.union(*views)) == sum(map(len, views))
+        assert max(map(len, views)) - min(map(len, views)) <= 1
+    assert batches.share(np.array([3]), 1, 2).size + batches.share(np.array([3]), 0, 2).size == 1
+
+
+@pytest.mark.parametrize("counts", [(2, 1), (1, 3)], ids=str)
+def test_a_run_goes_on_with_another_number_of_processes(
+    programs: Programs, runs: Path, table: Path, counts: tuple[int, int]
+) -> None:
+    changes = {**changes_of("moving average", table, table), "optim__schedule": "constant"}
+    whole, parts = runs / f"whole{counts}", runs / f"parts{counts}"
+    finish(start(programs, 1, whole, changes, table))
+    finish(start(programs, counts[0], parts, {**changes, "train__epochs": 1}, table))
+    finish(start(programs, counts[1], parts, {**changes, "resume": True}, table))
+    # A checkpoint keeps the weights in float32.
+    for ours, theirs in zip(losses(whole), losses(parts), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-7)
+
+
+def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: Path) -> None:
+    arguments = (table, tmp_path / "run", json.dumps({"data__min_count": 1000}))
+    running = start(programs, 2, *arguments[1:2], {"data__min_count": 1000}, arguments[0])
+    said = [each.wait().stderr for each in running]
+    assert sum("no word occurs 1000 times" in each for each in said) == 1
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_are_killed_ends_bit_for_bit_as_one_that_was_not(
+    programs: Programs, table: Path, tmp_path: Path
+) -> None:
+    """Kill -9 of one process three times; torchrun begins again from the last checkpoint."""
+    changed = {"train__epochs": 8, "optim__accumulate": 1, "train__checkpoint_every": 3}
+    for name in ("whole", "killed"):
+        recipe = tiny.recipe(table, tmp_path / name, attention__select="hard", **changed)
+        (tmp_path / f"{name}.yaml").write_text(to_yaml(recipe))
+    port = str(free_port())
+    whole = [
+        programs.start(
+            "train.py", "--config", tmp_path / "whole.yaml", OMP_NUM_THREADS="1",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank,
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--master-port", str(free_port()), "--max-restarts", "3", "--monitor-interval=0.1"]
+    command = [*torchrun, "train.py", "--config", tmp_path / "killed.yaml"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    said = (tmp_path / "said").open("w")
+    running = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=said)
+    log, killed = tmp_path / "killed" / "metrics.jsonl", 0
+    try:
+        while running.poll() is None:
+            time.sleep(0.01)
+            steps = log.read_text().count('"train"') if log.exists() else 0
+            if killed < 3 and steps > (killed + 1) * 10:
+                children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text()
+                os.kill(int(children.split()[killed % 2]), signal.SIGKILL)
+                killed += 1
+    finally:
+        running.kill()
+    assert running.returncode == 0, (tmp_path / "said").read_text()
+    assert killed == 3
+    finish(whole)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    for folder in ("last", "best"):
+        ours, theirs = (
+            (tmp_path / name / folder / "model.safetensors").read_bytes()
+            for name in ("whole", "killed")
+        )
+        assert ours == theirs, folder
