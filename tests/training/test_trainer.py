@@ -17,6 +17,7 @@ from captioner.checkpoint import load_model, load_training_state
 from captioner.config import Config
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
+from captioner.training.run import holds_a_run
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
 from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
@@ -105,6 +106,22 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     train(tiny.recipe(table, run), resume=(run / "last").exists())
     assert entries(run) == entries(whole)
     assert weights(run) == weights(whole)
+    assert weights(run, "best") == weights(whole, "best")
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_run_killed_in_its_first_saves_can_be_gone_on_with(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Also between the first best model and the first checkpoint: `best` alone is refused."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        interrupt(patched, "save_model", call, Interrupted)
+        with pytest.raises(Interrupted):
+            train(tiny.recipe(table, run, train__checkpoint_every=0))
+    assert (run / "best").exists() == (call == 3)
+    train(tiny.recipe(table, run, train__checkpoint_every=0), resume=holds_a_run(run))
+    assert entries(run) == entries(whole)
     assert weights(run, "best") == weights(whole, "best")
 
 
