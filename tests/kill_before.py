@@ -28,7 +28,7 @@ def install(kill_before: int, folder: str, counted: list[int]) -> None:
             return
         if os.fsdecode(arguments[0]).startswith(folder):
             counted[0] += 1
-            if counted[0] == kill_before:
+            if kill_before and counted[0] >= kill_before:  # two threads may count at once
                 os.kill(main, signal.SIGKILL)
 
     sys.addaudithook(hook)
