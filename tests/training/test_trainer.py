@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -66,6 +67,20 @@ def test_the_whole_run_is_a_test_of_anything(whole: Path) -> None:
 def test_the_same_recipe_gives_the_same_run(whole: Path, table: Path, tmp_path: Path) -> None:
     torch.manual_seed(123)
     train(tiny.recipe(table, tmp_path / "run"))
+    assert weights(tmp_path / "run") == weights(whole)
+    assert entries(tmp_path / "run") == entries(whole)
+
+
+def test_a_clock_that_jumps_changes_nothing(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By years, forwards and backwards, each time it is asked for: on resume from sleep, by NTP."""
+    import time
+
+    real, calls = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(calls) * 1e8)
+    train(tiny.recipe(table, tmp_path / "run"))
+    assert next(calls) > 0, "nobody asked"
     assert weights(tmp_path / "run") == weights(whole)
     assert entries(tmp_path / "run") == entries(whole)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from captioner.data.captioned import CaptionedImage, ExistingFiles, available_splits
 from captioner.data.text_files import (
@@ -100,7 +100,7 @@ def _entries(path: Path, data: dict[str, Any], kind: str) -> list[dict[str, Any]
     return entries
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int | str]:
     return isinstance(value, (int, str)) and not isinstance(value, bool)
 
 
