@@ -11,6 +11,7 @@
 #   make oldest                   the same with the oldest libraries that are allowed
 #   make lint | types | format    one of them; format rewrites the files
 #   make lock                     renew requirements.lock to the newest versions
+#   make audit                    known vulnerabilities of the pinned versions; needs the network
 #   make clean                    remove what was made; the environment too
 #
 # The first run installs the pinned versions into .venv. For another Python: make clean, then make
@@ -30,7 +31,7 @@ installing := $(VENV)/installing
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test test-slow benchmark reproduce-flickr8k docs dist oldest lint types format lock clean
+.PHONY: caption test test-slow benchmark reproduce-flickr8k docs dist oldest lint types format lock audit clean
 
 caption: $(installed)
 	@photo=$$PHOTO; \
@@ -133,6 +134,9 @@ lock: $(installed)
 	$(python) -m uv pip compile pyproject.toml --all-extras --group dev --group docs --group test --universal --python-version 3.10 \
 	  --upgrade --generate-hashes --no-emit-index-url --custom-compile-command "make lock" \
 	  --quiet --output-file requirements.lock
+
+audit: $(installed)
+	$(python) -m uv tool run pip-audit --disable-pip --require-hashes --requirement requirements.lock
 
 clean:
 	rm -rf $(VENV) out build dist captioner.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -308,19 +308,39 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
     """Fill the model, converting to its types.
 
     Raises:
+        CheckpointError: The file is damaged, although the manifest agrees with it.
         ValueError: The file does not hold exactly this model's weights.
     """
-    stored = load_file(folder / WEIGHTS)
     own = model.state_dict()
-    for name, value in stored.items():
-        if name in own and own[name].is_floating_point() != (value.dtype in _WEIGHT_TYPES):
-            raise ValueError(f"{name} is of type {value.dtype} instead of {own[name].dtype}")
+    stored = _read_weights(folder, own)
     problems = model.load_state_dict(stored, strict=False)
     tied = set(own) - set(_weights(model, torch.float32))
     missing = [name for name in problems.missing_keys if name not in tied]
     if missing or problems.unexpected_keys:
         odd = [*missing, *problems.unexpected_keys]
         raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
+
+
+def _read_weights(folder: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the weights for a model whose own are given.
+
+    Raises:
+        CheckpointError: The file cannot be read, or holds integers for floating-point weights.
+    """
+    try:
+        stored: dict[str, Tensor] = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder / WEIGHTS}: the weights cannot be read ({one_line(str(error))[:200]}); fetch "
+            "the model again or use another checkpoint"
+        ) from None
+    for name, value in stored.items():
+        if name in own and own[name].is_floating_point() != (value.dtype in _WEIGHT_TYPES):
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: {name} is of type {value.dtype} instead of "
+                f"{own[name].dtype}; fetch the model again or use another checkpoint"
+            )
+    return stored
 
 
 @dataclass(frozen=True)
@@ -384,11 +404,14 @@ def load_pretrained(
         folder: A verified model folder.
         seed: Seed of the rows of new words.
         only: Take only weights whose names begin so, such as `encoder.`; the report is of these.
+
+    Raises:
+        CheckpointError: The file is damaged, although the manifest agrees with it.
     """
     known = load_vocabulary(folder)
-    stored = load_file(folder / WEIGHTS)
-    stored = {name: value for name, value in stored.items() if name.startswith(only)}
     own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
+    stored = _read_weights(folder, own)
+    stored = {name: value for name, value in stored.items() if name.startswith(only)}
     if OUTPUT_WEIGHT not in stored and EMBEDDING in stored:  # tied there
         stored[OUTPUT_WEIGHT] = stored[EMBEDDING]
     if vocabulary.tokens != known.tokens:

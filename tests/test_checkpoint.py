@@ -749,6 +749,14 @@ def test_integer_weights_are_refused(saved: Path, dtype: torch.dtype) -> None:
     assert "decoder.from_h.weight is of type" in sentence(lambda: load_model(saved))
 
 
+def test_damaged_but_resealed_weights_to_start_from_are_one_sentence(saved: Path) -> None:
+    (saved / "model.safetensors").write_bytes(b"\xff" * 100)
+    reseal(saved)
+    model, _, vocabulary = tiny.model()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: the weights cannot be read"):
+        load_pretrained(model, vocabulary, saved)
+
+
 def test_a_manifest_of_before_has_no_version_and_one_of_the_future_is_refused(saved: Path) -> None:
     manifest = json.loads((saved / "manifest.json").read_text())
     assert manifest.pop("format") == 1

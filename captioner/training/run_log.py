@@ -39,7 +39,7 @@ class RunLog:
             run.mkdir(parents=True, exist_ok=True)
             kept = []
             if self.path.exists():
-                lines = self.path.read_text(encoding="utf-8").splitlines()
+                lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
                 kept = [
                     line for line in lines if _parsed(line).get("step", math.inf) <= resume_step
                 ]
@@ -133,9 +133,12 @@ class RunLog:
 
 
 def _parsed(line: str) -> dict[str, Any]:
-    """Return an entry; an empty one for a line that a crash cut short."""
+    """Return an entry; an empty one for a line that is damaged, or that a crash cut short."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return entry if isinstance(entry, dict) else {}
+    if not isinstance(entry, dict):
+        return {}
+    whole = all(isinstance(entry.get(name, 0), int) for name in ("step", "epoch"))
+    return entry if whole else {}

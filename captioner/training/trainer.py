@@ -110,6 +110,8 @@ class Trainer:
     def _fit_epoch(self, log: RunLog | None) -> None:
         try:
             self._train_epoch(log)
+            if not (self.run / "last").exists():
+                self.save()  # a kill between `best` and the first `last` would leave no way on
             validation = self._validate()
             self.interrupts.release()
             self.interrupts.defer()  # until the checkpoint that knows of this validation

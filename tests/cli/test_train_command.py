@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -431,3 +432,42 @@ def test_ctrl_c_again_and_again_prints_no_traceback(
         assert outcome.code in (130, -signal.SIGINT)
         assert "Traceback" not in outcome.stderr
         assert "Exception" not in outcome.stderr
+
+
+# -------------------------------------------------------------------------------- scarce resources
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process need Linux")
+def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
+    whole: tuple[Path, ProgramResult], table: Path, tmp_path: Path, programs: Programs
+) -> None:
+    import resource
+
+    file = recipe(table, tmp_path / "run", train__checkpoint_every=1)
+    running, run = started(programs, file, 3)
+    unlimited = resource.RLIM_INFINITY
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (20_000, unlimited))
+    sentence = running.wait()
+    assert sentence.code == 2, sentence
+    assert "Traceback" not in sentence.stderr
+    last = sentence.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert str(run) in last
+    assert "File too large" in last
+    verify(run / "last", needs_state=True)
+    assert not list(run.glob(".*.writing")), "it would keep what is left of the disk"
+    resumed = programs.run("train.py", "--config", file, "--resume")
+    assert resumed.code == 0, resumed.stderr
+    assert_same_run(run, whole[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_file_system_that_cannot_be_written_is_one_sentence(
+    table: Path, tmp_path: Path, programs: Programs
+) -> None:
+    """/proc can be written by nobody, root included."""
+    file = recipe(table, tmp_path / "run")
+    output = programs.run("train.py", "--config", file, "--train.output", "/proc/run").sentence()
+    cache = programs.run("train.py", "--config", file, "--data.cache", "/proc/cache").sentence()
+    assert "/proc/run" in output
+    assert "/proc/cache" in cache

@@ -109,3 +109,14 @@ def test_a_numpy_figure_is_written_as_a_number(tmp_path: Path) -> None:
     log.write("validation", 1, {"CIDEr": np.float64(0.5)})
     log.close()
     assert entries(tmp_path)[0]["CIDEr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\xff\x80", b"[1]", b'{"step": "x"}', b'{"step": 1, "epoch": []}', b"[" * 100_000, b'{"st'],
+)
+def test_a_damaged_line_is_forgotten_and_the_others_stay(line: bytes, tmp_path: Path) -> None:
+    good = b'{"kind": "train", "step": 1}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(good + line + b"\n" + good)
+    RunLog(tmp_path, resume_step=5).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == good + good

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -17,6 +18,7 @@ from captioner.checkpoint import load_model, load_training_state
 from captioner.config import Config
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
+from captioner.training.run import holds_a_run
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
 from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
@@ -69,6 +71,20 @@ def test_the_same_recipe_gives_the_same_run(whole: Path, table: Path, tmp_path: 
     assert entries(tmp_path / "run") == entries(whole)
 
 
+def test_a_clock_that_jumps_changes_nothing(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By years, forwards and backwards, each time it is asked for: on resume from sleep, by NTP."""
+    import time
+
+    real, calls = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(calls) * 1e8)
+    train(tiny.recipe(table, tmp_path / "run"))
+    assert next(calls) > 0, "nobody asked"
+    assert weights(tmp_path / "run") == weights(whole)
+    assert entries(tmp_path / "run") == entries(whole)
+
+
 def test_another_seed_gives_another_run(whole: Path, table: Path, tmp_path: Path) -> None:
     train(tiny.recipe(table, tmp_path / "run", train__seed=2))
     assert weights(tmp_path / "run") != weights(whole)
@@ -105,6 +121,22 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     train(tiny.recipe(table, run), resume=(run / "last").exists())
     assert entries(run) == entries(whole)
     assert weights(run) == weights(whole)
+    assert weights(run, "best") == weights(whole, "best")
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_run_killed_in_its_first_saves_can_be_gone_on_with(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Also between the first best model and the first checkpoint: `best` alone is refused."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        interrupt(patched, "save_model", call, Interrupted)
+        with pytest.raises(Interrupted):
+            train(tiny.recipe(table, run, train__checkpoint_every=0))
+    assert (run / "best").exists() == (call == 3)
+    train(tiny.recipe(table, run, train__checkpoint_every=0), resume=holds_a_run(run))
+    assert entries(run) == entries(whole)
     assert weights(run, "best") == weights(whole, "best")
 
 

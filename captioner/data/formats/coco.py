@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from captioner.data.captioned import CaptionedImage, ExistingFiles, available_splits
 from captioner.data.text_files import (
@@ -63,40 +62,53 @@ def read(
 
 def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
     """Read a captions file whose images lie in `folder`."""
-    from pycocotools.coco import COCO
+    data = read_json_object(path)
+    images: dict[int | str, CaptionedImage] = {}
+    captions: dict[int | str, list[str]] = {}
+    for number, image in enumerate(_entries(path, data, "images"), start=1):
+        image_id, name = image.get("id"), image.get("file_name")
+        if not _is_id(image_id) or not isinstance(name, str) or not name:
+            raise _malformed(path, "images", number, image, "id and file_name")
+        if image_id in images:
+            raise DataError(
+                f"{path}, images, number {number}: image id {quoted(repr(image_id))} is that of "
+                "another image too; number them apart"
+            )
+        images[image_id] = CaptionedImage(folder / name, (), image_id)
+    # What gives image names alone, for a split whose captions are kept back, has no annotations.
+    for number, annotation in enumerate(
+        _entries(path, data, "annotations") if "annotations" in data else (), start=1
+    ):
+        image_id, text = annotation.get("image_id"), annotation.get("caption")
+        if not _is_id(image_id) or not isinstance(text, str):
+            raise _malformed(path, "annotations", number, annotation, "image_id and caption")
+        if text := normalize_spaces(text):
+            captions.setdefault(image_id, []).append(text)
+    return [
+        replace(image, captions=tuple(captions.get(image_id, ())))
+        for image_id, image in images.items()
+    ]
 
-    coco = COCO()
-    coco.dataset = read_json_object(path)
-    # Captions have no category, but some tools export the list, and the index would ask for them.
-    coco.dataset.pop("categories", None)
-    images = []
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
-            coco.createIndex()
-        named = Counter(image["id"] for image in coco.dataset["images"])
-        for image_id, image in coco.imgs.items():
-            if isinstance(image_id, bool) or not isinstance(image_id, (int, str)):
-                raise TypeError(f"image id {quoted(repr(image_id))} is neither a number nor a text")
-            if named[image_id] > 1:
-                raise DataError(
-                    f"{path}: image id {image_id} is that of {named[image_id]} images; number them "
-                    "apart"
-                )
-            captions = []
-            for annotation in coco.imgToAnns.get(image_id, ()):
-                if not isinstance(annotation["caption"], str):
-                    raise DataError(
-                        f"{path}, annotation {annotation['id']} of image {image_id}: its caption "
-                        f"is no text but {quoted(repr(annotation['caption']))}; mend or remove it"
-                    )
-                captions.append(normalize_spaces(annotation["caption"]))
-            images.append(CaptionedImage(folder / image["file_name"], tuple(captions), image_id))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} is not a COCO captions file: expected images with id and file_name, and "
-            f"annotations with id, image_id and caption ({type(error).__name__}: {error})"
-        ) from error
-    return images
+
+def _entries(path: Path, data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    entries = data.get(kind)
+    if not isinstance(entries, list):
+        raise DataError(f"{path} is not a COCO captions file: it has no list of {kind}")
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry, dict):
+            raise _malformed(path, kind, number, entry, "an object")
+    return entries
+
+
+def _is_id(value: object) -> TypeGuard[int | str]:
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+def _malformed(path: Path, kind: str, number: int, entry: object, expected: str) -> DataError:
+    return DataError(
+        f"{path} is not a COCO captions file: {kind}, number {number}: expected {expected}, not "
+        f"{quoted(repr(entry))}"
+    )
 
 
 def _annotated_folders(root: Path) -> list[str]:

@@ -1,0 +1,141 @@
+"""Damage the files of a model folder or of a run, load them, and report what came of it.
+
+    python tests/fuzz_folders.py model|run FOLDER WORK SEED COUNT
+
+Each case takes a fresh copy of FOLDER in WORK, damages one file, half of the time makes the manifest
+agree with it, and loads the model and captions a photo, or resumes the run. Prints the number of
+each outcome as JSON; ends with an exit code other than 0 when anything else than success or one
+sentence came of a case, or it took more than LIMIT_S. Memory is limited, so that a case that fills
+it fails.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import resource
+import shutil
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mutations
+import tiny
+import yaml
+
+LIMIT_S = 5.0  # of processor time: the machine may be busy with other work
+MEMORY_BYTES = 4 * 2**30
+
+
+def damage(path: Path, generator: random.Random) -> None:
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        data = mutations.damage_json(data, generator)
+    elif generator.random() < 0.3:
+        data = mutations.damage_bytes(data, generator)
+    elif path.suffix == ".jsonl":
+        lines = data.splitlines()
+        line = generator.randrange(len(lines))
+        lines[line] = mutations.damage_json(lines[line], generator)
+        data = b"\n".join(lines) + b"\n"
+    elif path.suffix == ".yaml":
+        data = yaml.safe_dump(mutations.damage_values(yaml.safe_load(data), generator)).encode()
+    elif path.suffix == ".safetensors":
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        changed = json.dumps(mutations.damage_values(header, generator)).encode()
+        data = struct.pack("<Q", len(changed)) + changed + data[8 + length :]
+    elif path.suffix == ".pt":
+        import torch
+
+        state = torch.load(io.BytesIO(data), weights_only=True)
+        buffer = io.BytesIO()
+        torch.save(mutations.damage_values(state, generator), buffer)
+        data = buffer.getvalue()
+    else:
+        data = mutations.damage_bytes(data, generator)
+    path.write_bytes(data)
+
+
+def use_model(folder: Path, photo: Path) -> None:
+    from captioner import Captioner
+
+    Captioner.from_pretrained(folder, device="cpu").caption(photo)
+
+
+def resume_run(folder: Path, photo: Path) -> None:
+    from captioner.training import train
+
+    train(tiny.recipe(photo.parent, folder, train__epochs=1), resume=True)
+
+
+def main(what: str, folder: Path, work: Path, seed: int, count: int) -> int:
+    from captioner.checkpoint import MANIFEST, write_manifest
+    from captioner.errors import CaptionerError
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    use = {"model": use_model, "run": resume_run}[what]
+    photo = folder.parent / "photos" / "00.jpg"
+    generator = random.Random(seed)
+    skipped = ("tensorboard", "samples", "best", "previous", ".lock")
+    names = sorted(
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.is_file() and not set(skipped) & set(path.relative_to(folder).parts)
+    )
+    outcomes: Counter[str] = Counter()
+    slowest_s = 0.0
+
+    def too_slow(*_: object) -> None:
+        raise TimeoutError(f"it took more than {LIMIT_S:g} s")
+
+    signal.signal(signal.SIGPROF, too_slow)
+    for number in range(count):
+        case = work / "case"
+        shutil.rmtree(case, ignore_errors=True)
+        shutil.copytree(folder, case)
+        name = names[number % len(names)]
+        print(f"{what} {seed} {number} {name}", file=sys.stderr)  # the last one before a crash
+        try:
+            damage(case / name, generator)
+        except (TypeError, ValueError, OverflowError, yaml.YAMLError):
+            outcomes["cannot be written"] += 1  # such as a key of YAML or JSON that is no text
+            continue
+        signed = generator.random() < 0.5 and name.name != MANIFEST
+        if signed and (case / name).with_name(MANIFEST).exists():
+            write_manifest((case / name).parent)
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+        try:
+            use(case, photo)
+            outcome = "used"
+        except CaptionerError as error:
+            outcome = "refused"
+            if "\n" in str(error):
+                outcome = f"FAILED {name}: no sentence: {error}"
+        except Exception:  # noqa: BLE001  whatever it is, it is a finding
+            shutil.copytree(case, work / f"failed-{what}-{seed}-{number}")
+            traceback.print_exc()
+            outcome = f"FAILED {name} (signed: {signed})"
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        slowest_s = max(slowest_s, time.process_time() - began)
+        outcomes[outcome] += 1
+    peak_mb = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    result: dict[str, Any] = {**outcomes, "slowest_s": round(slowest_s, 2), "peak_mb": peak_mb}
+    print(json.dumps(result))
+    return any(outcome.startswith("FAILED") for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(
+        main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    )

@@ -1,0 +1,121 @@
+"""Runs killed before each kind of file operation end, once resumed, as one that nobody killed.
+
+The operations are those of loading, caching, stepping, validating and checkpointing: photos and
+captions are read, features, checkpoints, logs and samples written, folders renamed. Every run is
+killed, started again as a user would (with --resume where there is a checkpoint), and compared bit
+for bit. Some kills by default; with `-m slow` a hundred and more.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from programs import ProgramResult, Programs
+
+from captioner.checkpoint import CHECKPOINTS, verify
+from captioner.config import to_yaml
+
+# Of every kind a few settings over those of tiny.recipe. A kind of another launcher (several ranks)
+# needs its own way to start in `start`.
+KINDS: dict[str, dict[str, object]] = {
+    "soft, cached": {"data__cache": "cache", "data__cache_views": 2, "train__samples": 1},
+    "soft, no checkpoint in an epoch": {"train__checkpoint_every": 0},
+    "hard": {"attention__select": "hard", "loss__doubly_stochastic": 0.0},
+    "self-critical": {"self_critical__samples": 2, "loss__doubly_stochastic": 0.0},
+}
+KILLS, MANY_KILLS = 1, 26  # of each kind
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("killed") / "photos", train=6, val=2, test=0)
+
+
+def start(programs: Programs, folder: Path, table: Path, kind: str, kill_before: int) -> Any:
+    """Begin the run in `folder`, or go on with it."""
+    folder.mkdir(exist_ok=True)
+    file, run = folder / "recipe.yaml", folder / "run"
+    changed = {"train__checkpoint_every": 1, **KINDS[kind]}
+    if "data__cache" in changed:
+        changed["data__cache"] = str(folder / "cache")
+    file.write_text(to_yaml(tiny.recipe(table, run, **changed)))
+    resume = ["--resume"] if any((run / name).exists() for name in CHECKPOINTS) else []
+    counted = (kill_before, str(table.parent.parent), folder / "count")
+    return programs.start("tests/kill_before.py", *counted, "train", "--config", file, *resume)
+
+
+def results(folder: Path) -> dict[str, object]:
+    """What must be the same."""
+    run = folder / "run"
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    log = [
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if key not in ("data_wait", "step_s")
+        }
+        for line in lines
+    ]
+    samples = {path.name: path.read_bytes() for path in sorted(run.glob("samples/*/*"))}
+    for name in ("last", "previous", "best"):
+        verify(run / name)
+    weights = {name: (run / name / "model.safetensors").read_bytes() for name in ("last", "best")}
+    leftover = sorted(path.name for path in run.rglob(".*") if path.name != ".lock")
+    return {"log": log, "samples": samples, "weights": weights, "leftover": leftover}
+
+
+@pytest.fixture(scope="module")
+def whole(
+    table: Path, programs: Programs
+) -> Any:  # a function from a kind to the results of its run, and its number of operations
+    known: dict[str, tuple[dict[str, object], int]] = {}
+
+    def find(kind: str) -> tuple[dict[str, object], int]:
+        if kind not in known:
+            folder = table.parent / f"whole {kind}"
+            ended: ProgramResult = start(programs, folder, table, kind, 0).wait()
+            assert ended.code == 0, ended.stderr
+            known[kind] = results(folder), int((folder / "count").read_text())
+        return known[kind]
+
+    return find
+
+
+@pytest.mark.parametrize(
+    "kills", [KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_as_one_that_was_not(
+    kind: str, kills: int, whole: Any, table: Path, programs: Programs
+) -> None:
+    expected, operations = whole(kind)
+    assert operations > 100
+    # At random, but the same ones each time, within equal parts of the run.
+    generator = random.Random(kind)
+    part = operations / kills
+    places = [1 + int((n + generator.random()) * part) for n in range(kills)]
+    for place in sorted(set(places)):
+        folder = table.parent / f"{kind} {kills} {place}"
+        killed: ProgramResult = start(programs, folder, table, kind, place).wait()
+        assert killed.code == -signal.SIGKILL, (place, killed)
+        ended: ProgramResult = start(programs, folder, table, kind, 0).wait()
+        assert ended.code == 0, f"killed before operation {place} of {operations}: {ended.stderr}"
+        assert results(folder) == expected, f"killed before operation {place} of {operations}"
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_too(whole: Any, table: Path, programs: Programs) -> None:
+    expected, operations = whole("hard")
+    folder = table.parent / "again and again"
+    for place in (operations // 3, operations // 3, operations // 3, operations // 2):
+        killed: ProgramResult = start(programs, folder, table, "hard", place).wait()
+        assert killed.code in (-signal.SIGKILL, 0), killed
+    ended: ProgramResult = start(programs, folder, table, "hard", 0).wait()
+    assert ended.code == 0, ended.stderr
+    assert results(folder) == expected
