@@ -101,3 +101,48 @@ def test_a_vocabulary_is_extended_after_its_own_words() -> None:
     assert both.tokenizer is characters
     assert first.extended(second, max_new=1).words == ["dog", "a", "cat"]
     assert first.words == ["dog", "a"]
+
+
+# --- subwords --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("captions", "new"),
+    [
+        (["一只狗在草地上跑。", "一只猫在草地上睡觉"] * 3, "猫跑"),
+        (["a dog runs", "dogs are running", "a cat runs"] * 3, "cats are running"),
+        (["الكلب يركض", "القط يركض"] * 3, "الكلب القط"),
+    ],
+)
+def test_subwords_are_learned_saved_and_joined_again(
+    tmp_path: Path, captions: list[str], new: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    fitted = TOKENIZERS["subwords"]().fitted(captions, min_count=1, max_size=None)
+    fitted.save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    vocabulary = Vocabulary.build(captions, loaded, min_count=1)
+    for text in (*captions, new):
+        tokens = loaded.split(text)
+        assert tokens == fitted.split(text)
+        assert loaded.join(tokens) == " ".join(WordTokenizer().split(text))
+        assert vocabulary.unknown not in vocabulary.encode(tokens) or text == new
+    again = TOKENIZERS["subwords"]().fitted(captions, min_count=1, max_size=None)
+    assert again.settings() == fitted.settings()  # nothing is drawn at random
+    whole = loaded.split(captions[0])
+    assert 1 < len(whole) <= len(captions[0])
+    assert loaded.split("ж")[-1] == "<unk>"
+
+
+def test_a_caption_of_characters_is_written_without_spaces() -> None:
+    import tiny
+
+    from captioner import Captioner
+
+    model, config, vocabulary = tiny.model()
+    words = "一 只 红 绿 蓝 方 圆 盘 场 在 上 的".split()
+    captioner = Captioner(model, config, Vocabulary(words[: len(vocabulary.words)], characters))
+    caption = captioner.score(tiny.photo(1)[0], "红方在绿场上")
+    assert caption.words == list("红方在绿场上")
+    assert caption.text == "红方在绿场上"
+    assert " " not in captioner.caption(tiny.photo(1)[0]).text
