@@ -6,7 +6,6 @@ import importlib
 import itertools
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import tiny
 from programs import REPOSITORY, ProgramResult, Programs
 
 from captioner.cli.commands import COMMANDS
-from captioner.config import read_recipe
 
 DOCS = REPOSITORY / "docs"
 PAGES = ["README.md", *(f"docs/{path.relative_to(DOCS).as_posix()}" for path in DOCS.rglob("*.md"))]
@@ -140,79 +138,3 @@ def test_the_readme_fits_a_short_reading() -> None:
     words = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()
     assert len(words) < 1300
     assert "make caption" in " ".join(words)
-
-
-# --- commands that train or evaluate: in order, on a tiny table and with a tiny network ------------
-
-TINY = """--data.format table --data.file null --data.coco_splits null --data.train_split train
-    --data.val_split val --data.batch_size 4 --data.workers 0 --data.cache null
-    --data.min_count 1 --preprocess.height_px 64 --preprocess.width_px 64
-    --encoder.backbone timm/test_resnet --encoder.weights none --encoder.trainable_from null
-    --encoder.project_dim 16 --encoder.drop_path 0 --attention.dim 16 --decoder.hidden_dim 16
-    --decoder.embed_dim 16 --decoder.feedforward_dim 16 --train.epochs 1 --train.samples 1
-    --train.val_beam_size 1 --train.device cpu --decoding.max_words 6""".split()
-SMALLER = {"flickr8k": "table", "coco": "table", "val2017": "val", "train2017": "train"}
-BELONGS_TO_COCO = ("--objects",)  # instances of objects, which the tiny table has not
-LONG = {"train", "plot", "evaluate", "compare", "average", "export"}
-
-
-def long_commands(page: str) -> list[list[str]]:
-    return [words for name, words in DOCUMENTED if name == page and words[0] in LONG]
-
-
-def in_tiny(words: list[str], model: Path) -> list[str]:
-    """The command with the tiny data and network in place of what it names."""
-    arguments = [SMALLER.get(word, word) for word in words]
-    for option in BELONGS_TO_COCO:
-        if option in arguments:
-            place = arguments.index(option)
-            del arguments[place : place + 2]
-    if words[0] == "train":
-        arguments += TINY
-    if words[0] == "evaluate" and "--checkpoint" not in words:
-        arguments += ["--checkpoint", str(model)]
-    return arguments
-
-
-def output_of(words: list[str]) -> str:
-    """The run folder of a training command."""
-    options = list(itertools.pairwise(words))
-    recipes = [value for option, value in options if option == "--config"]
-    given = [value for option, value in options if option == "--train.output"]
-    return given[0] if given else read_recipe(*recipes).train.output
-
-
-@pytest.fixture(scope="module")
-def trained(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the tiny recipe."""
-    folder = tmp_path_factory.mktemp("trained")
-    table = tiny.draw_table(folder / "table")
-    arguments = ["--data.root", table, *TINY, "--train.output", folder / "run"]
-    outcome = programs.run("train.py", "--config", "table", *arguments)
-    assert outcome.code == 0, outcome.stderr
-    return folder / "run"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if long_commands(page)])
-def test_the_long_commands_of_a_page_run_one_after_another(
-    programs: Programs, tmp_path: Path, tiny_model: Path, trained: Path, page: str
-) -> None:
-    for name in ("data/flickr8k", "data/coco"):
-        tiny.draw_table(tmp_path / name)
-    table = (tmp_path / "data/coco/captions.csv").read_text(encoding="utf-8")
-    (tmp_path / "my.csv").write_text(re.sub(r"^(?=\d)", "data/coco/", table, flags=re.MULTILINE))
-    (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
-    for words in long_commands(page):
-        if words[0] == "train" and "--resume" not in words:
-            shutil.rmtree(tmp_path / output_of(words), ignore_errors=True)
-        elif words[0] != "train":
-            for word in words[:-1] if words[0] in ("average", "export") else words:
-                if word.startswith("runs/") and not (tmp_path / word).exists():
-                    shutil.copytree(trained, tmp_path / word)
-        if words[0] == "compare":
-            for name in words[1:]:
-                if not (tmp_path / name).exists():
-                    shutil.copy(tmp_path / "results.json", tmp_path / name)
-        outcome = programs.run("captioner", *in_tiny(words, tiny_model), cwd=tmp_path)
-        assert outcome.code == 0, f"{' '.join(words)}: {outcome.stderr}"

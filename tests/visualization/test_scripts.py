@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import matplotlib.font_manager
-import numpy as np
 import pytest
-import tiny
 
-from captioner import Captioner
-from captioner.visualization import attention_sheet
 from captioner.visualization.typography import font, is_right_to_left, wrap
 
 
@@ -35,18 +29,6 @@ def test_the_direction_is_that_of_the_first_letter_that_has_one() -> None:
     assert is_right_to_left("שלום a")
     assert not is_right_to_left("a قط")
     assert not is_right_to_left("12, …")
-
-
-def test_a_caption_from_right_to_left_begins_at_the_right_edge() -> None:
-    model, config, vocabulary = tiny.model()
-    photo = tiny.photo(1, 300, 200)[0]
-    caption = Captioner(model, config, vocabulary).caption(photo)
-    left = np.asarray(attention_sheet(photo, replace(caption, text="ab")).convert("L"))
-    right = np.asarray(attention_sheet(photo, replace(caption, text="قط")).convert("L"))
-    half = left.shape[1] // 2
-    title = slice(0, 70)
-    assert left[title, :half].min() < 100 < left[title, half:].min()
-    assert right[title, half:].min() < 100 < right[title, :half].min()
 
 
 def test_lines_break_between_characters_of_scripts_without_spaces() -> None:
