@@ -30,7 +30,7 @@ def commands() -> str:
         os.environ["COLUMNS"] = "90"
         try:
             with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-                importlib.import_module(f"captioner.cli.{name}").main(["--help"])
+                importlib.import_module(f"captioner.cli.{name.replace('-', '_')}").main(["--help"])
         finally:
             os.environ.pop("COLUMNS")
             if columns is not None:
