@@ -79,8 +79,15 @@ def run_ray(
                 content["examples"] = [tuple(each) for each in content["examples"]]
                 yield Statistics(**content)
         except RayTaskError as error:
-            cause = error.cause
-            raise cause if isinstance(cause, CaptionerError) else error from None
+            # Ray's error is made an instance of its cause's class, with a traceback for a message.
+            cause: BaseException | None = error
+            while cause is not None and (
+                isinstance(cause, RayTaskError) or not isinstance(cause, CaptionerError)
+            ):
+                cause = getattr(cause, "cause", None) or cause.__cause__
+            if cause is None:
+                raise
+            raise cause from None
 
 
 @contextmanager
