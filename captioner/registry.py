@@ -111,8 +111,8 @@ TOKENIZERS = Registry(
 TASKS = Registry(
     "task",
     {
-        "cross_entropy": "captioner.training.cross_entropy:CrossEntropyTask",
         "self_critical": "captioner.training.self_critical:SelfCriticalTask",
+        "cross_entropy": "captioner.training.cross_entropy:CrossEntropyTask",
     },
 )
 METRICS = Registry(

@@ -89,12 +89,15 @@ class Grid:
         width: Columns of cells.
         local: [B, L, D], the same cells before self-attention mixed them with each other; None
             where the encoder has no self-attention.
+        seeds: int64 [B], of what hard attention draws for each image in training; None draws from
+            PyTorch's own generator.
     """
 
     features: Tensor
     height: int
     width: int
     local: Tensor | None = None
+    seeds: Tensor | None = None
 
     def select(self, index: Tensor | slice) -> Grid:
         """Return the grid of the images of `index`, [B'] or a slice."""
@@ -102,6 +105,7 @@ class Grid:
             self,
             features=self.features[index],
             local=None if self.local is None else self.local[index],
+            seeds=None if self.seeds is None else self.seeds[index],
         )
 
     def float(self) -> Grid:

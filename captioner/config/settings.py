@@ -414,6 +414,8 @@ class OptimConfig:
         accumulate: Batches whose gradients make one step.
         ema_decay: Decay of the averaged weights that are validated and saved as the model; 0
             uses the last weights.
+        compress_gradients: With several processes, exchange gradients in bfloat16: half the bytes,
+            for slow networks.
     """
 
     name: Literal["adam", "adamw", "rmsprop", "rmsprop_graves"] = "adamw"
@@ -430,6 +432,7 @@ class OptimConfig:
     clip_norm: NonNegativeFloat = 5.0
     accumulate: PositiveInt = 1
     ema_decay: BelowOne = 0.0
+    compress_gradients: bool = False
 
 
 @dataclass(frozen=True)

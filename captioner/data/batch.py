@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captioner.runtime.draws import child_seeds
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -26,6 +28,8 @@ class Batch:
         lengths: int64 [N], number of targets.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
         styles: int64 [N], style of each caption, 0 is the plain one; None if all are plain.
+        seeds: int64 [N], of what is drawn for each caption, a function of (seed, epoch, caption).
+        image_seeds: int64 [B], of what is drawn for each image.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.
     """
@@ -38,6 +42,8 @@ class Batch:
     lengths: Tensor
     weights: Tensor | None = None
     styles: Tensor | None = None
+    seeds: Tensor | None = None
+    image_seeds: Tensor | None = None
     from_frozen: bool = False
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
@@ -45,12 +51,13 @@ class Batch:
         return len(self.lengths)
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device, inputs as float32 (images in channels-last layout)."""
+        """Return the batch on a device, inputs as floats (images in channels-last layout)."""
         moved = self._map(lambda value: value.to(device, non_blocking=True))
         # A batch of which no image could be read has no layout.
         is_image = self.inputs.dim() == 4
         layout = torch.channels_last if is_image else torch.contiguous_format
-        inputs = moved.inputs.float().contiguous(memory_format=layout)
+        # float32, but in tests of exact equality
+        inputs = moved.inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
         return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
 
     def repeated(self, times: int) -> Batch:
@@ -62,6 +69,9 @@ class Batch:
             for name, value in values.items()
             if value is not None
         }
+        if self.seeds is not None:
+            number = torch.arange(times, device=self.seeds.device)
+            repeated["seeds"] = child_seeds(self.seeds.unsqueeze(1), number).flatten()
         return replace(self, **repeated)
 
     def pin_memory(self) -> Batch:

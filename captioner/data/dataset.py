@@ -18,6 +18,7 @@ from captioner.data.loading import load_items
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import ImageError
+from captioner.runtime.draws import child_seeds, seed_of
 
 _SUBSETS = 1  # spawn key of the draws of images, so that they follow no other generator
 
@@ -124,15 +125,16 @@ class CaptionDataset(Dataset[Batch]):
             except ImageError as error:
                 unreadable[str(self.images[image].path)] = str(error)
         readable = np.isin(views, list(inputs))
-        chosen, views = chosen[readable], views[readable]
+        chosen, views, repeats = chosen[readable], views[readable], repeats[readable]
         order = np.argsort(-self.captions.lengths[chosen], kind="stable")
-        chosen, views = chosen[order], views[order]
+        chosen, views, repeats = chosen[order], views[order], repeats[order]
 
         lengths = self.captions.lengths[chosen]
         targets = torch.zeros(len(chosen), int(lengths.max(initial=0)), dtype=torch.long)
         for row, (caption, length) in enumerate(zip(chosen, lengths, strict=True)):
             targets[row, :length] = torch.from_numpy(self.captions.targets[caption])
         start = torch.full((len(chosen), 1), Vocabulary.start)
+        seed = torch.tensor(seed_of(self.seed, epoch))
         row_of = {view: row for row, view in enumerate(inputs)}
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
@@ -143,6 +145,8 @@ class CaptionDataset(Dataset[Batch]):
             lengths=torch.from_numpy(lengths),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
             styles=None if self.styles is None else torch.from_numpy(self.styles[chosen]),
+            seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self))),
+            image_seeds=child_seeds(seed + 1, torch.tensor(list(inputs), dtype=torch.long)),
             from_frozen=self.cache is not None,
             unreadable=list(unreadable.items()),
         )
@@ -203,6 +207,20 @@ class CaptionBatches:
         if self.by == "photo":
             return self._by_image(entries, generator)
         return self._by_length(entries, generator)
+
+    def share(self, entries: np.ndarray, process: int, processes: int) -> np.ndarray:
+        """Return the entries of a batch that a process takes, perhaps none.
+
+        The captions of a view of an image stay together, and each process has as many views as
+        the others, but for one.
+        """
+        if processes == 1:
+            return entries
+        repeats, captions = np.divmod(entries, len(self.captions))
+        views = self.captions.image_of[captions] + repeats * (self.captions.image_of.max() + 1)
+        _, first, view_of = np.unique(views, return_index=True, return_inverse=True)
+        place = np.argsort(np.argsort(first))[view_of]  # of the view, in the order of the batch
+        return entries[place * processes // len(first) == process]
 
     def _entries(self, epoch: int) -> np.ndarray:
         """Return the entries of an epoch, in order."""
@@ -275,13 +293,23 @@ def load_batches(
     epoch: int,
     *,
     first: int = 0,
+    share: tuple[int, int] = (0, 1),
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
-    """Load the batches of an epoch from number `first` on, in `workers` processes.
+    """Load the batches of an epoch, or this process's share of each.
+
+    Args:
+        dataset: The captions.
+        batches: Their order.
+        epoch: Number of the epoch.
+        first: Number of the first batch to load.
+        share: Number of this training process, from 0, and number of training processes.
+        workers: Processes that read images.
+        pin_memory: Load into page-locked memory.
 
     Raises:
         DataError: Its workers die or hang again and again.
     """
-    work = [(epoch, batch) for batch in batches.epoch(epoch)[first:]]
+    work = [(epoch, batches.share(batch, *share)) for batch in batches.epoch(epoch)[first:]]
     return load_items(dataset, work, workers=workers, pin_memory=pin_memory)

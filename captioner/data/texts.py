@@ -54,6 +54,10 @@ class TextBatch:
     targets: Tensor
     lengths: Tensor
 
+    def share(self, process: int, processes: int) -> TextBatch:
+        """Return every `processes`-th caption from number `process` on, perhaps none."""
+        return TextBatch(*(value[process::processes] for value in vars(self).values()))
+
 
 class TextCaptions:
     """Batches of captions without images; a batch is a function of (seed, step).

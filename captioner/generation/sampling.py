@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from array_api_compat import is_numpy_array
@@ -72,6 +72,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     generator: Generator | None = None,
+    draw: Callable[[Array, int], Array] | None = None,
 ) -> tuple[Array, Array]:
     """Draw captions of each image, word by word.
 
@@ -87,6 +88,8 @@ def sample(
         top_k: Draw from so many likeliest words only.
         top_p: Draw from the fewest likeliest words that have this probability together.
         generator: Random numbers; None draws from the default one of the device.
+        draw: Draws words [B, samples] from probabilities [B, samples, V] at a position, in place of
+            `generator`.
 
     Returns:
         Tokens [B, samples, T], the end token last where a caption has ended and zeros behind it,
@@ -110,7 +113,10 @@ def sample(
                     logits = logits / temperature
                 # As torch.multinomial draws; which on a GPU ends the process when there are NaNs.
                 shares = softmax(truncate(logits, top_k=top_k, top_p=top_p))
-                tokens = xp.argmax(shares / exponential(shares, generator), axis=-1)
+                if draw is not None:
+                    tokens = draw(shares, position)
+                else:
+                    tokens = xp.argmax(shares / exponential(shares, generator), axis=-1)
             written.append(xp.where(running, tokens, PAD))
             running = running & (tokens != END)
             if not bool(xp.any(running)):

@@ -151,6 +151,7 @@ class CaptionModel(nn.Module):
         tokens: Tensor,
         lengths: Tensor,
         style: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> TeacherForcingOutput:
         """Predict all words of given captions (teacher forcing).
 
@@ -160,8 +161,10 @@ class CaptionModel(nn.Module):
             tokens: [N, T], the words read, from the start token on.
             lengths: [N] on the CPU, falling: words to be predicted for each caption.
             style: [N, E], added to the embedding of each caption's first token.
+            seeds: int64 [N], of the cells that hard attention draws for each caption in training;
+                None draws from PyTorch's own generator.
         """
-        memory = self.decoder.prepare(grid).select(image_index)
+        memory = self.decoder.prepare(grid).select(image_index, seeds)
         return self.decoder(memory, tokens, lengths, style)
 
     def inference_copy(

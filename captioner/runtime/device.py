@@ -7,6 +7,7 @@ import sys
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from captioner.errors import ConfigError
 
@@ -53,6 +54,11 @@ def autocast(
     if precision == "bfloat16" or (precision == "auto" and _has_bfloat16(device)):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Return values in float32 where they are of half precision, else as they are."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def _has_bfloat16(device: torch.device) -> bool:

@@ -59,10 +59,7 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
         "made_with": made_with(),
         "config": asdict(trainer.config),
         "task": trainer.task.training_state(),
-        "rng": torch.get_rng_state(),
     }
-    if trainer.device.type == "cuda":
-        state["cuda_rng"] = torch.cuda.get_rng_state(trainer.device)
     if trainer.averaged:  # the model file holds the averaged weights
         state["raw"] = {
             name: value
@@ -143,9 +140,6 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
             setattr(trainer, name, state[name])
         if trainer.figures:  # `train.metric` may be another one now
             trainer.best = trainer.figures[trainer.config.train.metric]
-        torch.set_rng_state(state["rng"])
-        if "cuda_rng" in state and trainer.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"], trainer.device)
     except (CheckpointError, torch.OutOfMemoryError):
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import nn
 
-from captioner.config import LossConfig
+from captioner.config import Config, LossConfig
 from captioner.data.batch import Batch
 from captioner.models.build import CaptionModel
-from captioner.training.distillation import Teachers
+from captioner.runtime.distributed import mean_over_processes
+from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.losses import caption_losses
-from captioner.training.reinforce import Reinforce
-from captioner.training.task import LossOutput, TrainingTask
-from captioner.training.word_concepts import WordConcepts
+from captioner.training.reinforce import Reinforce, build_reinforce
+from captioner.training.task import LossOutput, TaskData, TrainingTask
+from captioner.training.word_concepts import WordConcepts, build_word_concepts
 
 
 class CrossEntropyTask(TrainingTask):
@@ -52,21 +56,46 @@ class CrossEntropyTask(TrainingTask):
             )
             nn.init.zeros_(self.styles.weight)
 
+    @classmethod
+    def is_asked_for(cls, config: Config) -> bool:
+        return True
+
+    @classmethod
+    def from_data(cls, data: TaskData) -> CrossEntropyTask:
+        config = data.config
+        hard, teachers = config.attention.select == "hard", config.loss.teachers
+        return cls(
+            data.model,
+            config.loss,
+            reinforce=build_reinforce(config) if hard else None,
+            samples=config.hard.samples,
+            teachers=load_teachers(data) if teachers else None,
+            word_concepts=build_word_concepts(data),
+            styles=len(data.images.styles),
+        )
+
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch.
 
         Metrics: those of `caption_losses` and of `word_concepts`.
         """
+        repeated = batch.repeated(self.samples)
+        lengths = repeated.lengths
+        counts = torch.tensor([lengths.sum(), len(lengths)], dtype=torch.float64)
+        words, captions = mean_over_processes(counts).tolist()
+        if not len(batch):  # other processes have captions
+            return self._without_captions(batch, words)
         grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
         teacher_probs = None
         if self.teachers is not None:  # packed by step, so repeating rows keeps the order
             teacher_probs = self.teachers(batch).repeat_interleave(self.samples, 0)
-        repeated = batch.repeated(self.samples)
-        lengths = repeated.lengths
+        seeds = None
+        if self.reinforce is not None:
+            grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
         style = None
         if self.styles is not None and repeated.styles is not None:
             style = self.styles(repeated.styles)
-        output = self.model(grid, repeated.image_index, repeated.tokens, lengths, style)
+        output = self.model(grid, repeated.image_index, repeated.tokens, lengths, style, seeds)
 
         metrics = caption_losses(
             output,
@@ -78,6 +107,8 @@ class CrossEntropyTask(TrainingTask):
             weights=repeated.weights,
             teacher_probs=teacher_probs,
             distillation=self.loss.distillation,
+            words=words,
+            captions=captions,
         )
         total = metrics["total"]
         if self.word_concepts is not None:
@@ -85,3 +116,13 @@ class CrossEntropyTask(TrainingTask):
             total = total + concepts_loss
             metrics |= concepts_metrics
         return LossOutput(total, {**metrics, "total": total.detach()}, output, lengths)
+
+    def _without_captions(self, batch: Batch, words: float) -> LossOutput:
+        """Do what every process does for a batch of which this one has no caption."""
+        total, metrics = self.zero_loss(), {}
+        if self.reinforce is not None:
+            self.reinforce.baseline.observe(total.detach(), words)
+        if self.word_concepts is not None:
+            concepts_loss, metrics = self.word_concepts(self.model, None, batch)
+            total = total + concepts_loss
+        return LossOutput(total, {**metrics, "total": total.detach()}, None, batch.lengths)

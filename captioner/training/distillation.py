@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from captioner.checkpoint import load_model, model_folder
-from captioner.config import Config
 from captioner.data.batch import Batch
-from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
 from captioner.models.fused_encoder import fold_batch_norms
+from captioner.runtime.device import at_least_float32
+from captioner.training.task import TaskData
 
 
 class Teachers:
@@ -35,32 +35,31 @@ class Teachers:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:
-        """Return the mean of their word probabilities, float32 [M, V], packed by step."""
+        """Return the mean of their word probabilities [M, V], packed by step."""
         return torch.stack([_probabilities(model, batch) for model in self.models]).mean(0)
 
 
 def _probabilities(model: CaptionModel, batch: Batch) -> Tensor:
     grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
     output: TeacherForcingOutput = model(grid, batch.image_index, batch.tokens, batch.lengths)
-    return torch.softmax(output.logits.float(), dim=-1)
+    return torch.softmax(at_least_float32(output.logits), dim=-1)
 
 
-def load_teachers(
-    config: Config, student: CaptionModel, vocabulary: Vocabulary, device: torch.device
-) -> Teachers:
-    """Load the models of `loss.teachers` for a student of this recipe.
+def load_teachers(data: TaskData) -> Teachers:
+    """Load the models of `loss.teachers` for the student of a recipe.
 
     Raises:
         CheckpointError: One cannot be read.
         ConfigError: One has other words, or cannot read this recipe's images.
     """
     models = []
-    student_digest = _frozen_stages_digest(student) if config.data.cache else ""
+    config = data.config
+    student_digest = _frozen_stages_digest(data.model) if config.data.cache else ""
     for name in config.loss.teachers:
         with torch.random.fork_rng(devices=[]):  # building it must not change the run's numbers
-            model, model_config, words = load_model(model_folder(name), device)
+            model, model_config, words = load_model(model_folder(name), data.device)
         same = {
-            "vocabulary": words.tokens == vocabulary.tokens,
+            "vocabulary": words.tokens == data.vocabulary.tokens,
             "preprocess": model_config.preprocess == config.preprocess,
         }
         if config.data.cache:  # it reads features that the student's frozen stages computed

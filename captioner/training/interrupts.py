@@ -7,6 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from captioner.data.loading import SIGNALS
+from captioner.runtime.distributed import sum_over_processes, world_size
 
 
 class DeferredInterrupts:
@@ -15,6 +16,9 @@ class DeferredInterrupts:
     A step changes weights, optimizer and cursor one after another, and a checkpoint from between
     them would resume as another run. So a signal that comes while `deferred` is true waits for
     `release`; a second one does not wait, and `deferred` then still is true.
+
+    Where several processes train together, signals are always deferred, because one that leaves
+    alone leaves the others waiting: `release` finds out whether any of them received one.
     """
 
     def __init__(self) -> None:
@@ -23,6 +27,7 @@ class DeferredInterrupts:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> DeferredInterrupts:
+        self.deferred = world_size() > 1
         for name in SIGNALS:
             number = getattr(signal, name, None)
             # under nohup, a closed terminal must not end the run
@@ -45,13 +50,14 @@ class DeferredInterrupts:
         self.deferred = True
 
     def release(self) -> None:
-        """Stop deferring.
+        """Stop deferring; all processes call it together.
 
         Raises:
-            KeyboardInterrupt: A signal came since `defer`.
+            KeyboardInterrupt: A signal came since `defer`, to any process.
         """
-        self.deferred = False
-        if self._pending:
+        interrupted = any(sum_over_processes([self._pending]))
+        self.deferred = world_size() > 1 and not interrupted
+        if interrupted:
             self._pending = False
             raise KeyboardInterrupt
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from captioner.models.decoders import TeacherForcingOutput
+from captioner.runtime.device import at_least_float32
 
 if TYPE_CHECKING:
     from captioner.training.reinforce import Reinforce
@@ -40,11 +41,15 @@ def caption_losses(
     weights: Tensor | None = None,
     teacher_probs: Tensor | None = None,
     distillation: float = 0.0,
+    words: float | None = None,
+    captions: float | None = None,
 ) -> dict[str, Tensor]:
     """Return the loss of a batch: sums over each caption (equation 14) per word of the batch.
 
     The paper sums the words of a caption and averages over captions. Dividing every term by the
-    words of the batch instead keeps their ratios and makes batches comparable.
+    words of the batch instead keeps their ratios and makes batches comparable. Where several
+    processes share a batch, each divides by the mean of their counts, so that the mean of their
+    losses, metrics and gradients is that of the whole batch.
 
     Args:
         output: Teacher-forced output of the captions.
@@ -57,18 +62,19 @@ def caption_losses(
             alike.
         teacher_probs: [M, V], teachers' word probabilities (Hinton et al., 2015), packed by step.
         distillation: Their weight in the target; the caption's own word has the rest.
+        words: Number of words to divide by; None takes those of these captions.
+        captions: Number of captions to divide by, likewise.
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
         `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda) and
         the metrics of `reinforce`.
     """
-    words = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
-    logits = output.logits
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
-    log_probs = torch.log_softmax(logits, dim=-1)
-    word_log_probs = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
+    packed = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
+    words = len(packed) if words is None else words
+    captions = len(lengths) if captions is None else captions
+    log_probs = torch.log_softmax(at_least_float32(output.logits), dim=-1)
+    word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     if label_smoothing:  # otherwise its gradient of zeros would cost as much as that of the words
         losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
@@ -78,17 +84,16 @@ def caption_losses(
     if weights is not None:
         by_word = weights.unsqueeze(1).expand_as(targets)
         losses = losses * pack_padded_sequence(by_word, lengths, batch_first=True).data
-    smoothed = losses.mean()
-    penalty = doubly_stochastic_penalty(output.maps).mean()
-    captions_per_word = len(lengths) / len(words)
-    total = smoothed + doubly_stochastic * captions_per_word * penalty
+    smoothed = losses.sum() / words
+    penalty = doubly_stochastic_penalty(output.maps).sum() / captions
+    total = smoothed + doubly_stochastic * (captions / words) * penalty
     metrics: dict[str, Tensor] = {}
     if reinforce is not None:
-        reinforce_loss, metrics = reinforce(output, word_log_probs, lengths)
+        reinforce_loss, metrics = reinforce(output, word_log_probs, lengths, words)
         total = total + reinforce_loss
     return {
         "total": total,
-        "cross_entropy": -word_log_probs.mean().detach(),
+        "cross_entropy": -word_log_probs.sum().detach() / words,
         "smoothed": smoothed.detach(),
         "doubly_stochastic": penalty.detach(),
         **metrics,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from captioner.config import Config
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step, unpack_by_step
+from captioner.runtime.distributed import mean_over_processes
 
 BaselineKind = Literal["none", "moving_average", "leave_one_out", "learned"]
 
@@ -24,7 +25,7 @@ class Baseline(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
     ) -> tuple[Tensor, Tensor | None]:
         """Return the baseline [N, T] without a graph, and the loss that trains it, if any.
 
@@ -33,6 +34,15 @@ class Baseline(nn.Module, ABC):
             count: [N, T], number of words that each reward sums.
             queries: [M, H], the decoder's state before each word, packed by step, detached.
             lengths: [N] on the CPU.
+            words: Number of words to divide by, of the batch or the mean over the processes.
+        """
+
+    def observe(self, reward: Tensor, words: float) -> None:
+        """Learn from the rewards of a batch; every process calls it once for each batch.
+
+        Args:
+            reward: Scalar, sum of log p(y | s) of this process's captions.
+            words: As for `forward`.
         """
 
 
@@ -40,7 +50,7 @@ class NoBaseline(Baseline):
     """Zero."""
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
     ) -> tuple[Tensor, None]:
         return torch.zeros_like(rewards), None
 
@@ -61,16 +71,19 @@ class MovingAverage(Baseline):
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
     ) -> tuple[Tensor, None]:
         average = self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
         baseline = count * average.to(rewards.dtype)
-        mean = rewards[:, 0].sum() / count[:, 0].sum()  # the first cell is rewarded for all words
+        self.observe(rewards[:, 0].sum(), words)  # the first cell is rewarded for all words
+        return baseline, None
+
+    def observe(self, reward: Tensor, words: float) -> None:
+        mean = mean_over_processes(reward.to(self.average.device).double()) / words
         is_finite = torch.isfinite(mean)  # the trainer skips a step whose loss is not, too
         updated = 0.9 * self.average + 0.1 * mean
         self.average.copy_(torch.where(is_finite, updated, self.average))
         self.batches += is_finite
-        return baseline, None
 
 
 class LeaveOneOut(Baseline):
@@ -87,7 +100,7 @@ class LeaveOneOut(Baseline):
         self.samples = samples
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
     ) -> tuple[Tensor, None]:
         by_caption = rewards.unflatten(0, (-1, self.samples))
         others = by_caption.sum(1, keepdim=True) - by_caption
@@ -111,11 +124,11 @@ class LearnedBaseline(Baseline):
         nn.init.zeros_(self.value.bias)
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
     ) -> tuple[Tensor, Tensor]:
         value = self.value(queries.to(self.value.weight.dtype)).squeeze(-1).to(rewards.dtype)
         target = pack_by_step(rewards, lengths) / pack_by_step(count, lengths)
-        error = (value - target).square().mean()
+        error = (value - target).square().sum() / words
         return count * unpack_by_step(value.detach(), lengths), error
 
 
@@ -166,7 +179,11 @@ class Reinforce(nn.Module):
         self.entropy = entropy
 
     def forward(
-        self, output: TeacherForcingOutput, word_log_probs: Tensor, lengths: Tensor
+        self,
+        output: TeacherForcingOutput,
+        word_log_probs: Tensor,
+        lengths: Tensor,
+        words: float | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is added to the loss, and metrics.
 
@@ -174,22 +191,23 @@ class Reinforce(nn.Module):
             output: Teacher-forced output with sampled cells.
             word_log_probs: [M], of the target words, packed by step.
             lengths: [N] on the CPU, falling.
+            words: Number of words to divide by; None takes those of these captions.
 
         Returns:
-            The loss, and the metrics `reinforce` and `advantage` (root mean square over sampled
-            cells).
+            The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
+            a word whose context is the expectation).
         """
+        words = len(word_log_probs) if words is None else words
         rewards, count = self._rewards(word_log_probs.detach(), lengths)
-        baseline, baseline_loss = self.baseline(rewards, count, output.queries, lengths)
+        baseline, baseline_loss = self.baseline(rewards, count, output.queries, lengths, words)
         advantage = rewards - baseline
-        words = len(word_log_probs)
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
         loss = self.reward_scale * reinforce - self.entropy * entropy
         if baseline_loss is not None:
             loss = loss + baseline_loss
         sampled = output.log_prob.detach() != 0
-        spread = ((advantage * sampled).square().sum() / sampled.sum().clamp(min=1)).sqrt()
+        spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
 
     def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,15 +26,21 @@ from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.runtime.device import choose_device
+from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
+
+LAUNCH = ".launch"  # in a run folder: by which call of torchrun it was made
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
     """Train by a recipe and return the folder of the best model.
 
     A resumed run goes through the same steps as one that was never interrupted, to the last bit
-    (on the same CPU, with the same number of threads; a GPU adds up in any order).
+    (on the same CPU, with the same number of processes and threads; a GPU adds up in any order).
+
+    Under torchrun, its processes share each batch. One that torchrun has started again goes on with
+    the run by itself.
 
     Args:
         config: The recipe.
@@ -45,6 +51,19 @@ def train(config: Config, *, resume: bool = False) -> Path:
         KeyboardInterrupt: On SIGINT and SIGTERM, after a checkpoint was saved.
     """
     run = Path(config.train.output)
+    with processes(config.train.device), contextlib.ExitStack() as stack:
+        device = choose_device(config.train.device)
+        checkpoint = from_first_process(lambda: _begin(config, run, resume, stack))
+        trainer = in_all_processes(lambda: _trainer(config, run, device, checkpoint))
+        trainer.fit()
+        if rank() == 0:
+            calibrate(run / "best", trainer.setup, device)
+        return run / "best"
+
+
+def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack) -> Path | None:
+    """Lock the run folder until the stack ends, and return the checkpoint to resume from."""
+    resume = resume or _started_again(run)
     checkpoint = _checkpoint_to_resume(run, config) if resume else None
     if not resume and holds_a_run(run):
         raise ConfigError(
@@ -55,9 +74,28 @@ def train(config: Config, *, resume: bool = False) -> Path:
         raise ConfigError(
             f"train.output: {run} holds a model, which a run would overwrite; name another folder"
         )
-    device = choose_device(config.train.device)
-    with _locked(run):
-        return _train(config, run, device, checkpoint)
+    stack.enter_context(_locked(run))
+    clean_run_folder(run)
+    if launch := _launch():
+        save_bytes(launch.encode(), run / LAUNCH)
+    return checkpoint
+
+
+def _launch() -> str:
+    """Return what tells this call of torchrun from others; nothing in a single process."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"process {os.getppid()}" if name == "none" else name  # its default, where it has one
+
+
+def _started_again(run: Path) -> bool:
+    """Whether torchrun lost a process of the run in this folder and has started all of them again.
+
+    Not where it has started again what another run's folder made fail.
+    """
+    launch, attempt = run / LAUNCH, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return bool(
+        attempt and holds_a_run(run) and launch.is_file() and launch.read_text() == _launch()
+    )
 
 
 def holds_a_run(run: Path) -> bool:
@@ -65,8 +103,8 @@ def holds_a_run(run: Path) -> bool:
     return any(os.path.exists(run / name) for name in CHECKPOINTS)
 
 
-def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | None) -> Path:
-    clean_run_folder(run)
+def _trainer(config: Config, run: Path, device: torch.device, checkpoint: Path | None) -> Trainer:
+    """Return the trainer of the run, at its beginning or at the checkpoint."""
     start_from = checkpoint
     if start_from is None and config.train.start_from is not None:
         start_from = model_folder(config.train.start_from)
@@ -75,10 +113,9 @@ def _train(config: Config, run: Path, device: torch.device, checkpoint: Path | N
     trainer = Trainer(setup, run, device)
     if checkpoint:
         trainer.restore(checkpoint)
-    save_bytes(to_yaml(config).encode(), run / "config.yaml")
-    trainer.fit()
-    calibrate(run / "best", setup, device)
-    return run / "best"
+    if rank() == 0:
+        save_bytes(to_yaml(config).encode(), run / "config.yaml")
+    return trainer
 
 
 def calibrate(best: Path, setup: Setup, device: torch.device) -> None:

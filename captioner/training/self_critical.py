@@ -9,13 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captioner.config import Config
 from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step
-from captioner.training.task import LossOutput, TrainingTask
+from captioner.runtime.device import at_least_float32
+from captioner.runtime.distributed import mean_over_processes
+from captioner.training.caption_consensus import caption_reward
+from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.types import Grid
 
 
@@ -54,12 +58,32 @@ class SelfCriticalTask(TrainingTask):
         self.baseline = baseline
         self.max_words = max_words
 
+    @classmethod
+    def is_asked_for(cls, config: Config) -> bool:
+        return config.self_critical.samples > 0
+
+    @classmethod
+    def from_data(cls, data: TaskData) -> SelfCriticalTask:
+        config = data.config
+        return cls(
+            data.model,
+            caption_reward(data.images.training, data.vocabulary.tokenizer),
+            data.vocabulary,
+            samples=config.self_critical.samples,
+            baseline=config.self_critical.baseline,
+            max_words=config.data.max_words or config.decoding.max_words,
+        )
+
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch.
 
-        Metrics: `total`, `reward`, `advantage` (root mean square) and `cross_entropy` of the
-        sampled captions.
+        Metrics: `total`, `reward`, `advantage` (mean square) and `cross_entropy` of the sampled
+        captions.
         """
+        if not len(batch):  # other processes have images
+            mean_over_processes(torch.zeros(2, dtype=torch.float64))
+            zero = self.zero_loss()
+            return LossOutput(zero, {"total": zero.detach()}, None, batch.lengths)
         # Sampling and reading must use the same network, or words that one goes on sampling fall
         # without end in the other: one grid for both, with the encoder's dropout, and a decoder
         # without.
@@ -73,29 +97,43 @@ class SelfCriticalTask(TrainingTask):
 
     def _loss(self, batch: Batch, grid: Grid) -> LossOutput:
         decoder = self.model.decoder
-        tokens, lengths = sample(decoder, grid, samples=self.samples, max_words=self.max_words)
+        image_seeds = batch.image_seeds
+        tokens, lengths = sample(
+            decoder,
+            grid,
+            samples=self.samples,
+            max_words=self.max_words,
+            draw=lambda shares, position: draw_words(shares, image_seeds, position),
+        )
         rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
             greedy, _ = sample(decoder, grid, samples=1, max_words=self.max_words, greedy=True)
             baseline = self._rewards(batch.images, greedy)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
-        sampled, advantage = self._as_batch(batch, tokens, lengths, rewards - baseline)
+        advantage = rewards - baseline
+        if batch.weights is not None:  # of an image's source, so those of its captions are alike
+            of_image = batch.weights.new_ones(len(rewards))
+            advantage = advantage * of_image.scatter(0, batch.image_index, batch.weights)[:, None]
+        sampled, advantage = self._as_batch(batch, tokens, lengths, advantage)
         output: TeacherForcingOutput = self.model(
             grid, sampled.image_index, sampled.tokens, sampled.lengths
         )
         words = pack_by_step(sampled.targets, sampled.lengths)
-        first, later = output.logits.float().tensor_split([len(sampled.lengths)])
+        first, later = at_least_float32(output.logits).tensor_split([len(sampled.lengths)])
         # probabilities over the words that could be sampled
         logits = torch.cat([writable(first, first=True), writable(later, first=False)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
         weights = pack_by_step(advantage.unsqueeze(1).expand_as(sampled.targets), sampled.lengths)
-        loss = -(weights * log_probs).mean()
+        # Divided by the mean count of the processes, so that their mean is of the whole batch.
+        counts = torch.tensor([len(words), len(lengths)], dtype=torch.float64)
+        num_words, num_images = mean_over_processes(counts).tolist()
+        loss = -(weights * log_probs).sum() / num_words
         metrics = {
             "total": loss.detach(),
-            "reward": rewards.mean(),
-            "advantage": (rewards - baseline).square().mean().sqrt(),
-            "cross_entropy": -log_probs.detach().mean(),
+            "reward": rewards.mean(1).sum() / num_images,
+            "advantage": (rewards - baseline).square().mean(1).sum() / num_images,
+            "cross_entropy": -log_probs.detach().sum() / num_words,
         }
         return LossOutput(loss, metrics, output, sampled.lengths)
 

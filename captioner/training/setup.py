@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,21 +23,16 @@ from captioner.data.readers import (
     files_digest,
     read_sources,
 )
-from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.average import TRAINING_ONLY
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
-from captioner.registry import TOKENIZERS
-from captioner.training.caption_consensus import caption_reward, consensus_weights
-from captioner.training.cross_entropy import CrossEntropyTask
-from captioner.training.distillation import load_teachers
-from captioner.training.reinforce import build_reinforce
-from captioner.training.self_critical import SelfCriticalTask
-from captioner.training.task import TrainingTask
+from captioner.registry import TASKS, TOKENIZERS
+from captioner.runtime.distributed import rank
+from captioner.training.caption_consensus import consensus_weights
+from captioner.training.task import TaskData, TrainingTask
 from captioner.training.validation import ValidationSource
-from captioner.training.word_concepts import WordConcepts, WordConceptTable
 
 SAMPLED_BYTES = 2**29  # of photos, whose bytes are compared when a run is resumed
 KNOWN_WORDS = 0.9  # rare words make up a few hundredths of captions; fewer known than this is news
@@ -136,7 +130,9 @@ def prepare(
     _check_vocabulary(captions, vocabulary, start_from)
     for sentence in unused_settings(config, captions=len(captions)):
         _warn(sentence)
-    task = _task(config, model, images, captions, validation, vocabulary, device).to(device)
+    task = _task(TaskData(config, model, vocabulary, images, captions, validation, device)).to(
+        device
+    )
     # All that can be wrong is found before the caches, which take long.
     cache = validation_cache = None
     if data.cache:
@@ -208,7 +204,8 @@ def _content_digests(
 
 
 def _warn(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
+    if rank() == 0:  # the others find the same
+        print(sentence, file=sys.stderr)
 
 
 def _joined_validation(
@@ -285,70 +282,12 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
     )
 
 
-def _task(
-    config: Config,
-    model: CaptionModel,
-    images: SourceImages,
-    captions: EncodedCaptions,
-    validation: Sequence[CaptionedImage],
-    vocabulary: Vocabulary,
-    device: torch.device,
-) -> TrainingTask:
-    """Return self-critical training where `self_critical.samples` asks for it, or cross-entropy."""
-    if config.self_critical.samples:
-        return SelfCriticalTask(
-            model,
-            caption_reward(images.training, vocabulary.tokenizer),
-            vocabulary,
-            samples=config.self_critical.samples,
-            baseline=config.self_critical.baseline,
-            max_words=config.data.max_words or config.decoding.max_words,
-        )
-    word_concepts = None
-    texts = _texts(config, vocabulary, validation)
-    if config.loss.visual_concepts or texts is not None:
-        word_concepts = WordConcepts(
-            WordConceptTable(len(vocabulary), model.encoder.dim),
-            captions.words_of_images(len(images.training)),
-            texts,
-            detection_weight=config.loss.visual_concepts,
-            text_weight=config.text.weight,
-            text_batch_size=config.text.batch_size,
-            text_cells=config.text.cells,
-            label_smoothing=config.loss.label_smoothing,
-        )
-    return CrossEntropyTask(
-        model,
-        config.loss,
-        reinforce=build_reinforce(config) if config.attention.select == "hard" else None,
-        samples=config.hard.samples,
-        teachers=(
-            load_teachers(config, model, vocabulary, device) if config.loss.teachers else None
-        ),
-        word_concepts=word_concepts,
-        styles=len(images.styles),
+def _task(data: TaskData) -> TrainingTask:
+    """Return the first task of the registry that the recipe asks for."""
+    kind: type[TrainingTask] = next(
+        kind for kind in TASKS.values() if kind.is_asked_for(data.config)
     )
-
-
-def _texts(
-    config: Config, vocabulary: Vocabulary, validation: Sequence[CaptionedImage]
-) -> TextCaptions | None:
-    """Return captions without images, where `text.file` names them.
-
-    Those of the validation images are left out.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    if config.text.file is None:
-        return None
-    return TextCaptions(
-        read_texts(Path(config.text.file)),
-        vocabulary,
-        max_words=config.data.max_words,
-        seed=config.train.seed,
-        without=(caption for photo in validation for caption in photo.captions),
-    )
+    return kind.from_data(data)
 
 
 def _check_vocabulary(
@@ -367,10 +306,9 @@ def _check_vocabulary(
             "begin with a model of their language, or without one"
         )
     if known < KNOWN_WORDS:
-        print(
+        _warn(
             f"{start_from or 'data.min_count'}: the vocabulary knows {known:.0%} of the words of "
-            "the training captions; the others are left unknown",
-            file=sys.stderr,
+            "the training captions; the others are left unknown"
         )
 
 
@@ -405,7 +343,7 @@ def _cache(
             "data.cache: nothing is frozen to be cached; fine-tune from a later stage or leave "
             "data.cache out"
         )
-    bar = tqdm(desc="caching features", unit="photo", disable=None)
+    bar = tqdm(desc="caching features", unit="photo", disable=True if rank() else None)
 
     def progress(done: int, total: int) -> None:
         bar.total = total
@@ -429,5 +367,5 @@ def _cache(
             progress=progress,
         )
     for photo, reason in cache.unreadable.items():
-        print(f"{photos[photo].path}: {reason}, left out", file=sys.stderr)
+        _warn(f"{photos[photo].path}: {reason}, left out")
     return cache

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from captioner.data.batch import Batch
 from captioner.models.build import CaptionModel
@@ -32,7 +33,7 @@ class StepOutput:
 
 
 def training_step(
-    task: TrainingTask,
+    task: TrainingTask | DistributedDataParallel,
     batches: Sequence[Batch],
     optimizer: torch.optim.Optimizer,
     *,
@@ -44,8 +45,9 @@ def training_step(
     """Update the task's parameters once, by the mean gradient of some batches.
 
     Args:
-        task: Owns all trainable parameters.
-        batches: Micro-batches, at least one; none is empty.
+        task: Owns all trainable parameters; wrapped by DistributedDataParallel where there are
+            several processes.
+        batches: Micro-batches, at least one; none is empty in all processes.
         optimizer: Its groups hold `base_lr` and `clip` (see `build_optimizer`).
         learning_rate_factor: Multiplies each group's `base_lr`.
         clip_norm: Largest norm of the gradient of the groups with `clip`; 0 does not clip.
@@ -59,10 +61,13 @@ def training_step(
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * learning_rate_factor
     optimizer.zero_grad(set_to_none=True)
-    for batch in batches:
-        with autocast:
-            output: LossOutput = task(batch.to(device))
-        (output.loss / len(batches)).backward()
+    for number, batch in enumerate(batches, start=1):
+        # Gradients are exchanged once a step: while the last backward pass computes them.
+        last = number == len(batches) or not isinstance(task, DistributedDataParallel)
+        with nullcontext() if last else task.no_sync():
+            with autocast:
+                output: LossOutput = task(batch.to(device))
+            (output.loss / len(batches)).backward()
     clipped = [p for group in optimizer.param_groups if group["clip"] for p in group["params"]]
     gradient_norm = nn.utils.clip_grad_norm_(clipped, clip_norm or math.inf)
     updated = bool(torch.isfinite(gradient_norm))  # the only value a step reads from the device

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from captioner.config import Config
 from captioner.data.batch import Batch
+from captioner.data.captioned import CaptionedImage
+from captioner.data.dataset import EncodedCaptions
+from captioner.data.readers import SourceImages
+from captioner.data.vocabulary import Vocabulary
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
+from captioner.runtime.distributed import mean_by_name
 
 
 @dataclass(frozen=True)
@@ -18,15 +27,40 @@ class LossOutput:
 
     Args:
         loss: Scalar to minimise, with its graph.
-        metrics: Detached scalars for the log, by name.
-        output: Teacher-forced output that the loss was computed from, for attention statistics.
+        metrics: Detached scalars for the log, by name. Their mean over the processes is that of
+            the whole batch (see `logged_metrics`).
+        output: Teacher-forced output that the loss was computed from, for attention statistics;
+            None in a process that had no caption of the batch.
         lengths: int64 [N] on the CPU, words of each caption in `output`, falling.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
-    output: TeacherForcingOutput
+    output: TeacherForcingOutput | None
     lengths: Tensor
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What a task may be built from.
+
+    Args:
+        config: The recipe.
+        model: Model to train.
+        vocabulary: Words of the model.
+        images: Images of all sources.
+        captions: Captions of the training images.
+        validation: Validation images of all sources.
+        device: Where the model is.
+    """
+
+    config: Config
+    model: CaptionModel
+    vocabulary: Vocabulary
+    images: SourceImages
+    captions: EncodedCaptions
+    validation: Sequence[CaptionedImage]
+    device: torch.device
 
 
 class TrainingTask(nn.Module, ABC):
@@ -44,9 +78,30 @@ class TrainingTask(nn.Module, ABC):
         super().__init__()
         self.model = model
 
+    @classmethod
+    @abstractmethod
+    def is_asked_for(cls, config: Config) -> bool:
+        """Whether a recipe trains by this task; the first of the registry that says so is taken."""
+
+    @classmethod
+    @abstractmethod
+    def from_data(cls, data: TaskData) -> TrainingTask:
+        """Build the task of a recipe.
+
+        Raises:
+            CaptionerError: Something that it needs cannot be used.
+        """
+
     @abstractmethod
     def forward(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch."""
+        """Return the loss of a batch, or of this process's share of one, which may be empty.
+
+        It is scaled so that the mean over the processes is the loss of the whole batch.
+        """
+
+    def zero_loss(self) -> Tensor:
+        """Return the loss of no caption, with a graph for the backward pass."""
+        return 0.0 * self.model.decoder.embedding.weight.sum()
 
     def training_state(self) -> dict[str, object]:
         """Return the state of the task apart from the model's weights, for a checkpoint."""
@@ -63,3 +118,14 @@ class TrainingTask(nn.Module, ABC):
         missing = [name for name in mismatch.missing_keys if not name.startswith("model.")]
         if missing or mismatch.unexpected_keys:
             raise RuntimeError(f"other names of weights: {[*missing, *mismatch.unexpected_keys]}")
+
+
+def logged_metrics(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the metrics of a step for the log: means over the whole batch.
+
+    Of the advantage, tasks give the mean square, whose mean over processes is a mean square again.
+    """
+    values = mean_by_name({name: float(value) for name, value in metrics.items()})
+    if "advantage" in values:
+        values["advantage"] = math.sqrt(values["advantage"])
+    return values

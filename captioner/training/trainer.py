@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ from captioner.evaluation.bias import bias_counts
 from captioner.files import save_bytes
 from captioner.models.build import CaptionModel
 from captioner.runtime.device import autocast
+from captioner.runtime.distributed import (
+    from_first_process,
+    parallel,
+    rank,
+    sum_over_processes,
+    world_size,
+)
+from captioner.runtime.draws import seed_of
 from captioner.training.checkpointing import restore_checkpoint, save_checkpoint
 from captioner.training.diagnostics import attention_statistics
 from captioner.training.interrupts import DeferredInterrupts
@@ -34,6 +43,7 @@ from captioner.training.step import (
     learning_rate_factor,
     training_step,
 )
+from captioner.training.task import logged_metrics
 from captioner.training.validation import Validation, validate
 
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
@@ -53,6 +63,7 @@ class Trainer:
         self.config = setup.config
         self.task = setup.task
         self.model = setup.task.model
+        self.parallel = parallel(setup.task, compress=self.config.optim.compress_gradients)
         self.averaged: AveragedModel | None = None
         if self.config.optim.ema_decay:
             self.averaged = AveragedModel(self.model, self.config.optim.ema_decay)
@@ -80,25 +91,33 @@ class Trainer:
             CaptionerError: The run cannot go on; a checkpoint was saved unless the gradient was not
                 finite in many steps in a row.
         """
-        with RunLog(self.run, resume_step=self.step) as log:
-            log.write_validation(self.last_validation)  # unless it is there
+        with self._log() as log:
+            if log is not None:
+                log.write_validation(self.last_validation)  # unless it is there
             with self.interrupts:
                 while self.epoch < self.config.train.epochs and not self._out_of_patience():
                     self._fit_epoch(log)
-        if self._out_of_patience():
+        if self._out_of_patience() and rank() == 0:
             print(
                 f"stopped: {self.bad_epochs} epochs without a better {self.config.train.metric} "
                 f"than that of epoch {self.figures.get('epoch')} (train.patience)",
                 file=sys.stderr,
             )
 
-    def _fit_epoch(self, log: RunLog) -> None:
+    def _log(self) -> AbstractContextManager[RunLog | None]:
+        return RunLog(self.run, resume_step=self.step) if rank() == 0 else nullcontext()
+
+    def _fit_epoch(self, log: RunLog | None) -> None:
         try:
             self._train_epoch(log)
             validation = self._validate()
+            self.interrupts.release()
             self.interrupts.defer()  # until the checkpoint that knows of this validation
-        except (KeyboardInterrupt, CaptionerError):
-            if not self.interrupts.deferred:  # otherwise a step is half done: keep the last one
+        except (KeyboardInterrupt, CaptionerError) as error:
+            # While deferred, a step is half done: keep the last one. And an error of one process
+            # is not known to the others, without which it cannot save.
+            alone = world_size() > 1 and isinstance(error, CaptionerError)
+            if not self.interrupts.deferred and not alone:
                 self.save()
             raise
         better = validation.figures[self.config.train.metric] > self.best
@@ -107,13 +126,14 @@ class Trainer:
         self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
         if better:
             references = {image.image_id: image.captions for image in self.setup.validation}
-            bias = bias_counts(validation.captions, references)
-            save_checkpoint(self, self.run / "best", with_state=False, bias=bias)
+            bias = bias_counts(validation.captions, references)  # of no caption but in process 0
+            self._write("best", with_state=False, bias=bias)
         self.save()
-        self._report(log, validation)  # after the save: a failure here loses no work
+        if log is not None:
+            self._report(log, validation)  # after the save: a failure here loses no work
         self.interrupts.release()
 
-    def _train_epoch(self, log: RunLog) -> None:
+    def _train_epoch(self, log: RunLog | None) -> None:
         config = self.config
         num_batches = len(self.setup.batches.epoch(self.epoch))
         self.task.train()
@@ -122,7 +142,7 @@ class Trainer:
             total=num_batches,
             initial=self.batch,
             unit="batch",
-            disable=None,
+            disable=True if rank() else None,
         )
         first_step = saved_step = self.step
         started = time.perf_counter()
@@ -144,15 +164,19 @@ class Trainer:
                 bar.update(len(batches))
                 # the first step of a run too, or a short one would show no loss
                 logs = self.step == 0 or (self.step + 1) % config.train.log_every == 0
-                output = self._step([batch for batch in batches if len(batch)], num_batches)
+                sizes = sum_over_processes(list(map(len, batches)))
+                readable = [batch for batch, size in zip(batches, sizes, strict=True) if size]
+                output = self._step(readable, num_batches)
                 if logs and output is not None:
                     elapsed = time.perf_counter() - started
-                    bar.set_postfix(loss=f"{float(output.output.metrics['total']):.3f}")
+                    metrics = self._metrics(output)
+                    bar.set_postfix(loss=f"{metrics['total']:.3f}")
                     seconds = {
                         "step_s": elapsed / (self.step - first_step),
                         "data_wait": waiting / elapsed,
                     }
-                    log.write("train", self.step, {**self._metrics(output), **seconds})
+                    if log is not None:
+                        log.write("train", self.step, {**metrics, **seconds})
                 every = config.train.checkpoint_every
                 if every and self.step - saved_step >= every and self.batch < num_batches:
                     self.save()
@@ -168,11 +192,15 @@ class Trainer:
             self.setup.batches,
             self.epoch,
             first=self.batch,
+            share=(rank(), world_size()),
             workers=min(self.config.data.workers, os.cpu_count() or 1),
             pin_memory=self.device.type == "cuda",
         )
         batches: list[Batch] = []
         for number, batch in enumerate(loader, start=self.batch + 1):
+            # What dropout draws in a batch is a function of its number, so that a checkpoint need
+            # not hold the state of a generator (and of each process's).
+            torch.manual_seed(seed_of(self.config.train.seed, self.epoch, number, rank()))
             self._report_unreadable(batch.unreadable)
             batches.append(batch)
             if number % self.config.optim.accumulate == 0 or number == num_batches:
@@ -193,7 +221,7 @@ class Trainer:
                 drops=self.drops,
             )
             output = training_step(
-                self.task,
+                self.parallel,
                 batches,
                 self.optimizer,
                 learning_rate_factor=factor,
@@ -212,10 +240,11 @@ class Trainer:
             self.skipped_steps = 0
             return
         self.skipped_steps += 1
-        print(f"step {self.step}: the gradient is not finite, step skipped", file=sys.stderr)
+        if rank() == 0:
+            print(f"step {self.step}: the gradient is not finite, step skipped", file=sys.stderr)
         if self.skipped_steps < MAX_SKIPPED_STEPS:
             return
-        path = self.run / "not_finite_batch.pt"
+        path = self.run / f"not_finite_batch{rank() or ''}.pt"
         buffer = io.BytesIO()
         torch.save([vars(batch) for batch in batches], buffer)
         save_bytes(buffer.getvalue(), path)
@@ -229,7 +258,7 @@ class Trainer:
         rates = [group["lr"] for group in self.optimizer.param_groups if group["clip"]]
         return {
             "epoch": self.epoch,
-            **{name: float(value) for name, value in output.metrics.items()},
+            **logged_metrics(output.metrics),
             **attention_statistics(output.output, output.lengths),
             "learning_rate": max(rates),
             "gradient_norm": float(step.gradient_norm),
@@ -244,22 +273,22 @@ class Trainer:
 
     def _validate(self) -> Validation:
         setup, config = self.setup, self.config
-        # What validation samples (attention.at_test: sample) must not change training's numbers.
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            return validate(
-                self.evaluated_model,
-                setup.validation,
-                setup.validation_transform,
-                setup.vocabulary,
-                device=self.device,
-                beam_size=config.train.val_beam_size,
-                max_words=config.decoding.max_words,
-                length_penalty=config.decoding.length_penalty,
-                no_repeat_ngram=config.decoding.no_repeat_ngram,
-                cache=setup.validation_cache,
-                sources=setup.validation_sources,
-                decisive_source=config.train.val_source,
-            )
+        # what attention.at_test: sample draws
+        torch.manual_seed(seed_of(config.train.seed, self.epoch, 0, rank()))
+        return validate(
+            self.evaluated_model,
+            setup.validation,
+            setup.validation_transform,
+            setup.vocabulary,
+            device=self.device,
+            beam_size=config.train.val_beam_size,
+            max_words=config.decoding.max_words,
+            length_penalty=config.decoding.length_penalty,
+            no_repeat_ngram=config.decoding.no_repeat_ngram,
+            cache=setup.validation_cache,
+            sources=setup.validation_sources,
+            decisive_source=config.train.val_source,
+        )
 
     def _report(self, log: RunLog, validation: Validation) -> None:
         self._report_unreadable(validation.unreadable)
@@ -297,7 +326,10 @@ class Trainer:
 
     def save(self) -> None:
         """Write the `last` folder, with all that `restore` needs."""
-        save_checkpoint(self, self.run / "last", with_state=True)
+        self._write("last", with_state=True)
+
+    def _write(self, name: str, **options: Any) -> None:
+        from_first_process(lambda: save_checkpoint(self, self.run / name, **options))
 
     def restore(self, folder: Path) -> None:
         """Go back to a checkpoint.

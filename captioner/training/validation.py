@@ -16,6 +16,7 @@ from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.generation import Hypothesis, search
 from captioner.models.build import CaptionModel
+from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
 from captioner.runtime.parallel import prefetch
 from captioner.training.diagnostics import generated_attention_statistics
 
@@ -43,7 +44,8 @@ class Validation:
         figures: Metrics and statistics by name. With several sources, `SOURCE/METRIC` for each and
             METRIC for what decides: their mean, or that of the chosen source.
         captions: Caption of each readable image.
-        hypotheses: Search result of each readable image.
+        hypotheses: Search result of each readable image. In processes but the first, all but the
+            figures is empty.
         grid_shape: Rows and columns of the grid.
         unreadable: Images left out, each with the reason.
     """
@@ -72,6 +74,9 @@ def validate(
 ) -> Validation:
     """Caption every readable image and score the captions.
 
+    Several processes share the images; process 0 scores the captions. The others return the
+    figures alone.
+
     Args:
         model: Put into evaluation mode.
         images: Of all sources, one source after another; their ids are distinct.
@@ -90,12 +95,13 @@ def validate(
         ImageError: Not one image can be read.
     """
     model.eval()
-    hypotheses: dict[int | str, Hypothesis] = {}
+    share = range(rank(), len(images), world_size())
+    found: dict[int, Hypothesis | str] = dict.fromkeys(share, "")  # or why it cannot be read
     grid_shape = (0, 0)
-    unreadable: list[tuple[str, str]] = []
-    for batch, inputs in _batches(images, transform, cache, device, unreadable):
+    for batch, inputs in _batches(images, share, transform, cache, device, found):
+        inputs = inputs.to(device).to(torch.get_default_dtype())
         with torch.inference_mode():
-            grid = model.encoder(inputs.to(device).float(), from_frozen=cache is not None)
+            grid = model.encoder(inputs, from_frozen=cache is not None)
         grid_shape = (grid.height, grid.width)
         results = search(
             model.decoder,
@@ -105,20 +111,41 @@ def validate(
             length_penalty=length_penalty,
             no_repeat_ngram=no_repeat_ngram,
         )
-        hypotheses |= {
-            image.image_id: result[0] for image, result in zip(batch, results, strict=True)
-        }
-    if not hypotheses:
-        raise ImageError("none of the validation photos can be read")
+        found |= {image: result[0] for image, result in zip(batch, results, strict=True)}
+    everyone = gathered(list(found.values()))
+    grid_shape = max(gathered([grid_shape]), default=grid_shape)
+    hypotheses: dict[int | str, Hypothesis] = {}
+    unreadable: list[tuple[str, str]] = []
+    for image, result in zip(images, everyone, strict=False):  # elsewhere than in process 0: none
+        if isinstance(result, Hypothesis):
+            hypotheses[image.image_id] = result
+        else:
+            unreadable.append((str(image.path), result))
+
     captions = {
         image_id: vocabulary.tokenizer.join(vocabulary.decode(hypothesis.tokens))
         for image_id, hypothesis in hypotheses.items()
     }
+    figures = from_first_process(
+        lambda: _figures(captions, hypotheses, images, sources, decisive_source)
+    )
+    return Validation(figures, captions, hypotheses, grid_shape, unreadable)
+
+
+def _figures(
+    captions: dict[int | str, str],
+    hypotheses: dict[int | str, Hypothesis],
+    images: Sequence[CaptionedImage],
+    sources: Sequence[ValidationSource],
+    decisive_source: str | None,
+) -> dict[str, float]:
+    if not hypotheses:
+        raise ImageError("none of the validation photos can be read")
     figures = _scores(captions, images, sources, decisive_source)
     figures |= generated_attention_statistics(list(hypotheses.values()))
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
     figures["words"] = sum(len(h.tokens) for h in hypotheses.values()) / len(hypotheses)
-    return Validation(figures, captions, hypotheses, grid_shape, unreadable)
+    return figures
 
 
 def _scores(
@@ -149,12 +176,13 @@ def _scores(
 
 def _batches(
     images: Sequence[CaptionedImage],
+    share: Sequence[int],
     transform: ImageTransform,
     cache: FeatureCache | None,
     device: torch.device,
-    unreadable: list[tuple[str, str]],
-) -> Iterator[tuple[list[CaptionedImage], Tensor]]:
-    """Yield the readable images with their inputs; note the others in `unreadable`."""
+    found: dict[int, Hypothesis | str],
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield the readable images of a share with their inputs; note why the others are not."""
 
     def read(index: int) -> Tensor | ImageError:
         try:
@@ -164,14 +192,14 @@ def _batches(
         except ImageError as error:
             return error
 
-    results = iter(prefetch(read, range(len(images)), device))
-    for first in range(0, len(images), BATCH_SIZE):
+    results = iter(prefetch(read, share, device))
+    for first in range(0, len(share), BATCH_SIZE):
         members, inputs = [], []
-        for image, pixels in zip(images[first : first + BATCH_SIZE], results, strict=False):
+        for index, pixels in zip(share[first : first + BATCH_SIZE], results, strict=False):
             if isinstance(pixels, ImageError):
-                unreadable.append((str(image.path), str(pixels)))
+                found[index] = str(pixels)
             else:
-                members.append(image)
+                members.append(index)
                 inputs.append(pixels)
         if members:
             yield members, torch.stack(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.data.batch import Batch
-from captioner.data.texts import TextCaptions
+from captioner.data.texts import TextCaptions, read_texts
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
+from captioner.runtime.device import at_least_float32
+from captioner.runtime.distributed import mean_over_processes, rank, world_size
 from captioner.training.losses import caption_losses
+from captioner.training.task import TaskData
 from captioner.types import Grid
 
 INITIAL_LOGIT = -8.0  # of a word in a cell: over some dozens of cells, a probability of about 0.02
@@ -41,7 +45,7 @@ class WordConceptTable(nn.Module):
         """Return words [N, L] as a grid of one row, shaped like the encoder's projection."""
         return Grid(torch.relu(self.norm(self.words(words))), 1, words.shape[1])
 
-    def detection_loss(self, features: Tensor, words: Tensor) -> Tensor:
+    def detection_loss(self, features: Tensor, words: Tensor, count: float | None = None) -> Tensor:
         """Return the cross-entropy of which words an image's captions hold, per word they hold.
 
         An image shows a word if one of its cells does: 1 - p_w = product over cells of
@@ -50,12 +54,14 @@ class WordConceptTable(nn.Module):
         Args:
             features: [B, L, D].
             words: bool [B, V], the words of the captions.
+            count: Number of words to divide by; None takes those of `words`.
         """
         vectors = self.norm(self.words.weight) * features.shape[-1] ** -0.5
-        logits = F.linear(features, vectors, self.bias).float()
+        logits = at_least_float32(F.linear(features, vectors, self.bias))
         log_absent = -F.softplus(logits).sum(1)
         log_present = torch.log(-torch.expm1(log_absent.clamp(max=-1e-6)))
-        return -torch.where(words, log_present, log_absent).sum() / words.sum().clamp(min=1)
+        divisor = words.sum().clamp(min=1) if count is None else max(1.0, count)
+        return -torch.where(words, log_present, log_absent).sum() / divisor
 
 
 class WordConcepts(nn.Module):
@@ -96,20 +102,25 @@ class WordConcepts(nn.Module):
         self.text_step = 0  # a plain number: a tensor would have to be copied from the GPU
 
     def forward(
-        self, model: CaptionModel, grid: Grid, batch: Batch
+        self, model: CaptionModel, grid: Grid | None, batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the weighted terms, and each as a metric."""
-        loss = torch.zeros((), device=grid.features.device)
+        """Return the weighted terms, and each as a metric; grid is None without an image."""
+        device = self.table.words.weight.device
+        loss = torch.zeros((), device=device)
         metrics = {}
         if self.detection_weight:
-            words = self._words(batch.images).to(grid.features.device, non_blocking=True)
-            detection = self.table.detection_loss(grid.features, words)
-            loss = loss + self.detection_weight * detection
-            metrics["visual_concepts"] = detection.detach()
+            present = sum(len(self.words_of_images[image]) for image in batch.images.tolist())
+            count = float(mean_over_processes(torch.tensor(float(present))))
+            if grid is not None:
+                words = self._words(batch.images).to(device, non_blocking=True)
+                detection = self.table.detection_loss(grid.features, words, count)
+                loss = loss + self.detection_weight * detection
+                metrics["visual_concepts"] = detection.detach()
         if self.texts is not None:
             text_losses = self._text_losses(model, self.texts)
-            loss = loss + self.text_weight * text_losses["total"]
-            metrics["text_cross_entropy"] = text_losses["cross_entropy"]
+            if text_losses:
+                loss = loss + self.text_weight * text_losses["total"]
+                metrics["text_cross_entropy"] = text_losses["cross_entropy"]
         return loss, metrics
 
     def _words(self, images: Tensor) -> Tensor:
@@ -120,8 +131,13 @@ class WordConcepts(nn.Module):
         return words
 
     def _text_losses(self, model: CaptionModel, texts: TextCaptions) -> dict[str, Tensor]:
+        """Return the losses of this process's share of a text batch; none for no caption."""
         batch = texts.batch(self.text_step, size=self.text_batch_size, cells=self.text_cells)
         self.text_step += 1
+        words = int(batch.lengths.sum()) / world_size()
+        batch = batch.share(rank(), world_size())
+        if not len(batch.lengths):
+            return {}
         device = self.table.words.weight.device
         grid = self.table.as_grid(batch.cells.to(device, non_blocking=True))
         rows = torch.arange(len(batch.lengths), device=device)
@@ -134,6 +150,7 @@ class WordConcepts(nn.Module):
             batch.lengths,
             doubly_stochastic=0.0,
             label_smoothing=self.label_smoothing,
+            words=words,
         )
 
     def get_extra_state(self) -> int:
@@ -141,3 +158,34 @@ class WordConcepts(nn.Module):
 
     def set_extra_state(self, state: int) -> None:
         self.text_step = state
+
+
+def build_word_concepts(data: TaskData) -> WordConcepts | None:
+    """Return the terms that `loss.visual_concepts` and `text.file` ask for, or None.
+
+    Captions of the text file that the validation images have too are left out.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    config, texts = data.config, None
+    if config.text.file is not None:
+        texts = TextCaptions(
+            read_texts(Path(config.text.file)),
+            data.vocabulary,
+            max_words=config.data.max_words,
+            seed=config.train.seed,
+            without=(caption for image in data.validation for caption in image.captions),
+        )
+    if not config.loss.visual_concepts and texts is None:
+        return None
+    return WordConcepts(
+        WordConceptTable(len(data.vocabulary), data.model.encoder.dim),
+        data.captions.words_of_images(len(data.images.training)),
+        texts,
+        detection_weight=config.loss.visual_concepts,
+        text_weight=config.text.weight,
+        text_batch_size=config.text.batch_size,
+        text_cells=config.text.cells,
+        label_smoothing=config.loss.label_smoothing,
+    )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.select import Select
+from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
 
@@ -23,20 +24,25 @@ class Memory:
         values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
             cells themselves are the values, as in the paper.
         expected: bool [B], images whose context is the expectation in this batch (HardSelect).
+        seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
     """
 
     grid: Grid
     keys: Tensor
     values: Tensor | None = None
     expected: Tensor | None = None
+    seeds: Tensor | None = None
 
-    def select(self, index: Tensor | slice) -> Memory:
-        """Return the memory of the images of `index`, [B'] or a slice."""
+    def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
+        """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
+        if seeds is None and self.seeds is not None:
+            seeds = self.seeds[index]
         return Memory(
             replace(self.grid, features=self.grid.features[index]),
             self.keys[index],
             None if self.values is None else self.values[index],
             None if self.expected is None else self.expected[index],
+            seeds,
         )
 
 
@@ -139,13 +145,16 @@ class Attention(nn.Module):
         return Memory(
             Grid(cells, grid.height, grid.width),
             self.score.keys(grid.features),
-            expected=self.select.draw_expected(len(cells), cells.device),
+            expected=self.select.draw_expected(len(cells), cells.device, grid.seeds),
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
         """Attend once with queries [B, K, H] for the words at `position` (an int, or [K])."""
         scores = self.scores(query, memory, position).squeeze(1)
-        return self.select(scores, memory.grid.features, memory.expected)
+        seeds = memory.seeds
+        if seeds is not None:  # one for each word: [B, 1] or [B, K]
+            seeds = child_seeds(seeds.unsqueeze(1), position)
+        return self.select(scores, memory.grid.features, memory.expected, seeds)
 
     def scores(self, query: Tensor, memory: Memory, position: int | Tensor) -> Tensor:
         """Return scores [B, heads, K, L], -inf outside of the window."""

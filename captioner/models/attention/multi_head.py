@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from captioner.models.attention.attention import Attention, Memory, Score, Window, split_heads
 from captioner.models.attention.select import Select
+from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
 
@@ -59,7 +61,12 @@ class MultiHeadAttention(Attention):
         expected = memory.expected
         if expected is not None:
             expected = expected.repeat_interleave(heads)
-        attended = self.select(scores.flatten(0, 1), memory.values.flatten(0, 1), expected)
+        seeds = memory.seeds
+        if seeds is not None:  # one for each head and word: [B * heads, 1] or [B * heads, K]
+            head = torch.arange(heads, device=seeds.device)
+            seeds = child_seeds(seeds.unsqueeze(1), head).flatten()
+            seeds = child_seeds(seeds.unsqueeze(1), position)
+        attended = self.select(scores.flatten(0, 1), memory.values.flatten(0, 1), expected, seeds)
         maps = attended.weights.unflatten(0, shape)  # [B, heads, K, L]
         cells = attended.cells
         if cells is not None:

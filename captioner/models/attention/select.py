@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, HardAttentionMode
 from captioner.errors import ConfigError
+from captioner.runtime.device import at_least_float32
+from captioner.runtime.draws import uniform
 from captioner.types import AttentionOutput
 
 # Per context and not per module: the threads of a server share the modules.
@@ -26,20 +28,38 @@ class Select(nn.Module, ABC):
         super().__init__()
         self.temperature = temperature
 
-    def draw_expected(self, images: int, device: torch.device) -> Tensor | None:
-        """Draw the images [B] whose context is the expectation in this batch; None for all."""
+    def draw_expected(
+        self, images: int, device: torch.device, seeds: Tensor | None = None
+    ) -> Tensor | None:
+        """Draw the images [B] whose context is the expectation in this batch; None for all.
+
+        Args:
+            images: B.
+            device: Of the result.
+            seeds: int64 [B], of the draws; None takes PyTorch's own generator.
+        """
         return None
 
     @abstractmethod
     def forward(
-        self, scores: Tensor, values: Tensor, expected: Tensor | None = None
+        self,
+        scores: Tensor,
+        values: Tensor,
+        expected: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> AttentionOutput:
-        """Attend by scores [B, K, L] to values [B, L, D]; expected is from `draw_expected`."""
+        """Attend by scores [B, K, L] to values [B, L, D].
+
+        Args:
+            scores: [B, K, L].
+            values: [B, L, D].
+            expected: bool [B], from `draw_expected`.
+            seeds: int64 [B, K], of the sampled cells; None takes PyTorch's own generator.
+        """
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
-        if scores.dtype in (torch.bfloat16, torch.float16):
-            scores = scores.float()  # maps sum to 1 under autocast too
+        scores = at_least_float32(scores)  # maps sum to 1 under autocast too
         if self.temperature != 1:
             scores = scores / self.temperature
         log_map = torch.log_softmax(scores, dim=-1)
@@ -57,7 +77,11 @@ class SoftSelect(Select):
         return cls(temperature=config.temperature)
 
     def forward(
-        self, scores: Tensor, values: Tensor, expected: Tensor | None = None
+        self,
+        scores: Tensor,
+        values: Tensor,
+        expected: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> AttentionOutput:
         _, weights, entropy = self.distribution(scores)
         return AttentionOutput(
@@ -98,19 +122,27 @@ class HardSelect(Select):
             at_test=config.at_test,
         )
 
-    def draw_expected(self, images: int, device: torch.device) -> Tensor | None:
+    def draw_expected(
+        self, images: int, device: torch.device, seeds: Tensor | None = None
+    ) -> Tensor | None:
         if not self.training or self.semi_sampling == 0:
             return None
+        if seeds is not None:
+            return uniform(seeds, 1).squeeze(-1) < self.semi_sampling
         return torch.rand(images, device=device) < self.semi_sampling
 
     def forward(
-        self, scores: Tensor, values: Tensor, expected: Tensor | None = None
+        self,
+        scores: Tensor,
+        values: Tensor,
+        expected: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> AttentionOutput:
         log_map, weights, entropy = self.distribution(scores)
         mode = "sample" if self.training else _mode.get() or self.at_test
         mixing, log_prob, cells = weights, torch.zeros_like(entropy), None
         if mode != "expectation":
-            cells = _sample(log_map) if mode == "sample" else log_map.argmax(-1)  # [B, K]
+            cells = _sample(log_map, seeds) if mode == "sample" else log_map.argmax(-1)  # [B, K]
             mixing = torch.zeros_like(weights).scatter_(-1, cells.unsqueeze(-1), 1.0)
             log_prob = log_map.gather(-1, cells.unsqueeze(-1)).squeeze(-1)
             if expected is not None:
@@ -120,13 +152,16 @@ class HardSelect(Select):
         return AttentionOutput(context, weights, entropy, log_prob, cells=cells)
 
 
-def _sample(log_map: Tensor) -> Tensor:
-    """Sample one cell of each map, [B, K, L] to [B, K].
+def _sample(log_map: Tensor, seeds: Tensor | None) -> Tensor:
+    """Sample one cell of each map, [B, K, L] to [B, K]; seeds [B, K].
 
     The first of independent exponential clocks with rates alpha: torch.multinomial's own method,
     but without its wait for the device.
     """
-    clock = torch.empty_like(log_map, requires_grad=False).exponential_()
+    if seeds is None:
+        clock = torch.empty_like(log_map, requires_grad=False).exponential_()
+    else:
+        clock = -uniform(seeds, log_map.shape[-1]).to(log_map.dtype).log()
     return (log_map.detach() - clock.clamp_min(torch.finfo(clock.dtype).tiny).log()).argmax(-1)
 
 

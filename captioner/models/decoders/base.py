@@ -66,8 +66,8 @@ class Prepared(Protocol):
     @property
     def grid(self) -> Grid: ...
 
-    def select(self: PreparedT, index: Tensor | slice) -> PreparedT:
-        """Return the images of `index`, [B'] or a slice."""
+    def select(self: PreparedT, index: Tensor | slice, seeds: Tensor | None = None) -> PreparedT:
+        """Return the images of `index`, [B'] or a slice; `seeds` [B'] of what is drawn for them."""
 
 
 class AttentionFactory(Protocol):

@@ -22,6 +22,7 @@ from captioner.models.decoders.base import (
     TeacherForcingOutput,
     pack_by_step,
 )
+from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
 
@@ -32,11 +33,13 @@ class LayeredMemory:
     grid: Grid
     layers: tuple[Memory, ...]
 
-    def select(self, index: Tensor | slice) -> LayeredMemory:
-        """Return the memory of the images of `index`, [B'] or a slice."""
-        return LayeredMemory(
-            self.grid.select(index), tuple(layer.select(index) for layer in self.layers)
+    def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> LayeredMemory:
+        """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
+        layers = (
+            layer.select(index, None if seeds is None else child_seeds(seeds, number))
+            for number, layer in enumerate(self.layers)
         )
+        return LayeredMemory(self.grid.select(index), tuple(layers))
 
 
 class Cache(NamedTuple):
@@ -208,7 +211,10 @@ class TransformerDecoder(Decoder):
     def prepare(self, grid: Grid) -> LayeredMemory:
         # Layers have values of their own: without the features, selecting images copies less.
         empty = Grid(grid.features[..., :0], grid.height, grid.width)
-        memories = (layer.attention.prepare(grid) for layer in self._layers())
+        memories = []
+        for number, layer in enumerate(self._layers()):
+            seeds = None if grid.seeds is None else child_seeds(grid.seeds, number)
+            memories.append(layer.attention.prepare(replace(grid, seeds=seeds)))
         return LayeredMemory(grid, tuple(replace(memory, grid=empty) for memory in memories))
 
     def start(self, memory: LayeredMemory, beams: int = 1) -> Cache:

@@ -1,0 +1,183 @@
+"""One training run in several processes, as torchrun starts them: what all of them agree on.
+
+Everything here is an identity in a single process. Small facts (counts, signals, results of one
+process) go over gloo between CPUs, tensors of a GPU over NCCL.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from captioner.errors import CaptionerError, ConfigError
+
+Result = TypeVar("Result")
+
+
+def world_size() -> int:
+    """Return the number of processes of the run."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process, from 0; process 0 writes, logs and reports."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+@contextmanager
+def processes(device: str, *, timeout_s: float = 1800.0) -> Iterator[None]:
+    """Join the processes that torchrun started, or none, and leave them at the end.
+
+    Args:
+        device: `train.device`; each process of a machine takes a GPU of its own, if it is not
+            `cpu` and there are GPUs.
+        timeout_s: A process that says nothing for so long is given up. One that ended is noticed
+            at once.
+
+    Raises:
+        ConfigError: There are more processes on this machine than GPUs.
+        CaptionerError: Another process ended.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    backend = "gloo"
+    if device != "cpu" and torch.cuda.is_available():
+        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if ":" in device:
+            raise ConfigError(f"train.device: {device} is one GPU; use cuda with several processes")
+        if local >= gpus:
+            raise ConfigError(f"--nproc-per-node: this machine has {gpus} GPUs; use {gpus} or less")
+        torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield
+    except CaptionerError:
+        raise
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        raise CaptionerError(
+            "another process of this run ended or cannot be reached "
+            f"({str(error).splitlines()[0]}); torchrun begins again from the last checkpoint with "
+            "--max-restarts N, or go on with --resume"
+        ) from None
+    finally:
+        dist.destroy_process_group()
+
+
+def parallel(module: nn.Module, *, compress: bool = False) -> Any:
+    """Return a module whose backward pass takes the mean gradient of all processes.
+
+    Parameters that a process does not use count as zero there, as when it has no caption of a
+    batch. That also keeps the buckets of the exchange as they are: rebuilt after the first step,
+    as DistributedDataParallel otherwise does, they would let more than two processes add in another
+    order, and a resumed run would differ in the last bits.
+
+    Args:
+        module: Alike in all processes; returned as it is where there is one.
+        compress: Exchange gradients in bfloat16: half the bytes, 8 bits of precision.
+    """
+    if world_size() == 1:
+        return module
+    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    if compress:
+        ddp.register_comm_hook(None, bf16_compress_hook)
+    return ddp
+
+
+def sum_over_processes(values: Sequence[float]) -> list[float]:
+    """Return the sum of each number over the processes, exact for counts."""
+    total = torch.tensor(values, dtype=torch.float64)
+    if world_size() > 1:
+        dist.all_reduce(total)
+    sums: list[float] = total.tolist()
+    return sums
+
+
+def mean_over_processes(value: Tensor) -> Tensor:
+    """Return the mean of a tensor over the processes, without a graph."""
+    value = value.detach()
+    if world_size() == 1:
+        return value
+    total = value.clone()
+    dist.all_reduce(total)
+    return total / world_size()
+
+
+def mean_by_name(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean over the processes of each value; one that a process lacks counts as 0."""
+    if world_size() == 1:
+        return dict(values)
+    everyone: list[Any] = [None] * world_size()
+    dist.all_gather_object(everyone, dict(values))
+    names = dict.fromkeys(name for given in everyone for name in given)
+    return {name: sum(g.get(name, 0.0) for g in everyone) / len(everyone) for name in names}
+
+
+def gathered(values: Sequence[Result]) -> list[Result]:
+    """Return the values of all processes, dealt out in turn, in process 0; elsewhere nothing.
+
+    The inverse of `values[rank() :: world_size()]`.
+    """
+    if world_size() == 1:
+        return list(values)
+    shares: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(list(values), shares)
+    if shares is None:
+        return []
+    joined: list[Any] = [None] * sum(map(len, shares))
+    for number, share in enumerate(shares):
+        joined[number :: world_size()] = share
+    return joined
+
+
+def from_first_process(function: Callable[[], Result]) -> Result:
+    """Return in all processes what a function returns in process 0, the only one to call it.
+
+    Raises:
+        CaptionerError: Process 0 raised it; the others end with exit code 2 and no word.
+    """
+    if world_size() == 1:
+        return function()
+    outcome: list[Any] = [None]
+    result = in_all_processes(lambda: function() if rank() == 0 else None)
+    outcome[0] = result
+    dist.broadcast_object_list(outcome)
+    agreed: Result = outcome[0]
+    return agreed
+
+
+def in_all_processes(function: Callable[[], Result]) -> Result:
+    """Call a function in all processes, and go on if it raised an error in none.
+
+    Raises:
+        CaptionerError: In the first process that raised one; the others end with exit code 2 and
+            no word, so that a mistake is reported once.
+    """
+    if world_size() == 1:
+        return function()
+    error: CaptionerError | None = None
+    try:
+        result = function()
+    except CaptionerError as raised:
+        error = raised
+    failed: list[Any] = [None] * world_size()
+    dist.all_gather_object(failed, error is not None)
+    if not any(failed):
+        return result
+    if error is not None and failed.index(True) == rank():
+        raise error
+    raise SystemExit(2)
