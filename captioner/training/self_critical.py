@@ -80,7 +80,7 @@ class SelfCriticalTask(TrainingTask):
         Metrics: `total`, `reward`, `advantage` (mean square) and `cross_entropy` of the sampled
         captions.
         """
-        if not len(batch):  # other processes have images
+        if not len(batch.images):  # other processes have images
             mean_over_processes(torch.zeros(2, dtype=torch.float64))
             zero = self.zero_loss()
             return LossOutput(zero, {"total": zero.detach()}, None, batch.lengths)

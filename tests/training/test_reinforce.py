@@ -96,7 +96,7 @@ def exact_gradient(decoder: Decoder, looks: int = T) -> Tensor:
     count = len(paths)
     calls = iter(range(looks))
 
-    def given(log_map: Tensor) -> Tensor:
+    def given(log_map: Tensor, seeds: Tensor | None) -> Tensor:
         """[count, K]: K is 1 in an LSTM's steps, T in a Transformer, whose layers are calls."""
         if log_map.shape[1] == 1:
             return paths[:, next(calls)].unsqueeze(1)
@@ -199,7 +199,7 @@ class OwnRewardAsBaseline(NoBaseline):
     """A baseline that depends on the cell that it is subtracted for: the mean includes it."""
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
     ) -> tuple[Tensor, None]:
         mean = rewards.view(-1, 2, T).mean(1, keepdim=True)
         return mean.expand(-1, 2, -1).reshape(-1, T), None
@@ -301,7 +301,7 @@ def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
             squares += rewards[row][t] ** 2 / sum(ROWS)
     assert loss.item() == pytest.approx(0.7 * reinforce - 0.3 * entropy, rel=1e-12)
     assert parts["reinforce"].item() == pytest.approx(reinforce, rel=1e-12)
-    assert parts["advantage"].item() == pytest.approx(math.sqrt(squares), rel=1e-12)
+    assert parts["advantage"].item() == pytest.approx(squares, rel=1e-12)
     assert not any(part.requires_grad for part in parts.values())
     loss.backward()
     assert forced.log_prob.grad is not None
@@ -374,6 +374,7 @@ def test_leave_one_out_is_a_plain_loop_over_the_other_samples(samples: int) -> N
         torch.ones_like(rewards),
         torch.zeros(2 * samples * T, H),
         torch.full((2 * samples,), T),
+        2 * samples * T,
     )
     assert loss is None, "there is nothing to learn"
     for caption, sample, t in product(range(2), range(samples), range(T)):
@@ -395,7 +396,7 @@ def test_the_learned_baseline_learns_the_reward_that_a_state_predicts() -> None:
         count = unpack_by_step(torch.ones(sum(ROWS), dtype=torch.double), lengths).flip(1).cumsum(1)
         count = count.flip(1) * unpack_by_step(torch.ones(sum(ROWS), dtype=torch.double), lengths)
         rewards = count * unpack_by_step(queries @ wanted - 2, lengths)
-        value, error = baseline(rewards, count, queries, lengths)
+        value, error = baseline(rewards, count, queries, lengths, len(queries))
         assert not value.requires_grad
         assert (value[count == 0] == 0).all()
         left.append((rewards - value)[count > 0].square().mean().item())
@@ -437,7 +438,9 @@ def test_the_learned_baseline_gives_no_gradient_to_the_model_and_takes_none() ->
     torch.manual_seed(0)
     forced = read(decoder, 4)
     rewards, count = torch.randn(4, T).double(), torch.ones(4, T).double()
-    value, error = hard.baseline(rewards, count, forced.queries, LENGTHS.expand(4))
+    value, error = hard.baseline(
+        rewards, count, forced.queries, LENGTHS.expand(4), len(forced.queries)
+    )
     assert not value.requires_grad
     assert error is not None
     of_decoder = torch.autograd.grad(error, list(decoder.parameters()), allow_unused=True)
