@@ -154,6 +154,10 @@ def serve() -> None:
     import pycocoevalcap.cider.cider
     import pycocoevalcap.rouge.rouge  # noqa: F401
     import timm  # noqa: F401
+    import torch._dynamo
+    import torch.utils.tensorboard  # noqa: F401
+
+    import captioner.training  # noqa: F401
 
     gc.freeze()  # a child that collected garbage among all of that would copy its memory
     # The answers keep a descriptor of their own, for nothing that a child prints may come between.

@@ -18,6 +18,7 @@ from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes
+from captioner.runtime.draws import draw_words
 from captioner.training.caption_consensus import caption_reward
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.types import Grid

@@ -62,9 +62,10 @@ def training_step(
         group["lr"] = group["base_lr"] * learning_rate_factor
     optimizer.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, start=1):
-        # Gradients are exchanged once a step: while the last backward pass computes them.
-        last = number == len(batches) or not isinstance(task, DistributedDataParallel)
-        with nullcontext() if last else task.no_sync():
+        exchange: AbstractContextManager[object] = nullcontext()
+        if isinstance(task, DistributedDataParallel) and number < len(batches):
+            exchange = task.no_sync()  # once a step, while the last backward pass goes on
+        with exchange:
             with autocast:
                 output: LossOutput = task(batch.to(device))
             (output.loss / len(batches)).backward()

@@ -1,15 +1,15 @@
-"""Trains recipes one after another as one of several processes; a program for test_distributed.py.
+"""Trains a tiny recipe in float64 as one of several processes; a program for test_distributed.py.
 
-Arguments: folder of the data, `float32` or `float64`, and a JSON file of
-[[run folder, {section__key: value}, port], ...].
+Arguments: folder of the data, run folder, and settings as JSON, {section__key: value}.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tiny
 import torch
@@ -19,18 +19,17 @@ from captioner.training import train
 
 
 def main() -> None:
-    root, kind, runs = sys.argv[1:]
+    root, output, settings = sys.argv[1:]
     torch.set_num_threads(1)
-    torch.set_default_dtype(getattr(torch, kind))
-    for output, changes, port in json.loads(Path(runs).read_text()):
-        os.environ["MASTER_PORT"] = str(port)
-        resume = changes.pop("resume", False)
-        for key, value in changes.items():
-            if key == "data__sources":
-                changes[key] = tuple(SourceConfig(**source) for source in value)
-            elif isinstance(value, list):
-                changes[key] = tuple(value)
-        train(tiny.recipe(Path(root), Path(output), **changes), resume=resume)
+    torch.set_default_dtype(torch.float64)
+    changes = json.loads(settings)
+    resume = changes.pop("resume", False)
+    for key, value in changes.items():
+        if key == "data__sources":
+            changes[key] = tuple(SourceConfig(**source) for source in value)
+        elif isinstance(value, list):
+            changes[key] = tuple(value)
+    train(tiny.recipe(Path(root), Path(output), **changes), resume=resume)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +11,11 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from programs import ProgramResult, Programs, Running
 
-from captioner.checkpoint import load_model, load_training_state
+from captioner.checkpoint import load_model
 from captioner.data.dataset import CaptionBatches, EncodedCaptions
-from captioner.training import train
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # Dropout draws by process, so that equality between numbers of processes needs it to be 0.
 STILL = {
     "decoder__dropout": 0.0,
@@ -31,6 +24,7 @@ STILL = {
     "train__checkpoint_every": 0,
 }
 HARD = {"attention__select": "hard"}
+IN_THREE = ("soft", "moving average", "greedy")
 RECIPES: dict[str, dict[str, Any]] = {
     "soft": {"loss__label_smoothing": 0.1, "optim__accumulate": 1},
     "fine-tuned": {"encoder__trainable_from": "layer4", "data__batch_by": "length"},
@@ -71,38 +65,28 @@ def free_port() -> int:
 
 
 def start(
-    count: int, runs: Sequence[tuple[Path, dict[str, Any]]], root: Path, kind: str = "float64"
-) -> list[subprocess.Popen[str]]:
+    programs: Programs, count: int, run: Path, changes: dict[str, Any], root: Path
+) -> list[Running]:
     """Start so many processes of ranks.py, as torchrun would."""
-    listed = [(str(run), changes, free_port()) for run, changes in runs]
-    plan = runs[0][0].parent / f"{runs[0][0].name}-{count}.json"
-    plan.write_text(json.dumps(listed))
     environment = {
-        **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(count),
     }
+    given = (root, run, json.dumps(changes))
     return [
-        subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("ranks.py"), root, kind, plan],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+        programs.start(
+            "tests/training/ranks.py", *given, **environment, RANK=str(rank), LOCAL_RANK=str(rank)
         )
         for rank in range(count)
     ]
 
 
-def finish(processes: list[subprocess.Popen[str]], codes: set[int] | None = None) -> list[str]:
-    try:
-        said = [process.communicate(timeout=500)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert {process.returncode for process in processes} <= (codes or {0}), "\n".join(said)
-    return said
+def finish(running: list[Running]) -> list[ProgramResult]:
+    results = [each.wait() for each in running]
+    assert {result.code for result in results} == {0}, results
+    return results
 
 
 def losses(run: Path, kind: str = "train") -> list[dict[str, float]]:
@@ -128,21 +112,14 @@ def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each recipe trained in 1, 2 and 3 processes: run folders NAME-COUNT."""
+def runs(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each recipe trained in 1, 2 and some in 3 processes: run folders NAME-COUNT."""
     folder = tmp_path_factory.mktemp("runs")
-    teacher = folder / "teacher"
-    torch.set_num_threads(1)
-    train(tiny.recipe(table, teacher, train__epochs=1))
-    for count in (1, 2, 3):
-        names = RECIPES if count < 3 else ("soft", "moving average", "greedy")
-        finish(
-            start(
-                count,
-                [(folder / f"{n}-{count}", changes_of(n, table, teacher / "best")) for n in names],
-                table,
-            )
-        )
+    finish(start(programs, 1, folder / "teacher", {"train__epochs": 1}, table))
+    for name in RECIPES:
+        changes = changes_of(name, table, folder / "teacher" / "best")
+        for count in (1, 2, 3) if name in IN_THREE else (1, 2):
+            finish(start(programs, count, folder / f"{name}-{count}", changes, table))
     return folder
 
 
@@ -159,7 +136,7 @@ def test_two_processes_have_the_losses_and_weights_of_one(runs: Path, name: str)
         torch.testing.assert_close(second[key], value, rtol=1e-6, atol=1e-8, msg=key)
 
 
-@pytest.mark.parametrize("name", ["soft", "moving average", "greedy"])
+@pytest.mark.parametrize("name", IN_THREE)
 def test_three_processes_have_them_too(runs: Path, name: str) -> None:
     for ours, theirs in zip(losses(runs / f"{name}-1"), losses(runs / f"{name}-3"), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12)
@@ -182,29 +159,27 @@ def test_a_batch_is_shared_by_views() -> None:
         views = [
             {(int(image_of[e % 40]), int(e // 40)) for e in share.tolist()} for share in shares
         ]
-        assert not (views[0] & views[1] or views[0] & views[2] or views[1] & views[2])
+        assert len(set.union(*views)) == sum(map(len, views))
         assert max(map(len, views)) - min(map(len, views)) <= 1
     assert batches.share(np.array([3]), 1, 2).size + batches.share(np.array([3]), 0, 2).size == 1
 
 
-def test_a_run_goes_on_with_another_number_of_processes(runs: Path, table: Path) -> None:
-    changes = changes_of("moving average", table, table)
-    run = runs / "changed"
-    finish(start(2, [(run, {**changes, "train__epochs": 1})], table))
-    finish(start(1, [(run, {**changes, "resume": True})], table))
-    whole = losses(runs / "moving average-1")
-    # The schedule of one epoch is another one; after it, the second epoch goes on.
-    assert [each["step"] for each in losses(run)] == [each["step"] for each in whole]
-    again = runs / "changed again"
-    constant = {**changes, "optim__schedule": "constant"}
-    finish(start(2, [(again, {**constant, "train__epochs": 1})], table))
-    finish(start(3, [(again, {**constant, "resume": True})], table))
-    finish(start(1, [(runs / "undisturbed", constant)], table))
+@pytest.mark.parametrize("counts", [(2, 1), (1, 3)], ids=str)
+def test_a_run_goes_on_with_another_number_of_processes(
+    programs: Programs, runs: Path, table: Path, counts: tuple[int, int]
+) -> None:
+    changes = {**changes_of("moving average", table, table), "optim__schedule": "constant"}
+    whole, parts = runs / f"whole{counts}", runs / f"parts{counts}"
+    finish(start(programs, 1, whole, changes, table))
+    finish(start(programs, counts[0], parts, {**changes, "train__epochs": 1}, table))
+    finish(start(programs, counts[1], parts, {**changes, "resume": True}, table))
     # A checkpoint keeps the weights in float32.
-    for ours, theirs in zip(losses(runs / "undisturbed"), losses(again), strict=True):
+    for ours, theirs in zip(losses(whole), losses(parts), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-7)
 
 
-def test_a_mistake_is_reported_once(table: Path, tmp_path: Path) -> None:
-    said = finish(start(2, [(tmp_path / "run", {"data__min_count": 1000})], table), codes={1, 2})
-    assert sum("no word occurs 1000 times" in each.splitlines()[-1] for each in said if each) == 1
+def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: Path) -> None:
+    arguments = (table, tmp_path / "run", json.dumps({"data__min_count": 1000}))
+    running = start(programs, 2, *arguments[1:2], {"data__min_count": 1000}, arguments[0])
+    said = [each.wait().stderr for each in running]
+    assert sum("no word occurs 1000 times" in each for each in said) == 1
