@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from programs import ProgramResult, Programs, Running
+from programs import REPOSITORY, ProgramResult, Programs, Running
 
 from captioner.checkpoint import load_model
+from captioner.config import to_yaml
 from captioner.data.dataset import CaptionBatches, EncodedCaptions
 
 # Dropout draws by process, so that equality between numbers of processes needs it to be 0.
@@ -183,3 +189,53 @@ def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: P
     running = start(programs, 2, *arguments[1:2], {"data__min_count": 1000}, arguments[0])
     said = [each.wait().stderr for each in running]
     assert sum("no word occurs 1000 times" in each for each in said) == 1
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_are_killed_ends_bit_for_bit_as_one_that_was_not(
+    programs: Programs, table: Path, tmp_path: Path
+) -> None:
+    """Kill -9 of one process three times; torchrun begins again from the last checkpoint."""
+    changed = {"train__epochs": 8, "optim__accumulate": 1, "train__checkpoint_every": 3}
+    for name in ("whole", "killed"):
+        recipe = tiny.recipe(table, tmp_path / name, attention__select="hard", **changed)
+        (tmp_path / f"{name}.yaml").write_text(to_yaml(recipe))
+    port = str(free_port())
+    whole = [
+        programs.start(
+            "train.py", "--config", tmp_path / "whole.yaml", OMP_NUM_THREADS="1",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank,
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--master-port", str(free_port()), "--max-restarts", "3", "--monitor-interval=0.1"]
+    command = [*torchrun, "train.py", "--config", tmp_path / "killed.yaml"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    said = (tmp_path / "said").open("w")
+    running = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=said)
+    log, killed = tmp_path / "killed" / "metrics.jsonl", 0
+    try:
+        while running.poll() is None:
+            time.sleep(0.01)
+            steps = log.read_text().count('"train"') if log.exists() else 0
+            if killed < 3 and steps > (killed + 1) * 10:
+                children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text()
+                os.kill(int(children.split()[killed % 2]), signal.SIGKILL)
+                killed += 1
+    finally:
+        running.kill()
+    assert running.returncode == 0, (tmp_path / "said").read_text()
+    assert killed == 3
+    finish(whole)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    for folder in ("last", "best"):
+        ours, theirs = (
+            (tmp_path / name / folder / "model.safetensors").read_bytes()
+            for name in ("whole", "killed")
+        )
+        assert ours == theirs, folder

@@ -1,0 +1,128 @@
+"""Data of COCO's full size, made up: times and memory of everything before and between the steps.
+
+Writes 118,287 tiny photos and 591,753 captions in COCO's layout (about 700 MB on a file system with
+blocks of 4 KiB), then reads, encodes, shuffles and interrupts an epoch as training does.
+
+    python -m benchmarks.coco_scale FOLDER [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import resource
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from captioner.config import SourceConfig
+from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
+from captioner.data.readers import captions_digest, files_digest, read_sources
+from captioner.data.tokenizer import WordTokenizer
+from captioner.data.transforms import ImageTransform
+from captioner.data.vocabulary import Vocabulary
+
+PHOTOS, CAPTIONS, WORDS, VALIDATION = 118_287, 591_753, 27_000, 5_000
+
+
+def make(folder: Path) -> None:
+    """Write the data set: words of Zipf's frequencies, captions of 8 to 14 words."""
+    generator = np.random.default_rng(1)
+    photos = []
+    for colour in generator.integers(0, 255, (64, 3)).tolist():
+        file = io.BytesIO()
+        Image.new("RGB", (16, 12), tuple(colour)).save(file, "JPEG")
+        photos.append(file.getvalue())
+    names = np.array([f"word{number}" for number in range(WORDS)])
+    shares = 1.0 / np.arange(1, WORDS + 1)
+    (folder / "annotations").mkdir(parents=True)
+    for split, count, captions in (
+        ("train2017", PHOTOS, CAPTIONS),
+        ("val2017", VALIDATION, 5 * VALIDATION),
+    ):
+        (folder / split).mkdir()
+        for number in range(count):
+            (folder / split / f"{number:012}.jpg").write_bytes(photos[number % len(photos)])
+        lengths = generator.integers(8, 15, captions)
+        words = generator.choice(names, int(lengths.sum()), p=shares / shares.sum())
+        texts = [" ".join(part) for part in np.split(words, lengths.cumsum()[:-1])]
+        (folder / "annotations" / f"captions_{split}.json").write_text(
+            json.dumps(
+                {
+                    "images": [{"id": n, "file_name": f"{n:012}.jpg"} for n in range(count)],
+                    "annotations": [
+                        {"id": n, "image_id": n % count, "caption": text}
+                        for n, text in enumerate(texts)
+                    ],
+                }
+            )
+        )
+
+
+def measure(folder: Path) -> None:
+    """Print a line for each stage: seconds, and the largest memory of the process so far."""
+    began = time.perf_counter()
+
+    def done(stage: str) -> None:
+        nonlocal began
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{stage:58} {time.perf_counter() - began:7.2f} s {memory:7.0f} MiB", flush=True)
+        began = time.perf_counter()
+
+    source = SourceConfig(
+        name="coco",
+        format="coco",
+        root=str(folder),
+        train_split="train2017",
+        val_split="val2017",
+    )
+    images = read_sources([source])
+    assert len(images.training) == PHOTOS
+    assert len(images.captions) == CAPTIONS
+    done("index: annotations and folders")
+    captions_digest(images.training)
+    done("digest of the captions")
+    files_digest(images.training)
+    done("digest of the files' sizes and times")
+    vocabulary = Vocabulary.build(images.captions, WordTokenizer(), min_count=5)
+    done(f"vocabulary of {len(vocabulary)} words")
+    captions = encode_captions(images.training, vocabulary, max_words=25)
+    done("captions as indices")
+    batches = CaptionBatches(captions, batch_size=160, by="photo", seed=1)
+    order = batches.epoch(0)
+    assert sorted(np.concatenate(order).tolist()) == list(range(CAPTIONS))
+    done(f"order of an epoch, {len(order)} batches, each caption once")
+    for process in range(8):
+        shares = [batches.share(batch, process, 8) for batch in order]
+        assert process or sum(map(len, shares)) < CAPTIONS / 7
+    done("shares of 8 processes")
+    transform = ImageTransform(height_px=32, width_px=32)
+    dataset = CaptionDataset(images.training, captions, transform, seed=1)
+    first = len(order) - 200
+    loaded = [batch.images for batch in load_batches(dataset, batches, 0, first=first)]
+    done("the last 200 batches, as after an interruption")
+    again = [batch.images for batch in load_batches(dataset, batches, 0, first=first + 100)]
+    assert all((a == b).all() for a, b in zip(loaded[100:], again, strict=True))
+    done("the last 100 again, and the same")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the data is made, unless it is there")
+    parser.add_argument("--keep", action="store_true", help="keep the data")
+    arguments = parser.parse_args()
+    if not arguments.folder.exists():
+        began = time.perf_counter()
+        make(arguments.folder)
+        print(f"made in {time.perf_counter() - began:.0f} s")
+    measure(arguments.folder)
+    if not arguments.keep:
+        shutil.rmtree(arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
