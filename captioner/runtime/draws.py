@@ -39,8 +39,8 @@ def uniform(seeds: Tensor, count: int) -> Tensor:
     return (_shifted(values, 41) + 0.5) * 2.0**-23  # exact, so that none is rounded to 1
 
 
-def draw_words(shares: Tensor, seeds: Tensor, position: int) -> Tensor:
-    """Draw words [B, samples] from probabilities [B, samples, V], by a seed for each image [B]."""
+def draw_words(seeds: Tensor, shares: Tensor, position: int) -> Tensor:
+    """Draw words [B, samples] by a seed for each image [B], from probabilities [B, samples, V]."""
     sums = shares.double().cumsum(-1)
     quantile = uniform(child_seeds(seeds, position), shares.shape[1]).double()
     passed = quantile.unsqueeze(-1) * sums[..., -1:]  # below the last sum: quantiles are below 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -98,13 +99,11 @@ class SelfCriticalTask(TrainingTask):
 
     def _loss(self, batch: Batch, grid: Grid) -> LossOutput:
         decoder = self.model.decoder
-        image_seeds = batch.image_seeds
+        draw = None
+        if batch.image_seeds is not None:
+            draw = partial(draw_words, batch.image_seeds)
         tokens, lengths = sample(
-            decoder,
-            grid,
-            samples=self.samples,
-            max_words=self.max_words,
-            draw=lambda shares, position: draw_words(shares, image_seeds, position),
+            decoder, grid, samples=self.samples, max_words=self.max_words, draw=draw
         )
         rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
@@ -146,7 +145,11 @@ class SelfCriticalTask(TrainingTask):
             for caption in tokens.flatten(0, 1).tolist()
         ]
         scores = self.reward.scores(np.repeat(images.tolist(), samples).tolist(), captions)
-        return torch.from_numpy(scores).float().view(count, samples).to(tokens.device)
+        return (
+            torch.from_numpy(scores)
+            .to(tokens.device, torch.get_default_dtype())
+            .view(count, samples)
+        )
 
     def _as_batch(
         self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor

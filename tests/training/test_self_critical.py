@@ -236,6 +236,25 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
     assert model.decoder.training, "it is left as it was"
 
 
+def test_the_weight_of_a_source_is_a_factor_on_its_images_advantages(model: Model) -> None:
+    """Two captions of the first image, which weighs 3; the second weighs 1, or nothing."""
+    task = SelfCriticalTask(
+        model, CiderD(REFERENCES), VOCABULARY, samples=4, baseline="leave_one_out", max_words=4
+    )
+    plain = replace(
+        images(2), image_index=torch.tensor([0, 1, 0]), image_seeds=torch.tensor([5, 8])
+    )
+
+    def loss(*weights: float) -> float:
+        first, second = weights
+        return task(replace(plain, weights=torch.tensor([first, second, first]))).loss.item()
+
+    whole = task(plain).loss.item()
+    assert loss(1.0, 1.0) == pytest.approx(whole)
+    assert loss(1.0, 0.0) not in (0.0, whole)
+    assert loss(3.0, 1.0) == pytest.approx(whole + 2 * loss(1.0, 0.0))
+
+
 def test_captions_of_two_images_learn_to_earn_more(model: Model) -> None:
     task = SelfCriticalTask(
         model, CiderD(REFERENCES), VOCABULARY, samples=8, baseline="leave_one_out", max_words=4
