@@ -60,7 +60,13 @@ def processes(device: str, *, timeout_s: float = 1800.0) -> Iterator[None]:
             raise ConfigError(f"--nproc-per-node: this machine has {gpus} GPUs; use {gpus} or less")
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    # Names of its own for each attempt: processes that torchrun started again would otherwise find
+    # the addresses of those before them.
+    timeout = timedelta(seconds=timeout_s)
+    store, number, count = next(dist.rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"captioner attempt {attempt}", store)
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=timeout)
     try:
         yield
     except CaptionerError:
