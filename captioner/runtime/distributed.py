@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from captioner.errors import CaptionerError, ConfigError
@@ -60,7 +61,13 @@ def processes(device: str, *, timeout_s: float = 1800.0) -> Iterator[None]:
             raise ConfigError(f"--nproc-per-node: this machine has {gpus} GPUs; use {gpus} or less")
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    # Names of its own for each attempt: processes that torchrun started again would otherwise find
+    # the addresses of those before them.
+    timeout = timedelta(seconds=timeout_s)
+    store, number, count = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"captioner attempt {attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=timeout)
     try:
         yield
     except CaptionerError:

@@ -56,7 +56,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
         checkpoint = from_first_process(lambda: _begin(config, run, resume, stack))
         trainer = in_all_processes(lambda: _trainer(config, run, device, checkpoint))
         trainer.fit()
-        from_first_process(lambda: calibrate(run / "best", trainer.setup, device))
+        if rank() == 0:
+            calibrate(run / "best", trainer.setup, device)
         return run / "best"
 
 

@@ -145,11 +145,8 @@ class SelfCriticalTask(TrainingTask):
             for caption in tokens.flatten(0, 1).tolist()
         ]
         scores = self.reward.scores(np.repeat(images.tolist(), samples).tolist(), captions)
-        return (
-            torch.from_numpy(scores)
-            .to(tokens.device, torch.get_default_dtype())
-            .view(count, samples)
-        )
+        rewards = torch.from_numpy(scores).view(count, samples)
+        return rewards.to(tokens.device, torch.get_default_dtype())
 
     def _as_batch(
         self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor

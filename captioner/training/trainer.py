@@ -18,7 +18,7 @@ from tqdm import tqdm
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
-from captioner.evaluation.bias import Counts, bias_counts
+from captioner.evaluation.bias import bias_counts
 from captioner.files import save_bytes
 from captioner.models.build import CaptionModel
 from captioner.runtime.device import autocast
@@ -110,8 +110,6 @@ class Trainer:
     def _fit_epoch(self, log: RunLog | None) -> None:
         try:
             self._train_epoch(log)
-            if not (self.run / "last").exists():
-                self.save()  # a kill between `best` and the first `last` would leave no way on
             validation = self._validate()
             self.interrupts.release()
             self.interrupts.defer()  # until the checkpoint that knows of this validation
@@ -128,7 +126,9 @@ class Trainer:
         self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
         if better:
             references = {image.image_id: image.captions for image in self.setup.validation}
-            bias = bias_counts(validation.captions, references)
+            if not from_first_process(lambda: (self.run / "last").exists()):
+                self.save()  # a kill between `best` and the first `last` would leave no way on
+            bias = bias_counts(validation.captions, references)  # of no caption but in process 0
             self._write("best", with_state=False, bias=bias)
         self.save()
         if log is not None:
@@ -330,10 +330,8 @@ class Trainer:
         """Write the `last` folder, with all that `restore` needs."""
         self._write("last", with_state=True)
 
-    def _write(self, name: str, *, with_state: bool, bias: Counts | None = None) -> None:
-        from_first_process(
-            lambda: save_checkpoint(self, self.run / name, with_state=with_state, bias=bias)
-        )
+    def _write(self, name: str, **options: Any) -> None:
+        from_first_process(lambda: save_checkpoint(self, self.run / name, **options))
 
     def restore(self, folder: Path) -> None:
         """Go back to a checkpoint.

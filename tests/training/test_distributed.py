@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ STILL = {
     "train__checkpoint_every": 0,
 }
 HARD = {"attention__select": "hard"}
-IN_THREE = ("soft", "moving average", "greedy")
+QUICK = ("soft", "moving average", "self-critical")
+RunOf = Callable[[str, int], Path]
 RECIPES: dict[str, dict[str, Any]] = {
+    "teacher": {"train__epochs": 1},
     "soft": {"loss__label_smoothing": 0.1, "optim__accumulate": 1},
     "fine-tuned": {"encoder__trainable_from": "layer4", "data__batch_by": "length"},
     "accumulated": {"optim__accumulate": 3},
@@ -118,21 +121,26 @@ def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each recipe trained in 1, 2 and some in 3 processes: run folders NAME-COUNT."""
+def run_of(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+    """Return the folder of a recipe's run in so many processes, which is made once."""
     folder = tmp_path_factory.mktemp("runs")
-    finish(start(programs, 1, folder / "teacher", {"train__epochs": 1}, table))
-    for name in RECIPES:
-        changes = changes_of(name, table, folder / "teacher" / "best")
-        for count in (1, 2, 3) if name in IN_THREE else (1, 2):
-            finish(start(programs, count, folder / f"{name}-{count}", changes, table))
-    return folder
+
+    def made(name: str, count: int) -> Path:
+        run = folder / f"{name}-{count}"
+        if not run.exists():
+            teacher = made("teacher", 1) / "best" if name == "taught" else folder
+            finish(start(programs, count, run, changes_of(name, table, teacher), table))
+        return run
+
+    return made
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_two_processes_have_the_losses_and_weights_of_one(runs: Path, name: str) -> None:
-    one, two = (runs / f"{name}-{count}" for count in (1, 2))
-    assert len(losses(one)) >= 5
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
+)
+def test_two_processes_have_the_losses_and_weights_of_one(run_of: RunOf, name: str) -> None:
+    one, two = (run_of(name, count) for count in (1, 2))
+    assert len(losses(one)) >= 3
     for ours, theirs in zip(losses(one), losses(two), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12), name
     for ours, theirs in zip(losses(one, "validation"), losses(two, "validation"), strict=True):
@@ -142,16 +150,30 @@ def test_two_processes_have_the_losses_and_weights_of_one(runs: Path, name: str)
         torch.testing.assert_close(second[key], value, rtol=1e-6, atol=1e-8, msg=key)
 
 
-@pytest.mark.parametrize("name", IN_THREE)
-def test_three_processes_have_them_too(runs: Path, name: str) -> None:
-    for ours, theirs in zip(losses(runs / f"{name}-1"), losses(runs / f"{name}-3"), strict=True):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["soft", "moving average", "greedy"])
+def test_three_processes_have_them_too(run_of: RunOf, name: str) -> None:
+    for ours, theirs in zip(losses(run_of(name, 1)), losses(run_of(name, 3)), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12)
 
 
-def test_the_recipes_differ_from_each_other(runs: Path) -> None:
+@pytest.mark.slow
+def test_a_hundred_steps_of_two_processes_are_those_of_one(
+    programs: Programs, table: Path, tmp_path: Path
+) -> None:
+    changes = {**STILL, **HARD, "optim__accumulate": 1, "train__epochs": 15}
+    for count in (1, 2):
+        finish(start(programs, count, tmp_path / str(count), changes, table))
+    one, two = (losses(tmp_path / name) for name in "12")
+    assert len(one) > 100
+    for ours, theirs in zip(one, two, strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12)
+
+
+def test_the_recipes_differ_from_each_other(run_of: RunOf) -> None:
     """Or the equalities above would show little."""
-    totals = {name: losses(runs / f"{name}-1")[-1]["total"] for name in RECIPES}
-    assert len(set(totals.values())) == len(totals), totals
+    totals = {losses(run_of(name, 1))[-1]["total"] for name in QUICK}
+    assert len(totals) == len(QUICK)
 
 
 def test_a_batch_is_shared_by_views() -> None:
@@ -170,12 +192,12 @@ def test_a_batch_is_shared_by_views() -> None:
     assert batches.share(np.array([3]), 1, 2).size + batches.share(np.array([3]), 0, 2).size == 1
 
 
-@pytest.mark.parametrize("counts", [(2, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("counts", [(2, 1), pytest.param((1, 3), marks=pytest.mark.slow)], ids=str)
 def test_a_run_goes_on_with_another_number_of_processes(
-    programs: Programs, runs: Path, table: Path, counts: tuple[int, int]
+    programs: Programs, table: Path, tmp_path: Path, counts: tuple[int, int]
 ) -> None:
     changes = {**changes_of("moving average", table, table), "optim__schedule": "constant"}
-    whole, parts = runs / f"whole{counts}", runs / f"parts{counts}"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     finish(start(programs, 1, whole, changes, table))
     finish(start(programs, counts[0], parts, {**changes, "train__epochs": 1}, table))
     finish(start(programs, counts[1], parts, {**changes, "resume": True}, table))
@@ -185,8 +207,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
 
 
 def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: Path) -> None:
-    arguments = (table, tmp_path / "run", json.dumps({"data__min_count": 1000}))
-    running = start(programs, 2, *arguments[1:2], {"data__min_count": 1000}, arguments[0])
+    running = start(programs, 2, tmp_path / "run", {"data__min_count": 1000}, table)
     said = [each.wait().stderr for each in running]
     assert sum("no word occurs 1000 times" in each for each in said) == 1
 
@@ -211,11 +232,7 @@ def test_a_run_whose_processes_are_killed_ends_bit_for_bit_as_one_that_was_not(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     torchrun += ["--master-port", str(free_port()), "--max-restarts", "3", "--monitor-interval=0.1"]
     command = [*torchrun, "train.py", "--config", tmp_path / "killed.yaml"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = (tmp_path / "said").open("w")
     running = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=said)
     log, killed = tmp_path / "killed" / "metrics.jsonl", 0
