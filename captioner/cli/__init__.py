@@ -181,6 +181,18 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower: "
         "`captioner doctor --measure` tries it (default: float32)",
     )
+    add_engine_option(parser)
+
+
+def add_engine_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for what computes the captions."""
+    parser.add_argument(
+        "--engine",
+        choices=["auto", "torch", "runtime"],
+        default="auto",
+        help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "
+        "PyTorch (default: auto, the runtime where it can)",
+    )
 
 
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
@@ -191,7 +203,10 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     from captioner.captioner import Captioner
 
     captioner = Captioner.from_pretrained(
-        model, device=arguments.device, precision=arguments.precision
+        model,
+        device=arguments.device,
+        precision=arguments.precision,
+        engine=getattr(arguments, "engine", "auto"),
     )
     if arguments.precision == "bfloat16" and captioner.device.type == "cpu":
         ratio = speed_ratio(captioner, Captioner.from_pretrained(model, device="cpu"), passes=3)

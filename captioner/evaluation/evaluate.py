@@ -354,6 +354,7 @@ def measure_attention(
     Returns:
         For each name of the table in docs/evaluation.md its `value` and `interval`.
     """
+    captioner = captioner.in_torch()
     measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
     rows = []
     for image in tqdm(images, desc="attention", unit="photo", disable=None):
@@ -407,6 +408,7 @@ def _deletions(
     at_test: HardAttentionMode | None,
 ) -> dict[str, object]:
     """The deletion test on the model's own captions."""
+    captioner = captioner.in_torch()
     generator = np.random.default_rng(0)
     falls = []
     for image in tqdm(images, desc="faithfulness", unit="photo", disable=None):
