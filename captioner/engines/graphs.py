@@ -224,7 +224,8 @@ class Graph:
                 f"{path}: is no graph that this version of captioner can compute; write it anew "
                 "with captioner export --format onnx, or fetch the model again"
             ) from None
-        self._inputs = [port.get_any_name() for port in self._compiled.inputs]
+        # Of a value that an operator leaves as it is, each name is one of the same port.
+        self._inputs = [port.names for port in self._compiled.inputs]
         self._outputs = [port.names for port in self._compiled.outputs]
         self._idle: list[Any] = []  # requests: each for one thread at a time
 
@@ -234,7 +235,10 @@ class Graph:
             request = self._idle.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
-        given = {name: np.asarray(inputs[name], order="C") for name in self._inputs}
+        given = [
+            np.asarray(next(inputs[name] for name in names if name in inputs), order="C")
+            for names in self._inputs
+        ]
         results = request.infer(given, share_inputs=True, share_outputs=False).to_tuple()
         self._idle.append(request)
         return {

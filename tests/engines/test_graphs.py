@@ -13,10 +13,8 @@ from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
-from captioner.errors import CheckpointError
 from captioner.export import WeightPlaces, decoder_graphs
 from captioner.generation import score_captions, search
-from captioner.models.attention import hard_attention_mode
 from captioner.models.build import build_decoder
 from captioner.models.decoders import Decoder
 from captioner.types import Grid
