@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from captioner.checkpoint import DESCRIPTION, GRAPHS
+from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.errors import CheckpointError, ConfigError
 from captioner.runtime.cores import usable_cores
@@ -84,7 +86,10 @@ class GraphEngine:
 
     def __init__(self, folder: Path, config: ModelConfig, description: dict[str, Any]) -> None:
         self.height, self.width = description["grid"]
-        self._encoder, prepare, step = (Graph(folder / name) for name in GRAPHS)
+        cache = None
+        if folder.parent == MODELS:  # others change with every training
+            cache = _cache_folder(folder.name, description["weights_sha256"])
+        self._encoder, prepare, step = (Graph(folder / name, cache) for name in GRAPHS)
         self.decoder = GraphDecoder(prepare, step, config.attention.at_test, description)
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
@@ -197,28 +202,54 @@ class GraphDecoder:
         return replace(state, arrays=arrays)
 
 
+def _cache_folder(model: str, weights_sha256: str) -> Path | None:
+    """Return the folder for a bundled model's compiled graphs; None where none can be made.
+
+    Those of the model's earlier weights are removed.
+    """
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioner"
+        folder = home / f"{model}-{weights_sha256[:16]}"
+        if not folder.is_dir():
+            for earlier in home.glob(f"{model}-*"):
+                shutil.rmtree(earlier, ignore_errors=True)
+            folder.mkdir(parents=True)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
 class Graph:
     """One graph, compiled for this machine; several threads may call it.
+
+    Args:
+        path: An ONNX file.
+        cache: Folder for what was compiled, to start faster the next time; None for none.
 
     Raises:
         CheckpointError: It is no ONNX graph of the operators that OpenVINO has.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cache: Path | None = None) -> None:
         import openvino
 
+        core = openvino.Core()
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16 where the processor has it
+            "INFERENCE_NUM_THREADS": usable_cores(),
+            "ENABLE_CPU_PINNING": False,  # or two processes would share some cores
+        }
         try:
-            core = openvino.Core()
-            self._compiled = core.compile_model(
-                path,
-                "CPU",
-                {
-                    "PERFORMANCE_HINT": "LATENCY",
-                    "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16 where the processor has it
-                    "INFERENCE_NUM_THREADS": usable_cores(),
-                    "ENABLE_CPU_PINNING": False,  # or two processes would share some cores
-                },
-            )
+            if cache is None:
+                self._compiled = core.compile_model(path, "CPU", settings)
+            else:
+                try:
+                    with_cache = {**settings, "CACHE_DIR": str(cache)}
+                    self._compiled = core.compile_model(path, "CPU", with_cache)
+                except RuntimeError:  # a full disk, or a damaged cache
+                    shutil.rmtree(cache, ignore_errors=True)
+                    self._compiled = core.compile_model(path, "CPU", settings)
         except RuntimeError:
             raise CheckpointError(
                 f"{path}: is no graph that this version of captioner can compute; write it anew "
