@@ -16,12 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
+from typing import TYPE_CHECKING
+
 from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, ExistingFiles, Split
-from captioner.data.dataset import EncodedCaptions
 from captioner.data.text_files import has_words
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
+
+if TYPE_CHECKING:
+    from captioner.data.dataset import EncodedCaptions
 
 _NAMED_MISSING = 10  # missing files that are named one by one
 
