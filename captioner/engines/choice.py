@@ -9,7 +9,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
-from captioner.checkpoint import WEIGHTS, file_sums, load_config, load_model, load_vocabulary, verify
+from captioner.checkpoint import (
+    WEIGHTS,
+    file_sums,
+    load_config,
+    load_model,
+    load_vocabulary,
+    verify,
+)
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GraphEngine, graph_description
