@@ -1,6 +1,8 @@
 # Everything from a bare machine with Python 3.10 or newer and make:
 #
 #   make caption [PHOTO=my.jpg]   caption a photo with the bundled model, draw its attention to out/
+#                                 (installs what captions on a CPU, without PyTorch, into .venv-light
+#                                 unless .venv has everything)
 #   make test                     lint, types and tests
 #   make test-slow                the long tests: fuzzing, kill matrix, soak
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
@@ -10,15 +12,17 @@
 #   make dist                     sdist and wheel; the wheel captions a photo in an empty environment
 #   make oldest                   the same with the oldest libraries that are allowed
 #   make lint | types | format    one of them; format rewrites the files
-#   make lock                     renew requirements.lock to the newest versions
+#   make lock                     renew both lock files to the newest versions
+#   make light-lock               renew requirements-light.lock alone
 #   make audit                    known vulnerabilities of the pinned versions; needs the network
-#   make clean                    remove what was made; the environment too
+#   make clean                    remove what was made; the environments too
 #
-# The first run installs the pinned versions into .venv. For another Python: make clean, then make
+# The first run installs the pinned versions, into .venv but for make caption. For another Python: make clean, then make
 # caption PYTHON=python3.12 (or test).
 
 PYTHON ?= python3
 VENV ?= .venv
+LIGHT ?= .venv-light
 PHOTO ?=
 PEER ?=
 FLICKR8K ?= data/flickr8k
@@ -26,18 +30,19 @@ FLICKR30K ?= data/flickr30k/captions.tsv
 
 python := $(VENV)/bin/python
 installed := $(VENV)/installed
-installing := $(VENV)/installing
+# An environment with everything serves for captions too.
+captioning := $(if $(wildcard $(installed)),$(VENV),$(LIGHT))
 
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test test-slow benchmark reproduce-flickr8k docs dist oldest lint types format lock audit clean
+.PHONY: caption test test-slow benchmark reproduce-flickr8k docs dist oldest lint types format lock light-lock audit clean
 
-caption: $(installed)
+caption: $(captioning)/installed
 	@photo=$$PHOTO; \
-	test -n "$$photo" || photo=$$($(python) -c \
+	test -n "$$photo" || photo=$$($(captioning)/bin/python -c \
 	  'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))') || exit; \
-	$(python) caption.py "$$photo" --output out
+	$(captioning)/bin/python caption.py "$$photo" --output out
 
 # Files stay with one process, so that what a file's tests share is made once. One thread a process:
 # more of them than cores wait for each other, and the suite takes twice as long.
@@ -130,21 +135,36 @@ format: $(installed)
 	$(python) -m ruff check --fix --exit-zero --quiet .
 	$(python) -m ruff format .
 
-lock: $(installed)
-	$(python) -m uv pip compile pyproject.toml --all-extras --group dev --group docs --group test --universal --python-version 3.10 \
-	  --upgrade --generate-hashes --no-emit-index-url --custom-compile-command "make lock" \
-	  --quiet --output-file requirements.lock
+# $(1): further options, $(2): the file
+compile = $(python) -m uv pip compile pyproject.toml $(1) --universal --python-version 3.10 \
+	--upgrade --generate-hashes --no-emit-index-url --custom-compile-command "make lock" \
+	--quiet --output-file $(2)
+
+lock: $(installed) light-lock
+	$(call compile,--all-extras --group dev --group docs --group test,requirements.lock)
+
+light-lock: $(installed)
+	$(call compile,,requirements-light.lock)
 
 audit: $(installed)
 	$(python) -m uv tool run pip-audit --disable-pip --require-hashes --requirement requirements.lock
 
 clean:
-	rm -rf $(VENV) out build dist captioner.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LIGHT) out build dist captioner.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The file `installing` stands in the environment until the install is complete and is then renamed
 # to `installed`: an install that was cut off is begun again, a complete one is brought up to date.
 $(installed): requirements.lock
+	@echo "Installing the pinned libraries into $(VENV): several GB with PyTorch, once, some minutes."
+	$(install)
+
+$(LIGHT)/installed: requirements-light.lock
+	@echo "Installing what captions on a CPU into $(LIGHT): some hundred MB, once."
+	$(install)
+
+# $(@D): the environment; $<: the lock file
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 	  found=$$($(PYTHON) --version 2>&1) || found="not to be found"; \
 	  echo "captioner needs Python 3.10 or newer, but '$(PYTHON)' is $$found:" \
@@ -154,12 +174,11 @@ $(installed): requirements.lock
 	  echo "'$(PYTHON)' cannot make virtual environments: install its venv module" \
 	    "(on Debian and Ubuntu: apt-get install python3-venv)" >&2; \
 	  exit 1; }
-	@if test -e $(installing); then rm -rf $(VENV); fi
-	@mkdir -p $(VENV)
-	@touch $(installing)
+	@if test -e $(@D)/installing; then rm -rf $(@D); fi
+	@mkdir -p $(@D)
+	@touch $(@D)/installing
 	@rm -f $@
-	@test -x $(python) || $(PYTHON) -m venv $(VENV)
-	@echo "Installing the pinned libraries into $(VENV): several GB with PyTorch, once, some minutes."
-	@$(python) -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  -r requirements.lock
-	@mv $(installing) $@
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@mv $(@D)/installing $@
+endef

@@ -23,17 +23,16 @@ ALONE, CAPTIONING = "encoder alone", "captioning, beam 5"
 def run(*, device: torch.device, photos: int, rounds: int) -> Table:
     """Photos a second of the whole way from JPEG to caption, and of its parts alone."""
     captioner = Captioner.from_pretrained(device=str(device))
+    in_torch = Captioner.from_pretrained(device=str(device), engine="torch")
     rough = Captioner.from_pretrained(device=str(device), precision="bfloat16")
     own = captioner.config.preprocess
     with tempfile.TemporaryDirectory() as folder:
         paths = _draw(Path(folder), photos)
-        inputs = torch.stack([captioner.transform(open_image(path))[0] for path in paths])
-        inputs = inputs.to(device, memory_format=torch.channels_last)
+        inputs = [captioner.transform.array(open_image(path))[0] for path in paths]
 
         def encode(by: Captioner) -> None:
-            with torch.inference_mode():
-                for first in range(0, photos, BATCH):
-                    by.model.encoder(inputs[first : first + BATCH].to(by.dtype))
+            for first in range(0, photos, BATCH):
+                by.engine.encode(inputs[first : first + BATCH])
 
         def decode() -> None:
             for path in paths:
@@ -49,7 +48,7 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
                 [open_image(path) for path in paths[first : first + BATCH]]
                 for first in range(0, photos, BATCH)
             )
-            for _ in parallel_map(by.caption_batch, batches, device):
+            for _ in parallel_map(by.caption_batch, batches, by.device):
                 pass
 
         found = in_turns(
@@ -59,6 +58,7 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
                 "Pillow's decode and resize alone": decode,
                 "loading": load,
                 CAPTIONING: partial(caption, captioner),
+                f"{CAPTIONING}, in PyTorch": partial(caption, in_torch),
                 f"{CAPTIONING}, bfloat16": partial(caption, rough),
             },
             device=device,

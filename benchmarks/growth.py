@@ -186,7 +186,7 @@ def _captioning(
 
     def caption(photos: int) -> None:
         batches = ([path] * min(16, photos - first) for first in range(0, photos, 16))
-        for _ in parallel_map(captioner.caption_batch, batches, device):
+        for _ in parallel_map(captioner.caption_batch, batches, captioner.device):
             pass
 
     return {size: partial(caption, size) for size in sizes}

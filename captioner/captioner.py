@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from captioner.checkpoint import CARD, MANIFEST, load_model, model_folder, save_model
+from captioner.checkpoint import CARD, MANIFEST, model_folder, save_model
 from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
-from captioner.data.transforms import open_image, upright_rgb
+from captioner.data.transforms import image_transform, open_image, upright_rgb
 from captioner.data.vocabulary import Vocabulary
+from captioner.engines.choice import Engine, EngineName, Precision, open_engine
 from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.generation import (
     Constraints,
@@ -33,21 +33,21 @@ from captioner.generation import (
     search,
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
-from captioner.models.attention import hard_attention_mode
-from captioner.models.build import CaptionModel, image_transform
-from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
 
 if TYPE_CHECKING:
-    from captioner.evaluation.evaluate import Evaluation
+    import torch
+    from torch import Tensor
 
-Precision = Literal["float32", "bfloat16"]
+    from captioner.evaluation.evaluate import Evaluation
+    from captioner.models.model import CaptionModel
 
 # A path, the bytes of a file or an open file, a PIL image of any mode, uint8 pixels [H, W, 3] as an
 # array or a tensor, or the result of `Captioner.transform`.
 ImageInput: TypeAlias = (
-    "str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor | tuple[Tensor, Geometry]"
+    "str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
+    " | tuple[Tensor | np.ndarray, Geometry]"
 )
 ACCEPTED = (
     "a path, bytes, an open binary file, a PIL image, or uint8 pixels [height, width, 3] as a "
@@ -86,16 +86,64 @@ class Captioner:
         precision: Precision = "float32",
         calibrator: Calibrator | None = None,
     ) -> None:
+        import torch
+
+        from captioner.engines.pytorch import TorchEngine
+
         if precision not in get_args(Precision):
             raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
-        self.device = torch.device(device)
-        self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        self._saved: Path | CaptionModel = model
-        self.model = model.inference_copy(self.device, self.dtype)
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        engine = TorchEngine(model, torch.device(device), dtype)
+        self._set(engine, model, config, vocabulary, calibrator)
+
+    def _set(
+        self,
+        engine: Engine,
+        saved: Path | CaptionModel,
+        config: ModelConfig,
+        vocabulary: Vocabulary,
+        calibrator: Calibrator | None,
+    ) -> None:
+        self.engine = engine
+        self._saved = saved
         self.config = config
         self.vocabulary = vocabulary
         self.calibrator = calibrator
         self.transform = image_transform(config.preprocess)
+
+    @property
+    def device(self) -> Any:
+        """Where it computes: a `torch.device`, or without PyTorch an object of type `cpu`."""
+        return self.engine.device
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the encoder: of PyTorch, or of NumPy."""
+        return getattr(self.engine, "dtype", np.dtype(np.float32))
+
+    @property
+    def model(self) -> CaptionModel:
+        """The model in PyTorch, for inference.
+
+        Raises:
+            ConfigError: The engine computes without PyTorch.
+        """
+        model: CaptionModel | None = getattr(self.engine, "model", None)
+        if model is None:
+            raise ConfigError(
+                "engine: runtime has no model in PyTorch; load it with engine='torch'"
+            )
+        return model
+
+    def in_torch(self) -> Captioner:
+        """Return this captioner if PyTorch computes it, else one of the same folder in PyTorch.
+
+        Raises:
+            CaptionerError: PyTorch is not installed.
+        """
+        if self.engine.name == "torch" or not isinstance(self._saved, Path):
+            return self
+        return Captioner.from_pretrained(self._saved, device="cpu", engine="torch")
 
     @classmethod
     def from_pretrained(
@@ -104,6 +152,7 @@ class Captioner:
         *,
         device: str = "auto",
         precision: Precision = "float32",
+        engine: EngineName = "auto",
     ) -> Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
@@ -115,21 +164,25 @@ class Captioner:
             device: auto, cpu, cuda or cuda:N.
             precision: Of the encoder. In bfloat16 about one caption in five differs; whether it is
                 faster depends on the processor.
+            engine: `torch` is PyTorch; `runtime` computes on a CPU with the graphs in the model's
+                folder and does not import PyTorch; `auto` takes the runtime where it can.
 
         Raises:
             CheckpointError: There is no such model, or it is damaged.
-            ConfigError: The device cannot be used, or there is no such precision.
+            ConfigError: The device cannot be used, or there is no such precision or engine.
+            CaptionerError: PyTorch is needed and not installed.
         """
         if not isinstance(model, (str, Path)):
             raise ConfigError(
                 f"model: {_type_name(model)} is not accepted; use a bundled model's name or the "
                 "path of a model folder"
             )
-        chosen = choose_device(device)
         folder = model_folder(model)
-        network, config, vocabulary = load_model(folder)
-        captioner = cls(network, config, vocabulary, chosen, precision, read_calibrator(folder))
-        captioner._saved = folder
+        chosen, config, vocabulary = open_engine(
+            folder, engine=engine, device=device, precision=precision
+        )
+        captioner = cls.__new__(cls)
+        captioner._set(chosen, folder, config, vocabulary, read_calibrator(folder))
         return captioner
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -272,10 +325,10 @@ class Captioner:
         options: dict[str, Any] = {**vars(decoding), "constraints": constraints}
         with self.attention_mode(at_test):
             if diversity is None:
-                found = search(self.model.decoder, grid, **options)
+                found = search(self.engine.decoder, grid, **options)
             else:
                 found = diverse_search(
-                    self.model.decoder, grid, groups=count, diversity=diversity, **options
+                    self.engine.decoder, grid, groups=count, diversity=diversity, **options
                 )
         if not all(found):
             raise ConfigError(
@@ -317,7 +370,7 @@ class Captioner:
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
-        found = search(self.model.decoder, grid, **vars(self._decoding(settings)))
+        found = search(self.engine.decoder, grid, **vars(self._decoding(settings)))
         return list(zip(found, ImageStatistics.of(grid), strict=True))
 
     def sample(
@@ -360,12 +413,10 @@ class Captioner:
         if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
             raise ConfigError(f"top_p: {top_p!r} is not accepted; use a number above 0, up to 1")
         decoding = self._decoding({"max_words": max_words})
-        generator = None
-        if seed is not None:
-            generator = torch.Generator(self.device).manual_seed(seed)
+        generator = None if seed is None else self.engine.generator(seed)
         grid, geometries = self.encode([image])
         drawn, _ = sample(
-            self.model.decoder,
+            self.engine.decoder,
             grid,
             samples=count,
             max_words=decoding.max_words,
@@ -376,7 +427,7 @@ class Captioner:
         )
         end, pad = self.vocabulary.end, self.vocabulary.pad
         texts = [[t for t in row if t not in (end, pad)] for row in drawn[0].tolist()]
-        (found,) = score_captions(self.model.decoder, grid, [texts])
+        (found,) = score_captions(self.engine.decoder, grid, [texts])
         captions = []
         for row, hypothesis in zip(drawn[0].tolist(), found, strict=True):
             if end not in row:  # cut off
@@ -417,7 +468,7 @@ class Captioner:
         tokens = self.vocabulary.encode(words)
         grid, geometries = self.encode([image])
         with self.attention_mode(at_test):
-            ((hypothesis,),) = score_captions(self.model.decoder, grid, [[tokens]])
+            ((hypothesis,),) = score_captions(self.engine.decoder, grid, [[tokens]])
         caption = self._caption(hypothesis, geometries[0], grid, words)
         caption = replace(caption, image=_source(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
@@ -463,7 +514,12 @@ class Captioner:
         """Return a context in which hard attention chooses cells so; None is the model's way."""
         if at_test is None:
             return nullcontext()
-        return hard_attention_mode(self.model.decoder, at_test)
+        if not self.has_hard_attention:
+            raise ConfigError(f"at_test: {at_test} is for hard attention, which this model has not")
+        if at_test not in get_args(HardAttentionMode):
+            accepted = ", ".join(get_args(HardAttentionMode))
+            raise ConfigError(f"at_test: '{at_test}' is not accepted; use {accepted}")
+        return self.engine.attention_mode(at_test)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
         """Return the grids of B images, and how each leads back to the pixels of its image.
@@ -476,14 +532,13 @@ class Captioner:
         read = list(
             map(self._input, inputs) if ready else prefetch(self._input, inputs, self.device)
         )
-        batch = torch.stack([pixels for pixels, _ in read])
-        batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
-        with torch.inference_mode():
-            grid = self.model.encoder(batch).float()
+        grid = self.engine.encode([pixels for pixels, _ in read])
         return grid, [geometry for _, geometry in read]
 
     def mix_cells(self, grid: Grid) -> Tensor:
         """Return cells [B, L, D] after the encoder's self-attention, of cells before it."""
+        import torch
+
         mix = self.model.encoder.self_attention
         if mix is None:
             return grid.features
@@ -494,16 +549,18 @@ class Captioner:
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
         """Sample the cells of a caption: [count, T], of several heads [count * heads, T]."""
         with self.attention_mode("sample"):
-            (found,) = score_captions(self.model.decoder, grid, [[tokens] * count])
+            (found,) = score_captions(self.engine.decoder, grid, [[tokens] * count])
         cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
         return np.concatenate(cells)
 
-    def _input(self, image: ImageInput) -> tuple[Tensor, Geometry]:
+    def _input(self, image: ImageInput) -> tuple[np.ndarray, Geometry]:
         if isinstance(image, tuple):
-            if not image[0].isfinite().all():  # oneDNN's ReLU6 would make zeros of it
+            given = image[0] if isinstance(image[0], np.ndarray) else image[0].float().cpu().numpy()
+            pixels = given.astype(np.float32, copy=False)
+            if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would make zeros of it
                 raise ImageError("has pixels that are not finite; make it by Captioner.transform")
-            return image
-        return self.transform(as_image(image))
+            return pixels, image[1]
+        return self.transform.array(as_image(image))
 
     def _decoding(self, given: dict[str, Any]) -> DecodingConfig:
         """The model's settings with those that are given.
@@ -580,7 +637,7 @@ def as_image(source: Any) -> Image.Image:
         return open_image(source)
     if isinstance(source, (bytearray, memoryview)):
         return open_image(bytes(source))
-    if isinstance(source, (np.ndarray, Tensor)):
+    if _is_array(source):
         kind = "an array" if isinstance(source, np.ndarray) else "a tensor"
         pixels = source if isinstance(source, np.ndarray) else source.detach().cpu().numpy()
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
@@ -607,11 +664,11 @@ def _several(images: Any) -> list[Any]:
     """
     if isinstance(images, (list, set, frozenset)):
         return list(images)
-    pixels = isinstance(images, (np.ndarray, Tensor)) and images.ndim == 3
+    pixels = _is_array(images) and images.ndim == 3
     prepared = (
         isinstance(images, tuple)
         and len(images) == 2
-        and isinstance(images[0], Tensor)
+        and _is_array(images[0])
         and isinstance(images[1], Geometry)
     )
     one = isinstance(images, (str, Path, bytes, bytearray, memoryview, Image.Image))
@@ -627,6 +684,15 @@ def _several(images: Any) -> list[Any]:
             f"images: {_type_name(images)} is not accepted; use a list, or another iterable, of "
             "images"
         ) from None
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) or _is_tensor(value)
+
+
+def _is_tensor(value: object) -> bool:
+    """Whether it is a tensor; whoever has one has imported PyTorch."""
+    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
 
 
 def _type_name(value: object) -> str:
@@ -664,4 +730,4 @@ def _source(image: Any) -> str | Path | bytes | Image.Image | None:
     """Return what a caption keeps to draw on; None for what cannot be read again."""
     if isinstance(image, (str, Path, bytes, Image.Image)):
         return image
-    return as_image(image) if isinstance(image, (np.ndarray, Tensor)) else None
+    return as_image(image) if _is_array(image) else None

@@ -3,7 +3,7 @@
 A model folder holds `model.safetensors`, `config.yaml`, `vocabulary.json`, `README.md` (the model
 card) and `manifest.json` with the SHA-256 sum of each but the card: all that inference needs, and
 nothing that can run code. Optional files are `tokenizer.json` (absent: words) and those of other
-modules, such as a calibrator. A run's `last` folder holds `training_state.pt` too.
+modules, such as a calibrator, and ONNX graphs. A run's `last` folder holds `training_state.pt` too.
 
 A folder may come from a stranger, with a manifest that agrees with it: only regular files in the
 folder are read, and sizes are checked before anything is built.
@@ -25,24 +25,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
-from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from captioner.config import ModelConfig, from_yaml, one_line, to_yaml
 from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.files import remove_temporary_files
-from captioner.models.build import CaptionModel, build_model
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from captioner.models.model import CaptionModel
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = (
     "model.safetensors",
@@ -52,6 +50,8 @@ WEIGHTS, CONFIG, VOCABULARY, CARD = (
 )
 STATE, MANIFEST = "training_state.pt", "manifest.json"
 TOKENIZER = "tokenizer.json"  # absent: words
+# ONNX graphs (captioner/export.py), and what they were made of.
+GRAPHS, DESCRIPTION = ("encoder.onnx", "prepare.onnx", "step.onnx"), "graphs.json"
 FORMAT = 1  # version of the folder's format; a manifest without one is of version 1
 # Weights with a row for each word; the last layer's weight may be tied to the embedding.
 EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS = (
@@ -72,7 +72,6 @@ _MAX_WORDS = 10_000
 _MAX_YAML_DEPTH = 8
 # A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million.
 _UNUSED_ELEMENTS, _UNUSED_TENSORS = 150_000_000, 1000
-_WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def bundled_models() -> list[str]:
@@ -110,7 +109,7 @@ def save_model(
     vocabulary: Vocabulary,
     *,
     card: str,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     training_state: dict[str, Any] | None = None,
     extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
@@ -123,13 +122,17 @@ def save_model(
         config: Settings of inference are saved, those of training not.
         vocabulary: Saved with its tokenizer.
         card: Text of README.md.
-        dtype: Type of the floating-point weights in the file.
+        dtype: Type of the floating-point weights in the file; None is float32.
         training_state: Saved as training_state.pt.
         extra_files: Further files by name, such as a calibrator.
 
     Raises:
         CheckpointError: The disk cannot hold it.
     """
+    import torch
+    from safetensors.torch import save
+
+    dtype = dtype or torch.float32
     inference = ModelConfig(
         config.preprocess, config.encoder, config.attention, config.decoder, config.decoding
     )
@@ -149,6 +152,15 @@ def save_model(
             (temporary / STATE).write_bytes(buffer.getbuffer())
 
 
+def stored_type(folder: Path) -> torch.dtype:
+    """Return the type of a verified folder's first floating-point weight; float32 without one."""
+    import torch
+
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        kinds = [file.get_tensor(name).dtype for name in file.keys()]  # noqa: SIM118
+    return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+
+
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Add files to a model folder, or replace them, with a manifest that agrees.
 
@@ -166,8 +178,11 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
-    """Return the files of a verified folder that belong to other modules, such as a calibrator."""
-    standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE}
+    """Return the files of a verified folder that belong to other modules, such as a calibrator.
+
+    Graphs are left out: they are those of the folder's weights.
+    """
+    standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
     return {
         name: (folder / name).read_bytes() for name in _read_sums(folder) if name not in standard
     }
@@ -198,6 +213,8 @@ def load_model(
         CheckpointError: The folder is missing, incomplete, damaged, of another version, or asks for
             more than a model folder may.
     """
+    from captioner.models.build import build_model
+
     verify(folder)
     vocabulary = load_vocabulary(folder)
     try:
@@ -234,6 +251,15 @@ def load_config(folder: Path) -> ModelConfig:
         return _read_config(folder)
     except (ConfigError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {one_line(str(error))[:500]}") from None
+
+
+def file_sums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 sums of a folder's files by its manifest.
+
+    Raises:
+        CheckpointError: The manifest is missing or damaged.
+    """
+    return _read_sums(folder)
 
 
 def _read_config(folder: Path) -> ModelConfig:
@@ -274,6 +300,11 @@ def _bounded_by_weights(folder: Path) -> Iterator[None]:
     Raises:
         RuntimeError: The model is larger.
     """
+    from torch.nn.modules.module import (
+        register_module_buffer_registration_hook,
+        register_module_parameter_registration_hook,
+    )
+
     elements, tensors = _UNUSED_ELEMENTS, _UNUSED_TENSORS
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  (not a mapping)
@@ -311,6 +342,8 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
         CheckpointError: The file is damaged, although the manifest agrees with it.
         ValueError: The file does not hold exactly this model's weights.
     """
+    import torch
+
     own = model.state_dict()
     stored = _read_weights(folder, own)
     problems = model.load_state_dict(stored, strict=False)
@@ -327,6 +360,10 @@ def _read_weights(folder: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: The file cannot be read, or holds integers for floating-point weights.
     """
+    import torch
+    from safetensors.torch import load_file
+
+    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     try:
         stored: dict[str, Tensor] = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
@@ -335,7 +372,7 @@ def _read_weights(folder: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "the model again or use another checkpoint"
         ) from None
     for name, value in stored.items():
-        if name in own and own[name].is_floating_point() != (value.dtype in _WEIGHT_TYPES):
+        if name in own and own[name].is_floating_point() != (value.dtype in floats):
             raise CheckpointError(
                 f"{folder / WEIGHTS}: {name} is of type {value.dtype} instead of "
                 f"{own[name].dtype}; fetch the model again or use another checkpoint"
@@ -408,6 +445,8 @@ def load_pretrained(
     Raises:
         CheckpointError: The file is damaged, although the manifest agrees with it.
     """
+    import torch
+
     known = load_vocabulary(folder)
     own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
     stored = _read_weights(folder, own)
@@ -448,6 +487,8 @@ def load_pretrained(
 
 def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
     """Return rows [V, ...] of a table [V', ...] by index; -1 draws a row like its rarer half's."""
+    import torch
+
     rows: Tensor = table[index.clamp(min=0)].clone()
     rare = table[(len(table) + len(SPECIAL_TOKENS)) // 2 :].float()
     new = index < 0
@@ -486,6 +527,8 @@ def load_training_state(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: It is damaged, although the manifest agrees with it.
     """
+    import torch
+
     try:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from captioner import Captioner
-from captioner.checkpoint import MODELS, bundled_models, verify
+from captioner.checkpoint import GRAPHS, MODELS, bundled_models, verify
 
 MAX_BYTES = 40 * 2**20
 
@@ -51,7 +51,7 @@ def test_it_is_whole_and_listed(folder: Path, name: str) -> None:
     assert name in bundled_models()
     names = {path.name for path in folder.iterdir()}
     expected = {"model.safetensors", "config.yaml", "vocabulary.json", "README.md", "manifest.json"}
-    expected |= {"calibrator.json"}
+    expected |= {"calibrator.json", "graphs.json", *GRAPHS}
     assert names == expected, "all that inference needs, and nothing that can run code"
 
 

@@ -52,3 +52,15 @@ def test_the_lock_pins_every_requirement_within_its_range_and_with_hashes() -> N
         for version in versions:
             assert version in requirement.specifier, f"{requirement} is locked at {version}"
     assert not re.search(r"https?://|file:|index-url", lock), "a lock names no host and no folder"
+
+
+def test_requirements_txt_lists_the_dependencies_and_the_extra_for_training() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    assert listed == {*project["dependencies"], *project["optional-dependencies"]["train"]}
+    light = (REPOSITORY / "requirements-light.lock").read_text(encoding="utf-8")
+    pinned = set(re.findall(r"^(\S+)==", light, flags=re.MULTILINE))
+    assert {canonicalize_name(Requirement(each).name) for each in project["dependencies"]} <= pinned
+    assert "torch" not in pinned
+    assert not re.search(r"https?://|file:|index-url", light), "a lock names no host and no folder"

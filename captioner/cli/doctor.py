@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import Literal
 
 import captioner
-from captioner.cli import CommandParser, printable, run_command, show, speed_ratio
+from captioner.cli import (
+    OF_TRAINING,
+    CommandParser,
+    printable,
+    run_command,
+    show,
+    speed_ratio,
+)
 from captioner.errors import CaptionerError
+from captioner.runtime.device import torch_is_installed
 
 Status = Literal["ok", "optional", "missing"]
 _MARKS: dict[Status, str] = {"ok": "ok", "optional": "--", "missing": "!!"}
@@ -126,6 +134,7 @@ def _packages() -> Iterator[Check]:
         listed = Path(captioner.__file__).parents[1] / "requirements.txt"
         lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
         required = [line.partition("#")[0].strip() for line in lines]
+    of_training = {name.replace("_", "-") for name in OF_TRAINING}
     for requirement in map(Requirement, filter(None, required)):
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -133,16 +142,29 @@ def _packages() -> Iterator[Check]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            yield Check(requirement.name, "missing", "not installed", remedy)
+            # A checkout's list has the packages of the extra [train] too.
+            if requirement.name in of_training:
+                remedy = "needed to train and evaluate: pip install 'captioner[train]'"
+                yield Check(requirement.name, "optional", "not installed", remedy)
+            else:
+                yield Check(requirement.name, "missing", "not installed", remedy)
             continue
         fits = requirement.specifier.contains(version, prereleases=True)
         if not fits:
             yield Check(requirement.name, "missing", version, remedy)
-        elif requirement.name in ("torch", "torchvision", "timm", "pillow", "numpy"):
+        elif requirement.name in ("torch", "torchvision", "timm", "pillow", "numpy", "openvino"):
             yield Check(requirement.name, "ok", version)
 
 
 def _device() -> Iterator[Check]:
+    if not torch_is_installed():
+        yield Check(
+            "PyTorch",
+            "optional",
+            "not installed, needed to train and for a GPU",
+            "pip install 'captioner[train]'",
+        )
+        return
     import torch
 
     if torch.cuda.is_available():

@@ -99,7 +99,7 @@ def _seconds(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.readers import read_captions, read_split  # brings torch
+    from captioner.data.readers import read_captions, read_split
 
     for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
         check_writable(file)  # not after hours of captioning

@@ -18,7 +18,7 @@ from captioner.cli.journal import pictures_in
 from captioner.errors import CaptionerError, ImageError
 
 if TYPE_CHECKING:
-    import torch
+    from captioner.runtime.parallel import Device
 
 BATCH_PHOTOS = 16
 BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
@@ -109,7 +109,7 @@ def _members(folder: Path) -> list[Path]:
 def opened(
     photos: Iterable[tuple[Key, Path]],
     failed: Callable[[Path, ImageError], None],
-    device: torch.device,
+    device: Device,
 ) -> Iterator[list[tuple[Key, Image.Image]]]:
     """Open photos and yield them in batches.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from captioner.config import (
     set_defaults,
     with_source_roots,
 )
+from captioner.errors import CaptionerError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,8 +44,21 @@ def train_and_show(config: Config, *, resume: bool) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
+    _add_graphs(best)
     show(str(best))
     return 0
+
+
+def _add_graphs(folder: Path) -> None:
+    """Add ONNX graphs to a trained model, which without them needs PyTorch to caption."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    from captioner.export import export_graphs
+
+    try:
+        export_graphs(folder)
+    except CaptionerError as error:
+        print(f"{error}; the model is complete, but needs PyTorch", file=sys.stderr)
 
 
 def parse_settings(argv: list[str]) -> tuple[Config, bool]:

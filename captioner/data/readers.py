@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, ExistingFiles, Split
-from captioner.data.dataset import EncodedCaptions
 from captioner.data.text_files import has_words
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
+
+if TYPE_CHECKING:
+    from captioner.data.dataset import EncodedCaptions
 
 _NAMED_MISSING = 10  # missing files that are named one by one
 

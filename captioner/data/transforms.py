@@ -12,10 +12,9 @@ import threading
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from PIL import (
     ExifTags,
     Image,
@@ -24,12 +23,15 @@ from PIL import (
     JpegImagePlugin,
     UnidentifiedImageError,
 )
-from torch import Tensor
 
+from captioner.config import PreprocessConfig
 from captioner.data.heif import is_heif, register_heif
-from captioner.errors import ImageError
+from captioner.errors import ConfigError, ImageError
 from captioner.runtime.libtiff import silence_libtiff
 from captioner.types import Geometry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
 IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
@@ -272,6 +274,15 @@ class ImageTransform:
     def __call__(
         self, image: Image.Image, generator: np.random.Generator | None = None
     ) -> tuple[Tensor, Geometry]:
+        """Transform an image as `array` does, to a tensor."""
+        import torch
+
+        array, geometry = self.array(image, generator)
+        return torch.from_numpy(array), geometry
+
+    def array(
+        self, image: Image.Image, generator: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, Geometry]:
         """Transform an image.
 
         Args:
@@ -296,7 +307,7 @@ class ImageTransform:
         array = self._normalised(np.asarray(pixels))
         if self.resize == "letterbox":
             array = self._pad(array)
-        return torch.from_numpy(array), geometry
+        return array, geometry
 
     def _normalised(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [height, width, 3] to float32 [3, height, width]: (x / 255 - mean) / std."""
@@ -367,6 +378,23 @@ class ImageTransform:
         padded = np.zeros((3, self.height_px, self.width_px), dtype=np.float32)
         padded[:, top : top + height, left : left + width] = array
         return padded
+
+
+def image_transform(
+    config: PreprocessConfig, augmentation: Augmentation | None = None
+) -> ImageTransform:
+    """Build the transform of settings that `models.build.resolved` completed."""
+    if config.mean is None or config.std is None or config.interpolation is None:
+        raise ConfigError("preprocess: mean, std and interpolation must be given")
+    return ImageTransform(
+        height_px=config.height_px,
+        width_px=config.width_px,
+        resize=config.resize,
+        interpolation=config.interpolation,
+        mean=config.mean,
+        std=config.std,
+        augmentation=augmentation,
+    )
 
 
 def _random_view(

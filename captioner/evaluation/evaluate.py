@@ -13,13 +13,6 @@ from tqdm import tqdm
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts
-from captioner.evaluation.faithfulness import (
-    AttentionMeasure,
-    attention_summary,
-    deletion_in_grid,
-    deletion_in_image,
-    deletion_summary,
-)
 from captioner.evaluation.grounding import GroundedWord, ground
 from captioner.evaluation.grounding import summary as grounding_summary
 from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
@@ -354,6 +347,9 @@ def measure_attention(
     Returns:
         For each name of the table in docs/evaluation.md its `value` and `interval`.
     """
+    from captioner.evaluation.faithfulness import AttentionMeasure, attention_summary
+
+    captioner = captioner.in_torch()
     measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
     rows = []
     for image in tqdm(images, desc="attention", unit="photo", disable=None):
@@ -407,6 +403,13 @@ def _deletions(
     at_test: HardAttentionMode | None,
 ) -> dict[str, object]:
     """The deletion test on the model's own captions."""
+    from captioner.evaluation.faithfulness import (
+        deletion_in_grid,
+        deletion_in_image,
+        deletion_summary,
+    )
+
+    captioner = captioner.in_torch()
     generator = np.random.default_rng(0)
     falls = []
     for image in tqdm(images, desc="faithfulness", unit="photo", disable=None):

@@ -50,18 +50,22 @@ def top_k_indices(values: Array, count: int) -> Array:
     rows, length = values.shape
     blocks = length // _BLOCK
     if blocks < 2 * count:
-        return np.argsort(-values, axis=-1, kind="stable")[:, :count].copy()
+        return _ranked(values)[:, :count]
     # The largest are in the `count` blocks with the largest maxima, or behind the last block.
     maxima = values[:, : blocks * _BLOCK].reshape(rows, blocks, _BLOCK).max(-1)
-    maxima[np.isnan(maxima)] = np.inf
-    first = np.argpartition(-maxima, count - 1, axis=-1)[:, :count]
-    inside = np.sort(first, axis=-1)[..., None] * _BLOCK + np.arange(_BLOCK)
+    chosen = np.sort(_ranked(maxima)[:, :count], axis=-1)
+    inside = chosen[..., None] * _BLOCK + np.arange(_BLOCK)
     behind = np.broadcast_to(np.arange(blocks * _BLOCK, length), (rows, length - blocks * _BLOCK))
     candidates = np.concatenate([inside.reshape(rows, -1), behind], axis=-1)
-    found = np.take_along_axis(values, candidates, axis=-1)
-    found[np.isnan(found)] = np.inf
-    order = np.argsort(-found, axis=-1, kind="stable")[:, :count]
+    order = _ranked(np.take_along_axis(values, candidates, axis=-1))[:, :count]
     return np.take_along_axis(candidates, order, axis=-1)
+
+
+def _ranked(values: np.ndarray) -> np.ndarray:
+    """Return the indices of [R, N] by falling value, of equal ones the first first, NaN first."""
+    largest = np.where(np.isnan(values), np.inf, values)
+    order: np.ndarray = np.argsort(-largest, axis=-1, kind="stable")
+    return order
 
 
 def exponential(like: Array, generator: Generator | None) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from captioner.data.vocabulary import SPECIAL_TOKENS
 from captioner.errors import CheckpointError
+from captioner.generation.arrays import to_numpy
 from captioner.generation.beam_search import Hypothesis
 from captioner.types import Grid
 
@@ -43,8 +44,9 @@ class ImageStatistics:
     @classmethod
     def of(cls, grid: Grid) -> list[ImageStatistics]:
         """Return those of each image of a grid."""
-        norms = grid.features.norm(dim=-1).cpu().numpy()
-        means = grid.features.mean(1).norm(dim=-1).tolist()
+        features = to_numpy(grid.features)
+        norms = np.linalg.norm(features, axis=-1)
+        means = np.linalg.norm(features.mean(1), axis=-1).tolist()
         return [cls(*both) for both in zip(norms, means, strict=True)]
 
 

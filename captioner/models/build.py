@@ -10,10 +10,9 @@ from captioner.config import (
     DecoderConfig,
     EncoderConfig,
     ModelConfig,
-    PreprocessConfig,
     validate,
 )
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.transforms import image_transform
 from captioner.errors import ConfigError
 from captioner.models.attention import Attention, HeadValues, MultiHeadAttention
 from captioner.models.attention.sizes import require_divisor
@@ -166,23 +165,6 @@ def build_decoder(
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )
     return decoder
-
-
-def image_transform(
-    config: PreprocessConfig, augmentation: Augmentation | None = None
-) -> ImageTransform:
-    """Build the transform of settings that `resolved` completed."""
-    if config.mean is None or config.std is None or config.interpolation is None:
-        raise ConfigError("preprocess: mean, std and interpolation must be given")
-    return ImageTransform(
-        height_px=config.height_px,
-        width_px=config.width_px,
-        resize=config.resize,
-        interpolation=config.interpolation,
-        mean=config.mean,
-        std=config.std,
-        augmentation=augmentation,
-    )
 
 
 def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:

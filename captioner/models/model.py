@@ -81,7 +81,10 @@ class Encoder(nn.Module):
     def forward(self, inputs: Tensor, *, from_frozen: bool = False) -> Grid:
         """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
         features = inputs if from_frozen else self.frozen_features(inputs)
-        features = self.backbone.stages[self.frozen_stages :](features)
+        return self.grid_of(self.backbone.stages[self.frozen_stages :](features))
+
+    def grid_of(self, features: Tensor) -> Grid:
+        """Map the backbone's feature map [B, C, h, w] to a Grid."""
         height, width = features.shape[2:]
         cells = self.project(features.flatten(2).transpose(1, 2))
         if self.self_attention is None:

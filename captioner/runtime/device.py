@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib.util
+import os
 import sys
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
+from captioner.errors import CaptionerError, ConfigError
 
-from captioner.errors import ConfigError
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def require_torch(purpose: str) -> None:
+    """Refuse what needs PyTorch where it is not installed.
+
+    Args:
+        purpose: Who needs it, the subject of the sentence.
+
+    Raises:
+        CaptionerError: It is not installed.
+    """
+    if not torch_is_installed():
+        raise CaptionerError(
+            f"{purpose} needs PyTorch, which is not installed: pip install 'captioner[train]'"
+        )
+
+
+def torch_is_installed() -> bool:
+    """Whether PyTorch can be imported; nothing is."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def may_have_gpu() -> bool:
+    """Whether the machine has the driver of a GPU; only PyTorch knows whether it can be used."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return False
+    if Path("/dev/kfd").exists():  # of AMD
+        return True
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -18,6 +56,8 @@ def choose_device(name: str = "auto") -> torch.device:
     Raises:
         ConfigError: There is no such device on this machine.
     """
+    import torch
+
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
@@ -42,6 +82,8 @@ def choose_device(name: str = "auto") -> torch.device:
 
 def _working_device(name: str) -> torch.device:
     """Return the device after a computation on it."""
+    import torch
+
     device = torch.device(name)
     (torch.zeros(1, device=device) + 1).item()  # `meta` has no values
     return device
@@ -51,6 +93,8 @@ def autocast(
     device: torch.device, precision: Literal["auto", "float32", "bfloat16"]
 ) -> contextlib.AbstractContextManager[Any]:
     """Return the context of a forward pass; `auto` is bfloat16 on a GPU that has it."""
+    import torch
+
     if precision == "bfloat16" or (precision == "auto" and _has_bfloat16(device)):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
@@ -58,6 +102,8 @@ def autocast(
 
 def at_least_float32(values: Tensor) -> Tensor:
     """Return values in float32 where they are of half precision, else as they are."""
+    import torch
+
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
@@ -65,5 +111,7 @@ def _has_bfloat16(device: torch.device) -> bool:
     """Whether it is a GPU with units for bfloat16: older ones emulate it, slower than float32."""
     if device.type != "cuda":
         return False
+    import torch
+
     with torch.cuda.device(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-import torch
+from captioner.runtime.cores import usable_cores
 
 PASSES = 2  # in parallel: as many as there were cores to measure on
 READERS = 8  # threads at most that read images for a GPU
@@ -19,15 +18,28 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Device(Protocol):
+    """Where an engine computes: a `torch.device`, or the CPU without PyTorch."""
+
+    @property
+    def type(self) -> str: ...
+
+
 @contextmanager
-def shared_cores(device: torch.device) -> Iterator[int]:
+def shared_cores(device: Device) -> Iterator[int]:
     """Share the threads of a CPU between parallel passes; yields how many passes to run.
 
     Two passes keep two cores busier than one pass over both: much of a search is too small to be
     cut in pieces, and OpenMP's threads spin while they wait, which starves others that need
     their core. The threads are those that PyTorch would use (OMP_NUM_THREADS, the cores that the
-    process may use).
+    process may use). Exported graphs share the cores by themselves: their threads do not spin, and
+    while one pass searches another encodes.
     """
+    if type(device).__module__ != "torch":
+        yield min(PASSES, usable_cores())
+        return
+    import torch
+
     threads = torch.get_num_threads()
     passes = min(PASSES, threads)
     if device.type != "cpu" or passes == 1:
@@ -41,7 +53,7 @@ def shared_cores(device: torch.device) -> Iterator[int]:
 
 
 def parallel_map(
-    work: Callable[[Item], Result], items: Iterable[Item], device: torch.device
+    work: Callable[[Item], Result], items: Iterable[Item], device: Device
 ) -> Iterator[Result]:
     """Map items to results in their order; on a CPU in several threads that share the cores.
 
@@ -59,7 +71,7 @@ def parallel_map(
 
 
 def prefetch(
-    read: Callable[[Item], Result], items: Iterable[Item], device: torch.device
+    read: Callable[[Item], Result], items: Iterable[Item], device: Device
 ) -> Iterator[Result]:
     """Read items in their order; for a GPU in several threads, ahead of it.
 
@@ -67,15 +79,10 @@ def prefetch(
     and resizes outside of Python's lock. On a CPU the passes need the cores, and an item is read
     when the caller needs it.
     """
-    threads = min(READERS, _cores())
+    threads = min(READERS, usable_cores())
     if device.type == "cpu" or threads == 1:
         return map(read, items)
     return _in_threads(read, items, threads=threads, ahead=2 * threads)
-
-
-def _cores() -> int:
-    """Count the cores that the process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_threads(

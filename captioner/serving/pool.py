@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from captioner.data.transforms import ImageTransform
 from captioner.serving import worker
@@ -239,7 +237,7 @@ class DecodedImage:
         preview: the image reduced to the size that was requested, or None.
     """
 
-    pixels: Tensor
+    pixels: np.ndarray
     geometry: Geometry
     preview: Image.Image | None
 
@@ -292,7 +290,7 @@ class ImageDecoder:
         pixels = np.frombuffer(parts[0], dtype=np.float32).reshape(header["shape"]).copy()
         size = header["preview"]
         return DecodedImage(
-            torch.from_numpy(pixels),
+            pixels,
             Geometry(**header["geometry"]),
             Image.frombytes("RGB", tuple(size), parts[1]) if size else None,
         )

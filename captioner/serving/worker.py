@@ -16,7 +16,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from captioner.data.transforms import IMAGE_FORMATS, ImageTransform, open_image
@@ -95,10 +94,10 @@ def decode(data: bytes, transform: ImageTransform, max_pixels: int, preview_px: 
             damaged.
     """
     image = open_upload(data, max_pixels)
-    pixels, geometry = transform(image)
+    pixels, geometry = transform.array(image)
     header: dict[str, Any] = {"shape": list(pixels.shape), "geometry": vars(geometry)}
     header["preview"] = None
-    parts = [pixels.numpy().astype(np.float32, copy=False).tobytes()]
+    parts = [pixels.tobytes()]
     if preview_px:
         if max(image.size) > preview_px:
             image.thumbnail((preview_px, preview_px), Image.Resampling.LANCZOS)

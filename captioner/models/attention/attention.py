@@ -145,7 +145,7 @@ class Attention(nn.Module):
         return Memory(
             Grid(cells, grid.height, grid.width),
             self.score.keys(grid.features),
-            expected=self.select.draw_expected(len(cells), cells.device, grid.seeds),
+            expected=self.select.draw_expected(cells.shape[0], cells.device, grid.seeds),
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:

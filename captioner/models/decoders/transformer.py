@@ -220,7 +220,7 @@ class TransformerDecoder(Decoder):
     def start(self, memory: LayeredMemory, beams: int = 1) -> Cache:
         heads = self._layers()[0].self_attention.heads
         size = self.embedding.embedding_dim // heads
-        images = len(memory.grid.features)
+        images = memory.grid.features.shape[0]
         empty = self.embedding.weight.new_zeros(images, beams, len(self.layers), heads, 0, size)
         return Cache(empty, empty)
 

@@ -1,0 +1,122 @@
+"""Which engine computes a model folder's captions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+
+from captioner.checkpoint import (
+    WEIGHTS,
+    file_sums,
+    load_config,
+    load_model,
+    load_vocabulary,
+    verify,
+)
+from captioner.config import HardAttentionMode, ModelConfig
+from captioner.data.vocabulary import Vocabulary
+from captioner.engines.graphs import GraphEngine, graph_description
+from captioner.errors import CheckpointError, ConfigError
+from captioner.runtime.device import (
+    choose_device,
+    may_have_gpu,
+    require_torch,
+    torch_is_installed,
+)
+from captioner.types import Grid
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+EngineName: TypeAlias = Literal["auto", "torch", "runtime"]
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+
+
+class Engine(Protocol):
+    """Computes grids and the steps of a decoder, in arrays of its own."""
+
+    @property
+    def name(self) -> str:
+        """Return `torch` or `runtime`."""
+
+    @property
+    def device(self) -> Any:
+        """Return a `torch.device`, or a `graphs.CPU`."""
+
+    @property
+    def decoder(self) -> Any:
+        """Return a `generation.decoder.StepDecoder`."""
+
+    def encode(self, images: Sequence[np.ndarray]) -> Grid:
+        """Map B images [3, H, W] to their grid."""
+
+    def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
+        """Return a context in which hard attention chooses its cell so."""
+
+    def generator(self, seed: int) -> Any:
+        """Return random numbers for `generation.sample`."""
+
+
+def open_engine(
+    folder: Path, *, engine: EngineName, device: str, precision: Precision
+) -> tuple[Engine, ModelConfig, Vocabulary]:
+    """Load a model folder into the engine that was asked for.
+
+    `auto` takes the graphs where the CPU computes in float32 and the folder has some, and PyTorch
+    else.
+
+    Args:
+        folder: A model folder.
+        engine: `auto`, `torch` or `runtime`.
+        device: auto, cpu, cuda or cuda:N.
+        precision: Of the encoder.
+
+    Raises:
+        CheckpointError: The model is damaged, or has no graphs where they are needed.
+        ConfigError: The engine, the device or the precision cannot be had.
+        CaptionerError: PyTorch is needed and not installed.
+    """
+    for name, value, accepted in (
+        ("engine", engine, get_args(EngineName)),
+        ("precision", precision, get_args(Precision)),
+    ):
+        if value not in accepted:
+            raise ConfigError(f"{name}: '{value}' is not accepted; use {' or '.join(accepted)}")
+    on_cpu = precision == "float32" and device in ("auto", "cpu")
+    if engine == "runtime" and not on_cpu:
+        raise ConfigError(
+            "engine: runtime computes on the CPU in float32; leave device and precision, or use "
+            "engine torch"
+        )
+    chosen: torch.device | None = None
+    if engine == "auto" and device == "auto" and may_have_gpu() and torch_is_installed():
+        chosen = choose_device(device)
+        on_cpu = on_cpu and chosen.type == "cpu"
+    if engine != "torch" and on_cpu:
+        verify(folder)
+        description = graph_description(folder, file_sums(folder)[WEIGHTS])
+        if description is not None:
+            config, vocabulary = load_config(folder), load_vocabulary(folder)
+            return GraphEngine(folder, config, description), config, vocabulary
+        if engine == "runtime" and torch_is_installed():
+            raise CheckpointError(
+                f"{folder}: has no graphs of its weights; add them with: captioner export --format "
+                f"onnx {folder}"
+            )
+        require_torch(f"{folder} has no graphs, so it")
+    if "torch" not in sys.modules:  # threads that wait sleep instead of spinning
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    require_torch(f"engine {engine} on {device} in {precision}")
+    import torch
+
+    from captioner.engines.pytorch import TorchEngine
+
+    chosen = chosen or choose_device(device)
+    model, config, vocabulary = load_model(folder)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return TorchEngine(model, chosen, dtype), config, vocabulary

@@ -1,0 +1,279 @@
+"""Exported graphs on the CPU, computed by OpenVINO; NumPy arrays in and out.
+
+`captioner.export` writes the graphs of a model folder. Nothing here imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS
+from captioner.config import HardAttentionMode, ModelConfig
+from captioner.errors import CheckpointError, ConfigError
+from captioner.runtime.cores import usable_cores
+from captioner.types import Grid
+
+FORMAT = 1  # version of the description
+
+# Per context and not per engine: the threads of a server share it.
+_mode: ContextVar[HardAttentionMode | None] = ContextVar("graph_attention_mode", default=None)
+
+
+def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | None:
+    """Return the description of a verified folder's graphs; None without graphs that can be used.
+
+    Those of other weights, or written by a newer version, cannot.
+
+    Args:
+        folder: A model folder.
+        weights_sha256: Sum of its weights.
+
+    Raises:
+        CheckpointError: The description is damaged.
+    """
+    try:
+        content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        height, width = map(int, content["grid"])
+        layers, heads = map(int, content["hard_attention"])
+        words = content["max_words"]
+        if content["format"] > FORMAT or content["weights_sha256"] != weights_sha256:
+            return None
+        if min(height, width) < 1 or min(layers, heads) < 0 or not isinstance(words, int | None):
+            raise ValueError
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(
+            f"{folder / DESCRIPTION}: damaged; write the graphs anew with captioner export "
+            "--format onnx, or fetch the model again"
+        ) from None
+    return dict(content)
+
+
+class CPU(NamedTuple):
+    """The device of an engine that computes on the CPU without PyTorch."""
+
+    type: str = "cpu"
+
+    def __str__(self) -> str:
+        return self.type
+
+
+class GraphEngine:
+    """Computes with the graphs of a model folder.
+
+    Args:
+        folder: A verified model folder.
+        config: Its settings.
+        description: From `graph_description`.
+
+    Raises:
+        CheckpointError: The graphs are not those of a model of this version.
+    """
+
+    name: ClassVar[str] = "runtime"
+    device = CPU()
+
+    def __init__(self, folder: Path, config: ModelConfig, description: dict[str, Any]) -> None:
+        self.height, self.width = description["grid"]
+        cache = None
+        if folder.parent == MODELS:  # others change with every training
+            cache = _cache_folder(folder.name, description["weights_sha256"])
+        self._encoder, prepare, step = (Graph(folder / name, cache) for name in GRAPHS)
+        self.decoder = GraphDecoder(prepare, step, config.attention.at_test, description)
+
+    def encode(self, images: Sequence[np.ndarray]) -> Grid:
+        """Map B images [3, H, W] to their grid."""
+        found = self._encoder({"images": np.stack(images)})
+        return Grid(found["features"], self.height, self.width, found.get("local"))
+
+    @contextmanager
+    def attention_mode(self, at_test: HardAttentionMode) -> Iterator[None]:
+        """Let hard attention choose its cells so, in this thread's context."""
+        token = _mode.set(at_test)
+        try:
+            yield
+        finally:
+            _mode.reset(token)
+
+    def generator(self, seed: int) -> np.random.Generator:
+        """Return random numbers for `generation.sample`."""
+        return np.random.default_rng(seed)
+
+
+@dataclass(frozen=True)
+class GraphMemory:
+    """What the decoder computed of a grid once: arrays [B, ...] by the names of its graph."""
+
+    grid: Grid
+    arrays: dict[str, np.ndarray]
+
+    def select(self, index: np.ndarray | slice) -> GraphMemory:
+        """Return the memory of the images of `index`, [B'] or a slice."""
+        arrays = {name: array[index] for name, array in self.arrays.items()}
+        return GraphMemory(self.grid.select(index), arrays)
+
+
+@dataclass(frozen=True)
+class GraphState:
+    """State of the hypotheses of each image: arrays [B, K, ...], and the next word's number."""
+
+    arrays: dict[str, np.ndarray]
+    position: int = 0
+
+
+class GraphAttention(NamedTuple):
+    """What a step gives of `types.AttentionOutput`."""
+
+    weights: np.ndarray
+    beta: np.ndarray | None
+    cells: np.ndarray | None
+    heads: np.ndarray | None
+
+
+class GraphDecoder:
+    """`generation.decoder.StepDecoder` by graphs."""
+
+    def __init__(
+        self, prepare: Graph, step: Graph, at_test: HardAttentionMode, description: dict[str, Any]
+    ) -> None:
+        self._prepare, self._step = prepare, step
+        self.at_test = at_test
+        self.layers, self.heads = description["hard_attention"]
+        self.max_words = description["max_words"]
+
+    def prepare(self, grid: Grid) -> GraphMemory:
+        inputs = {"features": grid.features}
+        if grid.local is not None:
+            inputs["local"] = grid.local
+        return GraphMemory(grid, self._prepare(inputs))
+
+    def start(self, memory: GraphMemory, beams: int = 1) -> GraphState:
+        arrays = {
+            name: np.repeat(array, beams, axis=1)
+            for name, array in memory.arrays.items()
+            if name.startswith("state")
+        }
+        return GraphState(arrays)
+
+    def step(
+        self, tokens: np.ndarray, state: GraphState, memory: GraphMemory
+    ) -> tuple[np.ndarray, GraphAttention, GraphState]:
+        if self.max_words is not None and state.position >= self.max_words:
+            raise ConfigError(
+                f"decoder.max_positions: this model has {self.max_words} learned positions, so its "
+                "captions cannot be longer; lower max_words"
+            )
+        mode = _mode.get() or self.at_test
+        inputs = {"tokens": tokens, "position": np.array(state.position), **memory.arrays}
+        if self.layers:
+            images, beams = tokens.shape
+            cells = memory.grid.features.shape[1]
+            shape = (self.layers, images, self.heads, beams, cells)
+            gumbel = np.random.default_rng().gumbel if mode == "sample" else None
+            noise = np.zeros(shape) if gumbel is None else gumbel(size=shape)
+            inputs |= {
+                "noise": noise.astype(np.float32),
+                "expectation": np.array([mode == "expectation"]),
+            }
+        found = self._step({**inputs, **state.arrays})
+        attended = GraphAttention(
+            found["weights"],
+            found.get("beta"),
+            None if mode == "expectation" else found.get("cells"),
+            found.get("heads"),
+        )
+        arrays = {name: found[f"next_{name}"] for name in state.arrays}
+        return found["logits"], attended, GraphState(arrays, state.position + 1)
+
+    def reorder(self, state: GraphState, images: np.ndarray, beams: np.ndarray) -> GraphState:
+        rows = images[:, None]
+        arrays = {name: array[rows, beams] for name, array in state.arrays.items()}
+        return replace(state, arrays=arrays)
+
+
+def _cache_folder(model: str, weights_sha256: str) -> Path | None:
+    """Return the folder for a bundled model's compiled graphs; None where none can be made.
+
+    Those of the model's earlier weights are removed.
+    """
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioner"
+        folder = home / f"{model}-{weights_sha256[:16]}"
+        if not folder.is_dir():
+            for earlier in home.glob(f"{model}-*"):
+                shutil.rmtree(earlier, ignore_errors=True)
+            folder.mkdir(parents=True)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+class Graph:
+    """One graph, compiled for this machine; several threads may call it.
+
+    Args:
+        path: An ONNX file.
+        cache: Folder for what was compiled, to start faster the next time; None for none.
+
+    Raises:
+        CheckpointError: It is no ONNX graph of the operators that OpenVINO has.
+    """
+
+    def __init__(self, path: Path, cache: Path | None = None) -> None:
+        import openvino
+
+        core = openvino.Core()
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16 where the processor has it
+            "INFERENCE_NUM_THREADS": usable_cores(),
+            "ENABLE_CPU_PINNING": False,  # or two processes would share some cores
+        }
+        try:
+            if cache is None:
+                self._compiled = core.compile_model(path, "CPU", settings)
+            else:
+                try:
+                    with_cache = {**settings, "CACHE_DIR": str(cache)}
+                    self._compiled = core.compile_model(path, "CPU", with_cache)
+                except RuntimeError:  # a full disk, or a damaged cache
+                    shutil.rmtree(cache, ignore_errors=True)
+                    self._compiled = core.compile_model(path, "CPU", settings)
+        except RuntimeError:
+            raise CheckpointError(
+                f"{path}: is no graph that this version of captioner can compute; write it anew "
+                "with captioner export --format onnx, or fetch the model again"
+            ) from None
+        # Of a value that an operator leaves as it is, each name is one of the same port.
+        self._inputs = [port.names for port in self._compiled.inputs]
+        self._outputs = [port.names for port in self._compiled.outputs]
+        self._idle: list[Any] = []  # requests: each for one thread at a time
+
+    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Compute; inputs that the graph does not use are left out."""
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        given = [
+            np.asarray(next(inputs[name] for name in names if name in inputs), order="C")
+            for names in self._inputs
+        ]
+        results = request.infer(given, share_inputs=True, share_outputs=False).to_tuple()
+        self._idle.append(request)
+        return {
+            name: array
+            for names, array in zip(self._outputs, results, strict=True)
+            for name in names
+        }

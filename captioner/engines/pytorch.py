@@ -1,0 +1,55 @@
+"""A model in PyTorch, on any device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from captioner.config import HardAttentionMode
+from captioner.models.attention import hard_attention_mode
+from captioner.models.model import CaptionModel
+from captioner.runtime.cores import usable_cores
+from captioner.types import Grid
+
+
+class TorchEngine:
+    """Computes with a copy of a model, in evaluation mode and with folded batch norms.
+
+    Args:
+        model: Encoder and decoder, left as they are.
+        device: Where it runs.
+        dtype: Type of the encoder; the decoder computes in float32.
+    """
+
+    name: ClassVar[str] = "torch"
+
+    def __init__(
+        self, model: CaptionModel, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.device, self.dtype = device, dtype
+        self.model = model.inference_copy(device, dtype)
+        self.decoder = self.model.decoder
+        if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            # PyTorch knows the cores of the machine, but not a control group's quota.
+            torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
+
+    def encode(self, images: Sequence[np.ndarray]) -> Grid:
+        """Map B images [3, H, W] to their grid."""
+        batch = torch.stack([torch.as_tensor(image) for image in images])
+        batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
+        with torch.inference_mode():
+            grid: Grid = self.model.encoder(batch).float()
+        return grid
+
+    def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
+        """Return a context in which hard attention chooses its cell so."""
+        return hard_attention_mode(self.decoder, at_test)
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Return random numbers for `generation.sample`."""
+        return torch.Generator(self.device).manual_seed(seed)

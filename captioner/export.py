@@ -1,0 +1,442 @@
+"""Models as ONNX graphs, which caption without PyTorch.
+
+Three graphs and a description join the files of a model folder:
+
+- `encoder.onnx`: images to the cells of the grid.
+- `prepare.onnx`: cells to what the decoder needs of an image once, and its first state.
+- `step.onnx`: the last words, the state and the memory to logits, attention and the next state.
+- `graphs.json`: shapes, and the weights that the graphs belong to.
+
+The graphs hold no weights of the model: their initializers are places in `model.safetensors`.
+Batch, beams and words so far may have any size; that of the images is the model's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import shutil
+import struct
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
+from captioner.engines.graphs import FORMAT
+from captioner.errors import CaptionerError
+from captioner.models.attention import HardSelect
+from captioner.models.decoders import Decoder
+from captioner.models.model import CaptionModel, Encoder
+from captioner.types import AttentionOutput, Grid
+
+OPSET = 20
+_ONNX_TYPES = {"F16": 10, "BF16": 16, "F32": 1, "F64": 11}  # of safetensors; TensorProto's numbers
+_WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # bytes
+ATTENTION = ("weights", "beta", "cells", "heads")  # what a step gives of its AttentionOutput
+
+
+def export_graphs(folder: Path) -> None:
+    """Add the graphs to a model folder, or renew them.
+
+    Raises:
+        CheckpointError: The folder is damaged or cannot be written.
+        CaptionerError: A library is missing, or the model has a part that ONNX cannot express.
+    """
+    model, config, _ = load_model(folder)
+    size = (config.preprocess.height_px, config.preprocess.width_px)
+    add_files(folder, graph_files(model, size, folder / WEIGHTS))
+
+
+def graph_files(
+    model: CaptionModel, size_px: tuple[int, int], weights_file: Path
+) -> dict[str, bytes]:
+    """Return the content of the graphs and of their description.
+
+    Args:
+        model: The model with the weights of the file.
+        size_px: Height and width of its images.
+        weights_file: The safetensors file whose places the graphs name.
+
+    Raises:
+        CaptionerError: As in `export_graphs`.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  (torch's exporter needs it)
+    except ModuleNotFoundError as error:
+        raise CaptionerError(
+            f"the export needs {error.name}, which is not installed; pip install 'captioner[train]'"
+        ) from None
+    model = copy.deepcopy(model).cpu().float().eval()
+    places = WeightPlaces(model, weights_file)
+    with torch.no_grad():
+        images = torch.rand(2, 3, *size_px)
+        grid = model.encoder(images)
+        encoder = _EncoderGraph(model.encoder)
+        files = {GRAPHS[0]: _onnx(encoder, {"images": images}, _grid_names(grid), places)}
+    decoder_files, description = decoder_graphs(model.decoder, grid, places)
+    files |= decoder_files
+    _check(files, weights_file)
+    description = {
+        "format": FORMAT,
+        "opset": OPSET,
+        "made_with": {"torch": torch.__version__, "onnx": onnx.__version__},
+        "weights_sha256": hashlib.sha256(weights_file.read_bytes()).hexdigest(),
+        **description,
+    }
+    files[DESCRIPTION] = (json.dumps(description, indent=1) + "\n").encode()
+    return files
+
+
+@torch.no_grad()
+def decoder_graphs(
+    decoder: Decoder, grid: Grid, places: WeightPlaces
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the graphs of a decoder, and their part of the description.
+
+    Args:
+        decoder: In float32 and evaluation mode; its hard attention is replaced.
+        grid: An example, of two images.
+        places: Where its weights are, by the names `decoder.NAME`.
+
+    Raises:
+        CaptionerError: The decoder has a part that ONNX cannot express.
+    """
+    choice = _Choice()
+    _replace_hard_attention(decoder, choice)
+    memory = decoder.prepare(grid)
+    memory_names = _names("memory", memory)
+    state_names = _names("state", decoder.start(memory))
+    prepare_inputs = dict(zip(_grid_names(grid), _tensors(grid), strict=True))
+    # Sizes of which no two are alike by chance: two images, three beams, four words so far.
+    tokens = torch.full((2, 3), 4)
+    state = decoder.start(memory, 3)
+    choice.set(torch.zeros(1, dtype=torch.bool), [])
+    for _ in range(4):
+        _, attended, state = decoder.step(tokens, state, memory)
+    step_inputs = {"tokens": tokens, "position": torch.tensor(4)}
+    if choice.layers:
+        cells = grid.features.shape[1]
+        step_inputs["noise"] = torch.zeros(choice.layers, 2, choice.heads, 3, cells)
+        step_inputs["expectation"] = torch.zeros(1, dtype=torch.bool)
+    step_inputs |= dict(zip(state_names, _tensors(state), strict=True))
+    step_inputs |= dict(zip(memory_names, _tensors(memory), strict=True))
+    attention = [name for name in ATTENTION if getattr(attended, name) is not None]
+    step_outputs = ["logits", *attention, *(f"next_{name}" for name in state_names)]
+    prepare = _PrepareGraph(decoder, grid)
+    step = _StepGraph(decoder, memory, state, choice)
+    files = {
+        GRAPHS[1]: _onnx(prepare, prepare_inputs, [*memory_names, *state_names], places),
+        GRAPHS[2]: _onnx(step, step_inputs, step_outputs, places),
+    }
+    return files, {
+        "grid": [grid.height, grid.width],
+        "hard_attention": [choice.layers, choice.heads],
+        "max_words": _max_words(decoder),
+    }
+
+
+def _max_words(decoder: Decoder) -> int | None:
+    """Return how many positions a decoder with learned positions has, else None."""
+    positions = getattr(decoder, "positions", None)
+    return positions.num_embeddings if isinstance(positions, nn.Embedding) else None
+
+
+# --- modules with tensors alone as inputs and outputs ---------------------------------------------
+
+
+class _EncoderGraph(nn.Module):
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        # Not `frozen_features`, whose fused copy has weights of its own.
+        features = self.encoder.backbone(images)
+        return tuple(_tensors(self.encoder.grid_of(features)))
+
+
+class _PrepareGraph(nn.Module):
+    def __init__(self, decoder: nn.Module, grid: Grid) -> None:
+        super().__init__()
+        self.decoder: Any = decoder
+        self.grid = grid
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        memory = self.decoder.prepare(_filled(self.grid, iter(tensors)))
+        return _copies([*_tensors(memory), *_tensors(self.decoder.start(memory))])
+
+
+class _StepGraph(nn.Module):
+    def __init__(self, decoder: nn.Module, memory: Any, state: Any, choice: _Choice) -> None:
+        super().__init__()
+        self.decoder: Any = decoder
+        self.examples = [state, memory]
+        self.choice = choice
+
+    def forward(self, tokens: Tensor, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = iter(tensors)
+        if self.choice.layers:
+            noise, expectation = next(given), next(given)
+            self.choice.set(expectation, list(noise.unbind(0)))
+        state, memory = (_filled(example, given, position) for example in self.examples)
+        logits, attended, state = self.decoder.step(tokens, state, memory)
+        attention = [getattr(attended, name) for name in ATTENTION]
+        found = [tensor for tensor in attention if tensor is not None]
+        return _copies([logits, *found, *_tensors(state)])
+
+
+def _copies(outputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """Copy outputs: one that is an input too, or two outputs, would share one name."""
+    return tuple(output.clone() for output in outputs)
+
+
+class _Choice:
+    """How hard attention chooses its cells in a graph: the inputs of a step."""
+
+    def __init__(self) -> None:
+        self.layers, self.heads = 0, 0
+        self.expectation: Tensor | None = None
+        self.noise: list[Tensor] = []
+
+    def set(self, expectation: Tensor, noise: list[Tensor]) -> None:
+        self.expectation, self.noise = expectation, noise
+
+
+class _GraphSelect(nn.Module):
+    """Hard attention whose randomness is an input: the cell with the largest log alpha + noise.
+
+    With noise of the Gumbel distribution this samples, without noise it is argmax; `expectation`
+    mixes all cells.
+    """
+
+    def __init__(self, select: HardSelect, choice: _Choice, layer: int, heads: int) -> None:
+        super().__init__()
+        self.select, self.choice, self.layer = select, choice, layer
+        choice.layers, choice.heads = layer + 1, heads
+
+    def draw_expected(self, *_: Any) -> None:
+        return None
+
+    def forward(self, scores: Tensor, values: Tensor, expected: None = None) -> AttentionOutput:
+        log_map, weights, entropy = self.select.distribution(scores)
+        choice = self.choice
+        assert choice.expectation is not None
+        rank = log_map + choice.noise[self.layer].flatten(0, 1) if choice.noise else log_map
+        cells = rank.argmax(-1)
+        chosen = torch.arange(scores.shape[-1]) == cells.unsqueeze(-1)
+        mixing = torch.where(choice.expectation, weights, chosen.to(weights.dtype))
+        return AttentionOutput(
+            torch.bmm(mixing, values), weights, entropy, torch.zeros_like(entropy), cells=cells
+        )
+
+
+def _replace_hard_attention(decoder: Decoder, choice: _Choice) -> None:
+    attentions = [
+        m for m in decoder.modules() if isinstance(getattr(m, "select", None), HardSelect)
+    ]
+    for layer, attention in enumerate(attentions):
+        values = getattr(attention, "values", None)
+        heads = 1 if values is None else values.heads
+        attention.select = _GraphSelect(attention.select, choice, layer, heads)
+
+
+# --- from nested values to tensors and back -------------------------------------------------------
+
+
+def _fields(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the named parts of a dataclass or of a tuple, or None for what has none."""
+    if dataclasses.is_dataclass(value):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", range(len(value)))
+        return [(str(name), part) for name, part in zip(names, value, strict=True)]
+    return None
+
+
+def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the paths and the tensors in a value, without those that have no numbers."""
+    if isinstance(value, Tensor) and value.shape[-1]:
+        yield path, value
+    for name, part in _fields(value) or []:
+        if name != "position":  # an input of its own
+            yield from _walk(part, f"{path}_{name}")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [tensor for _, tensor in _walk(value)]
+
+
+def _names(prefix: str, value: Any) -> list[str]:
+    return [f"{prefix}{path}" for path, _ in _walk(value)]
+
+
+def _grid_names(grid: Grid) -> list[str]:
+    return ["features", "local"][: len(_tensors(grid))]
+
+
+def _filled(example: Any, tensors: Iterator[Tensor], position: Tensor | None = None) -> Any:
+    """Return a value like the example, with other tensors and another position."""
+    if isinstance(example, Tensor):
+        return next(tensors) if example.shape[-1] else example
+    parts = _fields(example)
+    if parts is None:
+        return example
+    changed = {
+        name: position
+        if name == "position" and position is not None
+        else _filled(part, tensors, position)
+        for name, part in parts
+    }
+    plain = type(example) is tuple
+    return tuple(changed.values()) if plain else type(example)(**changed)
+
+
+# --- ONNX -----------------------------------------------------------------------------------------
+
+
+class WeightPlaces:
+    """Where the weights of a model stand in its safetensors file."""
+
+    def __init__(self, model: nn.Module, file: Path) -> None:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+        self.stored = {
+            name: (entry["dtype"], entry["shape"], 8 + length + entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name != "__metadata__" and entry["dtype"] in _ONNX_TYPES
+        }
+        state = model.state_dict(keep_vars=True)
+        by_pointer = {state[name].data_ptr(): name for name in self.stored if name in state}
+        # Tied weights are stored once.
+        self.names = {
+            name: by_pointer[value.data_ptr()]
+            for name, value in state.items()
+            if value.data_ptr() in by_pointer
+        }
+
+
+def _onnx(
+    module: nn.Module, inputs: dict[str, Tensor], outputs: Sequence[str], places: WeightPlaces
+) -> bytes:
+    """Return an ONNX file, the weights of which are places in another.
+
+    Raises:
+        CaptionerError: The module has a part that cannot be exported.
+    """
+    shapes = _dynamic(inputs)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            exported = torch.onnx.export(
+                module,
+                tuple(inputs.values()),
+                dynamo=True,
+                optimize=False,  # it would fold weights into others
+                verbose=False,
+                external_data=False,
+                opset_version=OPSET,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                dynamic_shapes=_as_arguments(module, shapes),
+            )
+        except torch.onnx.OnnxExporterError as error:
+            reason = str(error.__cause__ or error).strip().partition("\n")[0]
+            raise CaptionerError(f"this model cannot be exported to ONNX: {reason}") from None
+    assert exported is not None
+    proto = exported.model_proto
+    for graph_input, sizes in zip(proto.graph.input, shapes, strict=True):
+        dims = graph_input.type.tensor_type.shape.dim
+        if not all(dims[place].dim_param for place in sizes):
+            raise CaptionerError(
+                f"this model cannot be exported to ONNX: {graph_input.name} has a fixed size"
+            )
+    _refer_to_file(proto, places)
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def _check(files: dict[str, bytes], weights_file: Path) -> None:
+    """Check the graphs as ONNX files beside the weights that they name."""
+    import onnx
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(weights_file, Path(folder) / WEIGHTS)
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+            onnx.checker.check_model(str(Path(folder) / name), full_check=True)
+
+
+def _dynamic(inputs: dict[str, Tensor]) -> list[dict[int, Any]]:
+    """Return which sizes of the inputs may change: images, beams, and words so far."""
+    batch, beams, words = (torch.export.Dim(name) for name in ("batch", "beams", "words"))
+    shapes: list[dict[int, Any]] = []
+    for name, tensor in inputs.items():
+        dims: dict[int, Any] = {}
+        if name == "noise":  # [layers, B, heads, K, L]
+            dims = {1: batch, 3: beams}
+        elif name not in ("position", "expectation"):
+            dims = {0: batch}
+            if name == "tokens" or name.startswith("state"):
+                dims[1] = beams
+            if name in ("state_keys", "state_values"):  # of a Transformer
+                dims[tensor.dim() - 2] = words
+        shapes.append(dims)
+    return shapes
+
+
+def _as_arguments(module: nn.Module, shapes: list[dict[int, Any]]) -> Any:
+    """Return the shapes in the structure of the arguments of `forward`."""
+    if isinstance(module, _PrepareGraph):
+        return (tuple(shapes),)
+    if isinstance(module, _StepGraph):
+        return (shapes[0], shapes[1], tuple(shapes[2:]))
+    return tuple(shapes)
+
+
+def _refer_to_file(proto: Any, places: WeightPlaces) -> None:
+    """Replace the model's weights in a graph by their places in the file, in its own type."""
+    from onnx import TensorProto, helper
+
+    kept, casts = [], []
+    for tensor in proto.graph.initializer:
+        name = tensor.name.removeprefix("module.")
+        if name not in places.names:
+            kept.append(tensor)
+            continue
+        kind, shape, offset = places.stored[places.names[name]]
+        assert list(tensor.dims) == shape, name
+        size = math.prod(shape)
+        stored = TensorProto(name=tensor.name, dims=shape, data_type=_ONNX_TYPES[kind])
+        stored.data_location = TensorProto.EXTERNAL
+        place = {"location": WEIGHTS, "offset": offset, "length": size * _WIDTHS[kind]}
+        for key, value in place.items():
+            stored.external_data.add(key=key, value=str(value))
+        if kind != "F32":
+            stored.name = f"{tensor.name}.stored"
+            casts.append(
+                helper.make_node("Cast", [stored.name], [tensor.name], to=TensorProto.FLOAT)
+            )
+        kept.append(stored)
+    nodes = [*casts, *proto.graph.node]
+    used = {name for node in nodes for name in node.input}
+    del proto.graph.initializer[:], proto.graph.node[:], proto.graph.value_info[:]
+    proto.graph.initializer.extend(tensor for tensor in kept if tensor.name in used)
+    proto.graph.node.extend(nodes)
+    # Traces of the exporter: names of files and functions on the machine that exported.
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del proto.metadata_props[:], proto.graph.metadata_props[:]

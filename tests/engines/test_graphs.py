@@ -1,0 +1,94 @@
+"""Exported graphs compute what the decoder computes, for every decoder and kind of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
+from captioner.export import WeightPlaces, decoder_graphs
+from captioner.generation import score_captions, search
+from captioner.models.build import build_decoder
+from captioner.models.decoders import Decoder
+from captioner.types import Grid
+
+B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
+# Each decoder, score, window, select, number of heads and gate comes at least once.
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("lstm", {"score": "additive"}, {"gate": "vector", "tie_embeddings": True}),
+    ("lstm", {"score": "dot", "select": "hard", "window": "local_p"}, {"gate": "none"}),
+    ("luong", {"score": "concat", "select": "hard", "heads": 2}, {"gate": "scalar"}),
+    ("luong", {"score": "general", "window": "local_m"}, {"input_feeding": False}),
+    ("top_down", {"score": "location", "heads": 2}, {}),
+    ("transformer", {"score": "scaled_dot", "heads": 2}, {"positions": "learned"}),
+    ("transformer", {"score": "cosine", "select": "hard", "window": "local_m"}, {"layers": 2}),
+    ("mean", {}, {}),
+]
+
+
+def decoder_of(kind: str, attention: dict[str, Any], settings: dict[str, Any]) -> Decoder:
+    """Loud enough that words and maps differ."""
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        **{"kind": kind, "hidden_dim": 12, "embed_dim": 12, "heads": 3, "layers": 1}
+        | {"feedforward_dim": 16, "max_positions": 9}
+        | settings
+    )
+    chosen = AttentionConfig(**{"dim": 6, "radius": 1.0, "words": 4} | attention)
+    decoder = build_decoder(config, chosen, feature_dim=D, vocabulary_size=V, cells=ROWS * COLUMNS)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+    return decoder.eval()
+
+
+def grids() -> tuple[Grid, Grid]:
+    """The same grid as tensors and as arrays."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(B, ROWS * COLUMNS, D, generator=generator)
+    return Grid(features, ROWS, COLUMNS), Grid(features.numpy(), ROWS, COLUMNS)
+
+
+def as_graphs(decoder: Decoder, folder: Path, dtype: torch.dtype = torch.float32) -> GraphDecoder:
+    holder = nn.ModuleDict({"decoder": decoder})
+    by_pointer = {value.data_ptr(): name for name, value in holder.state_dict().items()}
+    weights = {name: holder.state_dict()[name].to(dtype) for name in by_pointer.values()}
+    save_file(weights, folder / "model.safetensors")
+    example = Grid(torch.rand(2, ROWS * COLUMNS, D), ROWS, COLUMNS)
+    files, description = decoder_graphs(
+        decoder, example, WeightPlaces(holder, folder / "model.safetensors")
+    )
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    prepare, step = (Graph(folder / name) for name in GRAPHS[1:])
+    return GraphDecoder(prepare, step, "argmax", description)
+
+
+@pytest.mark.parametrize(("kind", "attention", "settings"), CASES)
+def test_a_search_by_graphs_is_that_of_the_decoder(
+    kind: str, attention: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    decoder = decoder_of(kind, attention, settings)
+    tensors, arrays = grids()
+    options: dict[str, Any] = {"beam_size": 3, "max_words": 6, "no_repeat_ngram": 2}
+    expected = search(decoder, tensors, **options)
+    given = [[[4, 5, 6], [7]]] * B
+    expected += score_captions(decoder, tensors, given)
+    graphs = as_graphs(decoder, tmp_path)
+    found = search(graphs, arrays, **options) + score_captions(graphs, arrays, given)
+    for image, found_of_image in zip(expected, found, strict=True):
+        assert [h.tokens for h in image] == [h.tokens for h in found_of_image]
+        for one, other in zip(image, found_of_image, strict=True):
+            for name in ("log_probs", "maps", "beta", "cells", "heads"):
+                value, graph_value = getattr(one, name), getattr(other, name)
+                assert (value is None) == (graph_value is None), name
+                if value is not None:
+                    np.testing.assert_allclose(value, graph_value, rtol=2e-4, atol=2e-5)
+    assert len({tuple(image[0].tokens) for image in found}) > 1 or kind == "mean"

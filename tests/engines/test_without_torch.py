@@ -1,0 +1,157 @@
+"""On a CPU captions need no PyTorch: nothing imports it, and nothing but words to say so fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.cbook import get_sample_data
+from PIL import Image
+
+from captioner.captioner import Captioner
+from captioner.checkpoint import MODELS, write_manifest
+from captioner.errors import CaptionerError, CheckpointError, ConfigError
+
+PHOTO = get_sample_data("grace_hopper.jpg", asfileobj=False)
+WITHOUT_TORCH = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "timm", "onnx", "nltk"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Refuse())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, check=False
+    )
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    words = [str(argument) for argument in arguments]
+    return run(f"from captioner.__main__ import main\nsys.exit(main({words!r}))")
+
+
+def test_captions_and_pictures_are_made_without_torch(tmp_path: Path) -> None:
+    done = command("caption", PHOTO, "--model", "hard", "--output", tmp_path, "--words", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["cells"]
+    assert (tmp_path / "grace_hopper.jpg.attention.png").is_file() or any(tmp_path.glob("*.png"))
+
+
+def test_the_whole_interface_works_without_torch() -> None:
+    code = f"""
+from captioner import Captioner
+hard = Captioner.from_pretrained("hard")
+words = {{}}
+for mode in ("argmax", "expectation", "sample"):
+    caption = hard.caption({PHOTO!r}, at_test=mode, paths=2, max_words=4)
+    assert (caption.cells is None) == (mode == "expectation"), mode
+    assert caption.paths.shape[0] == 2
+    assert abs(caption.maps.sum((1, 2)) - 1).max() < 1e-4
+assert hard.score({PHOTO!r}, "a woman in a uniform").log_probs.shape == (5,)
+soft = Captioner.from_pretrained("soft", device="cpu", engine="runtime")
+(several,) = soft.n_best([{PHOTO!r}], 3)
+assert len({{c.text for c in several}}) == 3
+(diverse,) = soft.n_best([{PHOTO!r}], 2, diversity=2.0, beam_size=2)
+assert diverse
+drawn = [soft.sample({PHOTO!r}, 2, seed=4, top_k=20, top_p=0.9) for _ in range(2)]
+assert [c.text for c in drawn[0]] == [c.text for c in drawn[1]]
+assert soft.caption({PHOTO!r}, prefix="a woman", forbid=["uniform"]).text.startswith("a woman")
+assert "torch" not in sys.modules
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("model", ["soft", "hard"])
+def test_both_engines_write_the_same_captions(model: str) -> None:
+    pixels = np.asarray(Image.open(PHOTO).convert("RGB"))
+    images = [pixels, pixels[::-1], pixels[:, ::-1], pixels[:200, :300]]
+    by_graphs, by_torch = (
+        Captioner.from_pretrained(model, device="cpu", engine=engine).caption_batch(images)
+        for engine in ("runtime", "torch")
+    )
+    assert [c.text for c in by_graphs] == [c.text for c in by_torch]
+    assert len({c.text for c in by_graphs}) > 1
+    for one, other in zip(by_graphs, by_torch, strict=True):
+        assert np.abs(one.maps - other.maps).max() < 1e-3 * other.maps.max()
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-3)
+        assert one.confidence == pytest.approx(other.confidence, abs=1e-3)
+
+
+def test_training_without_its_extra_is_one_sentence(tmp_path: Path) -> None:
+    done = command("train", "--config", "flickr8k_soft", "--train.output", tmp_path / "run")
+    assert done.returncode == 2
+    assert "pip install 'captioner[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def copied_model(tmp_path: Path) -> Path:
+    shutil.copytree(MODELS / "soft", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_folder_without_graphs_needs_torch_and_says_so(copied_model: Path) -> None:
+    for file in copied_model.glob("*.onnx"):
+        file.unlink()
+    (copied_model / "graphs.json").unlink()
+    write_manifest(copied_model)
+    done = command("caption", PHOTO, "--checkpoint", copied_model)
+    assert done.returncode == 2
+    assert "pip install 'captioner[train]'" in done.stderr
+    with pytest.raises(CheckpointError, match="captioner export"):
+        Captioner.from_pretrained(copied_model, engine="runtime")
+    assert Captioner.from_pretrained(copied_model, device="cpu").engine.name == "torch"
+
+
+def test_graphs_of_other_weights_are_not_used(copied_model: Path) -> None:
+    description = json.loads((copied_model / "graphs.json").read_text())
+    description["weights_sha256"] = "0" * 64
+    (copied_model / "graphs.json").write_text(json.dumps(description))
+    write_manifest(copied_model)
+    assert Captioner.from_pretrained(copied_model, device="cpu").engine.name == "torch"
+
+
+@pytest.mark.parametrize("content", [b"", b"no graph", "foreign"])
+def test_a_damaged_or_foreign_graph_is_one_sentence(
+    content: bytes | str, copied_model: Path
+) -> None:
+    graph = copied_model / "step.onnx"
+    if content == "foreign":  # an operator that is no part of ONNX
+        import onnx
+
+        proto = onnx.load(graph, load_external_data=False)
+        proto.graph.node[-1].domain = "somewhere.else"
+        content = proto.SerializeToString()
+    assert isinstance(content, bytes)
+    graph.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"step\.onnx: damaged"):  # by its digest
+        Captioner.from_pretrained(copied_model, device="cpu")
+    write_manifest(copied_model)
+    with pytest.raises(CheckpointError, match=r"step\.onnx: is no graph"):
+        Captioner.from_pretrained(copied_model, device="cpu")
+
+
+def test_the_runtime_computes_in_float32_on_a_cpu_alone() -> None:
+    with pytest.raises(ConfigError, match="float32"):
+        Captioner.from_pretrained(engine="runtime", precision="bfloat16")
+    with pytest.raises(CaptionerError, match="engine"):
+        Captioner.from_pretrained(engine="fast")  # type: ignore[arg-type]
+
+
+def test_bundled_folders_stay_small_and_hold_their_weights_once() -> None:
+    for folder in (MODELS / "soft", MODELS / "hard"):
+        assert sum(file.stat().st_size for file in folder.iterdir()) < 40e6
+        assert sum(file.stat().st_size for file in folder.glob("*.onnx")) < 1e6
