@@ -82,8 +82,7 @@ def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
         image_id, text = annotation.get("image_id"), annotation.get("caption")
         if not _is_id(image_id) or not isinstance(text, str):
             raise _malformed(path, "annotations", number, annotation, "image_id and caption")
-        if text := normalize_spaces(text):
-            captions.setdefault(image_id, []).append(text)
+        captions.setdefault(image_id, []).append(normalize_spaces(text))
     return [
         replace(image, captions=tuple(captions.get(image_id, ())))
         for image_id, image in images.items()
