@@ -227,7 +227,8 @@ class _GraphSelect(nn.Module):
     def draw_expected(self, *_: Any) -> None:
         return None
 
-    def forward(self, scores: Tensor, values: Tensor, expected: None = None) -> AttentionOutput:
+    def forward(self, scores: Tensor, values: Tensor, *_: None) -> AttentionOutput:
+        """Attend by scores [B, K, L] to values [B, L, D]; what is for training is not used."""
         log_map, weights, entropy = self.select.distribution(scores)
         choice = self.choice
         assert choice.expectation is not None
@@ -241,7 +242,7 @@ class _GraphSelect(nn.Module):
 
 
 def _replace_hard_attention(decoder: Decoder, choice: _Choice) -> None:
-    attentions = [
+    attentions: list[Any] = [
         m for m in decoder.modules() if isinstance(getattr(m, "select", None), HardSelect)
     ]
     for layer, attention in enumerate(attentions):

@@ -93,13 +93,13 @@ class Grid:
             PyTorch's own generator.
     """
 
-    features: Tensor
+    features: Any  # tensors, or NumPy arrays where exported graphs compute
     height: int
     width: int
-    local: Tensor | None = None
+    local: Any = None
     seeds: Tensor | None = None
 
-    def select(self, index: Tensor | slice) -> Grid:
+    def select(self, index: Any) -> Grid:
         """Return the grid of the images of `index`, [B'] or a slice."""
         return replace(
             self,

@@ -162,6 +162,7 @@ class ShardWorker:
             job.model,
             device=device or job.device,
             precision=job.precision,  # type: ignore[arg-type]  # validated there
+            engine="torch",  # the seed below is its own
         )
         self.output = Folder(job.output)
         self.plan = PlanReader(self.output)

@@ -150,6 +150,7 @@ class GraphDecoder:
         self._prepare, self._step = prepare, step
         self.at_test = at_test
         self.layers, self.heads = description["hard_attention"]
+        self._random = np.random.default_rng(0)  # as PyTorch, the same numbers in each process
         self.max_words = description["max_words"]
 
     def prepare(self, grid: Grid) -> GraphMemory:
@@ -180,8 +181,8 @@ class GraphDecoder:
             images, beams = tokens.shape
             cells = memory.grid.features.shape[1]
             shape = (self.layers, images, self.heads, beams, cells)
-            gumbel = np.random.default_rng().gumbel if mode == "sample" else None
-            noise = np.zeros(shape) if gumbel is None else gumbel(size=shape)
+            sampling = mode == "sample"
+            noise = self._random.gumbel(size=shape) if sampling else np.zeros(shape)
             inputs |= {
                 "noise": noise.astype(np.float32),
                 "expectation": np.array([mode == "expectation"]),

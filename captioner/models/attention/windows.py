@@ -74,9 +74,9 @@ class MonotonicWindow(Window):
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         count = grid.height * grid.width
         if isinstance(position, int):  # filled on the device: a copy to it would wait
-            position = torch.full((), position, device=query.device)
-        centre = (position * count / self.words).clamp(max=count - 1)  # [] or [K]
+            position = torch.full((1,), position, device=query.device)
+        centre = (position * count / self.words).clamp(max=count - 1)  # [1] or [K]
         distance = torch.arange(count, device=query.device) - centre.unsqueeze(-1)
-        outside = distance.abs() > self.radius  # [L] or [K, L]
+        outside = distance.abs() > self.radius  # [1, L] or [K, L]
         bias = torch.zeros(outside.shape, device=query.device).masked_fill(outside, -torch.inf)
         return bias.expand(*query.shape[:2], -1)
