@@ -160,13 +160,14 @@ def whole_number_up_to(largest: int) -> Callable[[str], int]:
 
 
 def add_model_options(
-    parser: argparse.ArgumentParser, *, search: bool = True
+    parser: argparse.ArgumentParser, *, search: bool = True, engine: bool = True
 ) -> argparse._MutuallyExclusiveGroup:
     """Add the options that choose a model, its device and its search.
 
     Args:
         parser: Receives the options.
         search: Also add `--beam-size`.
+        engine: Also add `--engine`.
 
     Returns:
         The group of options that choose the model, of which one may be given.
@@ -181,11 +182,11 @@ def add_model_options(
             metavar="K",
             help=f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)",
         )
-    add_device_options(parser)
+    add_device_options(parser, engine=engine)
     return chosen
 
 
-def add_device_options(parser: argparse.ArgumentParser) -> None:
+def add_device_options(parser: argparse.ArgumentParser, *, engine: bool = True) -> None:
     """Add the options for the device that the model runs on, and its number format."""
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -197,7 +198,8 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower: "
         "`captioner doctor --measure` tries it (default: float32)",
     )
-    add_engine_option(parser)
+    if engine:
+        add_engine_option(parser)
 
 
 def add_engine_option(parser: argparse.ArgumentParser) -> None:
