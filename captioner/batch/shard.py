@@ -162,7 +162,7 @@ class ShardWorker:
             job.model,
             device=device or job.device,
             precision=job.precision,  # type: ignore[arg-type]  # validated there
-            engine="torch",  # the seed below is its own
+            engine="torch",  # of `auto` another node may make another, with other last bits
         )
         self.output = Folder(job.output)
         self.plan = PlanReader(self.output)

@@ -187,7 +187,7 @@ def add_model_options(
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, engine: bool = True) -> None:
-    """Add the options for the device that the model runs on, its number format and its engine."""
+    """Add the options for the device that the model runs on, and its number format."""
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
@@ -199,13 +199,18 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: bool = True) 
         "`captioner doctor --measure` tries it (default: float32)",
     )
     if engine:
-        parser.add_argument(
-            "--engine",
-            choices=["auto", "torch", "runtime"],
-            default="auto",
-            help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "
-            "PyTorch (default: auto, the runtime where it can)",
-        )
+        add_engine_option(parser)
+
+
+def add_engine_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for what computes the captions."""
+    parser.add_argument(
+        "--engine",
+        choices=["auto", "torch", "runtime"],
+        default="auto",
+        help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "
+        "PyTorch (default: auto, the runtime where it can)",
+    )
 
 
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:

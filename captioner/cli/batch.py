@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder or URL for parts/*.parquet and summary.json",
     )
-    add_model_options(parser, engine=False)  # here it is who runs the shards
+    add_model_options(parser, engine=False)  # it names what distributes the work here
     parser.add_argument(
         "--max-words",
         type=whole_number_up_to(MAX_WORDS),
