@@ -506,6 +506,7 @@ OUT_OF_RANGE = {
     "data.max_words": [0],
     "data.batch_size": [0],
     "data.workers": [-1],
+    "data.val_share": [-0.1, 1.0],
     "data.flip": [-0.1, 1.1],
     "data.min_area": [0.0, 1.1],
     "data.colour": [-0.1, 1.1],
@@ -541,6 +542,7 @@ OUT_OF_RANGE = {
     "train.val_photos": [0],
     "train.checkpoint_every": [-1],
     "train.log_every": [0],
+    "train.calibrate_from": [-1],
     "train.samples": [-1],
 }
 

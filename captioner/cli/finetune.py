@@ -60,15 +60,15 @@ def parse_settings(argv: list[str]) -> tuple[Config, bool]:
     parser.add_argument("--resume", action="store_true", help="Go on with the run in --output.")
     start = (starts or ["soft"])[-1]
     helps = "--help" in options or "-h" in options
-    set_defaults(
-        parser,
-        read_recipe(*(recipes or [RECIPE]), base=ModelConfig() if helps else _settings_of(start)),
+    recipe = read_recipe(
+        *(recipes or [RECIPE]), base=ModelConfig() if helps else _settings_of(start)
     )
+    set_defaults(parser, recipe)
     arguments = parser.parse_args(options)
     config = instantiate(Config, parser, arguments)
     cache = config.data.cache
-    if cache is None and config.encoder.trainable_from is None:
-        cache = str(Path(arguments.output) / "cache")  # the encoder runs once, not in each epoch
+    if cache and cache == recipe.data.cache:  # that of another table may be there
+        cache = str(Path(arguments.output) / "cache")
     config = replace(
         config,
         data=replace(config.data, root=arguments.table, cache=cache),

@@ -10,7 +10,7 @@ import tiny
 
 from captioner.checkpoint import load_config, load_model
 from captioner.cli.finetune import main, parse_settings
-from captioner.config import Config, SourceConfig, from_yaml
+from captioner.config import Config, SourceConfig, from_yaml, validate
 from captioner.data.readers import read_sources
 from captioner.errors import ConfigError, DataError
 from captioner.training import train
@@ -40,7 +40,9 @@ def test_architecture_is_the_models_and_options_win(tiny_model: Path, tmp_path: 
     assert config.data.cache == str(tmp_path / "run" / "cache")
     assert not resume
     tuned, _ = parse_settings([*arguments, "--encoder.trainable_from", "layer4"])
-    assert tuned.data.cache is None
+    validate(tuned)
+    elsewhere, _ = parse_settings([*arguments, "--data.cache", "elsewhere"])
+    assert elsewhere.data.cache == "elsewhere"
 
 
 def test_a_run_keeps_the_models_words_and_adds_new_ones(
