@@ -110,6 +110,8 @@ class Trainer:
     def _fit_epoch(self, log: RunLog | None) -> None:
         try:
             self._train_epoch(log)
+            if not from_first_process(lambda: (self.run / "last").exists()):
+                self.save()  # a kill between `best` and the first `last` would leave no way on
             validation = self._validate()
             self.interrupts.release()
             self.interrupts.defer()  # until the checkpoint that knows of this validation
@@ -126,8 +128,6 @@ class Trainer:
         self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
         if better:
             references = {image.image_id: image.captions for image in self.setup.validation}
-            if not from_first_process(lambda: (self.run / "last").exists()):
-                self.save()  # a kill between `best` and the first `last` would leave no way on
             bias = bias_counts(validation.captions, references)  # of no caption but in process 0
             self._write("best", with_state=False, bias=bias)
         self.save()

@@ -381,7 +381,7 @@ def test_ids_may_be_numbers_and_texts_together() -> None:
         ({1: "a"}, {1: ["a"], "x": ["b"]}, "1 of 2 images with a reference have .* 'x';"),
         ({1: "a"}, {"1": ["a"]}, "1 of 1 images with a caption have no references, .* 1;"),
         ({1: "a", 2: "b"}, {1: ["a"], 2: []}, "image 2 has no references"),
-        ({1: "a"}, {1: ["..."]}, "no reference caption has a word in it"),
+        ({1: "a"}, {1: ["..."]}, "image 1 has references without words"),
     ],
 )
 def test_what_cannot_be_scored_is_said_in_one_sentence(
