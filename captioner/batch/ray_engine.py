@@ -45,7 +45,6 @@ def run_ray(
         CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
             `run_local`.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when ray is imported
     try:
         import ray
         import ray.data
