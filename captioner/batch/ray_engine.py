@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -44,7 +44,6 @@ def run_ray(
         CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
             `run_local`.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when ray is imported
     try:
         import ray
         import ray.data
@@ -96,7 +95,9 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
     import ray
 
     options: dict[str, Any] = {}
-    if address is None:
+    if address is not None:
+        _check_reachable(address)
+    else:
         options = {"include_dashboard": False, "num_cpus": workers or default_workers("cpu")}
     try:
         ray.init(
@@ -111,6 +112,24 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens: Ray would end the process after a minute.
+
+    Raises:
+        CaptionerError: It cannot be reached.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():  # `auto`, and what else Ray knows
+        return
+    try:
+        socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), 10).close()
+    except (OSError, OverflowError) as error:
+        raise CaptionerError(
+            f"the Ray cluster at {address} cannot be reached ({error}); start one with ray start, "
+            "or correct --ray-address"
+        ) from None
 
 
 def _affordable(ray: Any, workers: int | None, kinds: list[str]) -> int:

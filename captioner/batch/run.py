@@ -29,7 +29,7 @@ from captioner.batch.shard import (
 from captioner.batch.storage import Folder, absolute
 from captioner.checkpoint import MANIFEST, model_folder
 from captioner.errors import CaptionerError
-from captioner.files import locked
+from captioner.files import locked, remove_temporary_files
 
 Engine = Callable[[Job, Sequence[int]], Iterator[Statistics]]
 
@@ -115,6 +115,9 @@ def run_batch(
                 failures.add([statistics])
                 progress.update(statistics)
         failures.finish(totals.errors, job.output)
+        if output.is_local:  # of workers that were killed while they wrote
+            for folder in ("parts", "statistics", "attempts"):
+                remove_temporary_files(Path(output.path(folder)), older_than_s=0)
         seconds = time.monotonic() - started
         summary = {
             **vars(totals),

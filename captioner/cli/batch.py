@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="of a Ray cluster, such as auto or ray://host:10001 (default: Ray on this machine)",
+        help="of a Ray cluster, such as auto or host:6379 (default: Ray on this machine)",
     )
     work.add_argument(
         "--workers",

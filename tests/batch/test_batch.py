@@ -64,6 +64,7 @@ def test_a_second_run_does_only_what_does_not_verify(
     (output / "parts/000001.parquet").write_bytes(before["000001.parquet"][:-1] + b"?")
     (output / "statistics/000002.json").write_bytes(b'{"shard": 2, "ro')
     (output / "parts/000003.parquet").unlink()
+    (output / "parts/.0123456789abcdef.tmp").write_bytes(b"of a worker that was killed")
     assert batch(collection, output) == 1
     told = capsys.readouterr().err
     assert "4 of 7 shards were done before" in told

@@ -24,7 +24,13 @@ def cluster() -> Iterator[str]:
         for name, value in TOKEN.items():  # before the import, which reads them
             patch.setenv(name, value)
         ray = pytest.importorskip("ray")
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        for attempt in range(3):  # Ray gives itself 30 s to start: too little on a busy machine
+            try:
+                ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+                break
+            except Exception as error:
+                if attempt == 2 or "timed out" not in str(error):
+                    raise
         yield ray.get_runtime_context().gcs_address
         ray.shutdown()
 
@@ -88,9 +94,5 @@ def test_a_cluster_that_is_not_there_is_one_sentence(
     outcome = programs.run(
         *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", tiny_model),
         *("--engine", "ray", "--ray-address", "127.0.0.1:1"),
-        RAY_gcs_rpc_server_reconnect_timeout_s="2",
     )
-    assert outcome.code == 2
-    assert "Traceback" not in outcome.stderr
-    # Ray logs each of its own attempts above.
-    assert outcome.stderr.splitlines()[-1].startswith("error: Ray at 127.0.0.1:1: ")
+    assert "Ray cluster at 127.0.0.1:1 cannot be reached" in outcome.sentence()
