@@ -131,4 +131,6 @@ def test_in_bfloat16_it_writes_much_the_same(name: str, captioner: Captioner, ph
     rough = Captioner.from_pretrained(name, device="cpu", precision="bfloat16")
     text = captioner.caption(photo).text
     exact, near = captioner.score(photo, text), rough.score(photo, text)
-    np.testing.assert_allclose(near.log_probs, exact.log_probs, atol=0.2)
+    differences = np.abs(near.log_probs - exact.log_probs)
+    assert differences.mean() < 0.1
+    assert differences.max() < 0.5  # of a word whose likeliest cell is another

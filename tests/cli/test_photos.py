@@ -19,7 +19,7 @@ def test_batches_keep_the_order_and_leave_out_what_cannot_be_read(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing touches the GPU: for it, photos are read by several threads."""
-    monkeypatch.setattr(passes, "_cores", lambda: 4)
+    monkeypatch.setattr(passes, "usable_cores", lambda: 4)
     monkeypatch.setattr(photos, "BATCH_PHOTOS", 3)
     paths = [tmp_path / f"{number}.png" for number in range(10)]
     for number, path in enumerate(paths):

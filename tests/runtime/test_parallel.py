@@ -98,7 +98,7 @@ GPU = torch.device("cuda")  # named and never used: what is read for it is read 
 def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(passes, "_cores", lambda: 3)
+    monkeypatch.setattr(passes, "usable_cores", lambda: 3)
     all_three = threading.Barrier(3)
 
     def read(item: int) -> tuple[int, str]:
@@ -111,7 +111,7 @@ def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
 
 
 def test_no_more_is_read_ahead_than_twice_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "_cores", lambda: 64)
+    monkeypatch.setattr(passes, "usable_cores", lambda: 64)
     begun: list[int] = []
     results = prefetch(begun.append, range(1000), GPU)
     next(results)
@@ -124,7 +124,7 @@ def test_no_more_is_read_ahead_than_twice_the_threads(monkeypatch: pytest.Monkey
 def test_without_a_gpu_or_cores_to_spare_an_item_is_read_when_asked_for(
     device: torch.device, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "_cores", lambda: cores)
+    monkeypatch.setattr(passes, "usable_cores", lambda: cores)
     begun: list[threading.Thread] = []
     results = prefetch(lambda _: begun.append(threading.current_thread()), range(5), device)
     next(results)

@@ -125,7 +125,7 @@ def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
 def test_a_damaged_last_checkpoint_is_told(
     begun: Path, table: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(begun / "last", begun / "previous")
+    shutil.copytree(begun / "last", begun / "previous", dirs_exist_ok=True)
     (begun / "last" / "model.safetensors").write_bytes(b"cut")
     train(tiny.recipe(table, begun, train__epochs=2), resume=True)
     error = capfd.readouterr().err
@@ -214,8 +214,6 @@ def test_what_goes_wrong_after_the_steps_of_an_epoch_costs_none_of_them(
     monkeypatch.undo()
     train(config, resume=True)
     train(tiny.recipe(table, tmp_path / "whole", train__epochs=1))
-    ends = [load_training_state(folder / "last")["rng"] for folder in (run, tmp_path / "whole")]
-    assert torch.equal(*ends)
     models = [folder / "last" / "model.safetensors" for folder in (run, tmp_path / "whole")]
     assert models[0].read_bytes() == models[1].read_bytes()
 
@@ -226,8 +224,8 @@ def test_validation_that_draws_leaves_training_s_numbers_alone(table: Path, tmp_
     for at_test in ("sample", "argmax"):
         run = tmp_path / at_test
         train(tiny.recipe(table, run, **hard, attention__at_test=at_test, train__epochs=1))
-        ends.append(load_training_state(run / "last")["rng"])
-    assert torch.equal(*ends)
+        ends.append((run / "last" / "model.safetensors").read_bytes())
+    assert ends[0] == ends[1]
 
 
 def test_a_disk_that_refuses_the_figures_is_one_sentence(
