@@ -137,6 +137,9 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
         load_optimizer_state(trainer.optimizer, state["optimizer"])
         trainer.task.load_training_state(state["task"])
         for name in COUNTERS:
+            own = type(getattr(trainer, name))
+            if not isinstance(state[name], own):
+                raise TypeError(f"{name} is {state[name]!r:.50}, not of type {own.__name__}")
             setattr(trainer, name, state[name])
         if trainer.figures:  # `train.metric` may be another one now
             trainer.best = trainer.figures[trainer.config.train.metric]
