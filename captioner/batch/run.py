@@ -79,7 +79,7 @@ def run_batch(
         job: What to do with them; `settings` and `tars` are filled in.
         engine: Does shards; yields their statistics in any order.
         shard_size: Photos in a shard.
-        report: Told of what failed and how far the work is, a line at a time.
+        report: Called with each failure and with the progress, a line at a time.
         quiet: Report failures only.
 
     Returns:

@@ -378,7 +378,7 @@ def _parquet(rows: list[dict[str, Any]], *, maps: bool) -> bytes:
         ("words", pa.list_(pa.string())),
         ("error", pa.string()),
     ]
-    if maps:  # flat, with the shape [words, rows, columns] beside: nested lists are slow to read
+    if maps:  # flat, with the shape [words, rows, columns] alongside: nested lists are slow to read
         columns += [("maps", pa.list_(pa.float16())), ("shape", pa.list_(pa.int32()))]
     schema = pa.schema(columns)
     file = io.BytesIO()

@@ -44,7 +44,7 @@ def file_system(name: str) -> tuple[Any, str]:
 class Folder:
     """A folder to write to, whose files appear whole.
 
-    On this machine a file is written beside its place, synchronised and renamed. Object stores show
+    On this machine a file is written next to its place, synchronised and renamed. Object stores show
     an object once it is complete. What other file systems tear is found by its checksum.
 
     Args:
