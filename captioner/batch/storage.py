@@ -44,8 +44,8 @@ def file_system(name: str) -> tuple[Any, str]:
 class Folder:
     """A folder to write to, whose files appear whole.
 
-    On this machine a file is written next to its place, synchronised and renamed. Object stores show
-    an object once it is complete. What other file systems tear is found by its checksum.
+    On this machine a file is written next to its place, synchronised and renamed. Object stores
+    show an object once it is complete. What other file systems tear is found by its checksum.
 
     Args:
         name: Path or URL; made by the first file.
