@@ -49,12 +49,14 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
     todo = deque(shards)
     deaths = 0
     running: dict[Connection, _Worker] = {}
+    processes: list[BaseProcess] = []
     numbers = iter(range(sys.maxsize))
 
     def start() -> None:
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, job, next(numbers)))
         process.start()
+        processes.append(process)
         theirs.close()
         running[ours] = _Worker(process)
 
@@ -94,6 +96,8 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
     finally:
         for worker in running.values():
             worker.process.kill()
+        for process in processes:  # the others end by themselves: their connection is closed
+            process.join()
 
 
 @dataclass
