@@ -517,6 +517,7 @@ OUT_OF_RANGE = {
     "loss.consensus": [-0.1, 1.1],
     "loss.visual_concepts": [-0.1],
     "loss.distillation": [-0.1, 1.1],
+    "loss.attention_distillation": [-0.1],
     "text.batch_size": [0],
     "text.cells": [0],
     "text.weight": [-0.1],

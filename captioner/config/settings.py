@@ -318,6 +318,9 @@ class LossConfig:
             2015).
         distillation: Weight of the teachers' probabilities in the target of a word, from 0 to 1;
             the caption's own word has the rest.
+        attention_distillation: Weight of the cross-entropy, a word, between the teachers' attention
+            and the model's, so that attention learns where to go from models whose gradient has
+            no noise (Zagoruyko and Komodakis, 2017). Needs `teachers`.
     """
 
     doubly_stochastic: NonNegativeFloat = 1.0
@@ -326,6 +329,7 @@ class LossConfig:
     visual_concepts: NonNegativeFloat = 0.0
     teachers: tuple[str, ...] = ()
     distillation: UnitInterval = 0.5
+    attention_distillation: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,10 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
         sentences.append(
             "text: nothing is read; name a file of captions without photos in text.file"
         )
+    if config.loss.attention_distillation and not config.loss.teachers:
+        sentences.append(
+            "loss.attention_distillation: there is nothing to learn from; name loss.teachers"
+        )
     rmsprop = {"momentum": 0.0, "alpha": 0.99, "centered": False}
     if not optim.name.startswith("rmsprop"):
         sentences += [

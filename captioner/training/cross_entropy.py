@@ -86,9 +86,9 @@ class CrossEntropyTask(TrainingTask):
         if not len(batch):  # other processes have captions
             return self._without_captions(batch, words)
         grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-        teacher_probs = None
-        if self.teachers is not None:  # packed by step, so repeating rows keeps the order
-            teacher_probs = self.teachers(batch).repeat_interleave(self.samples, 0)
+        taught = None
+        if self.teachers is not None:
+            taught = self.teachers(batch).repeated(self.samples)
         seeds = None
         if self.reinforce is not None:
             grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
@@ -105,8 +105,9 @@ class CrossEntropyTask(TrainingTask):
             label_smoothing=self.loss.label_smoothing,
             reinforce=self.reinforce,
             weights=repeated.weights,
-            teacher_probs=teacher_probs,
+            taught=taught,
             distillation=self.loss.distillation,
+            attention_distillation=self.loss.attention_distillation,
             words=words,
             captions=captions,
         )

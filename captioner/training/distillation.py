@@ -1,9 +1,10 @@
-"""Knowledge distillation: the word probabilities of trained models as targets."""
+"""Knowledge distillation: word probabilities and attention of trained models as targets."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,27 @@ from captioner.runtime.device import at_least_float32
 from captioner.training.task import TaskData
 
 
+@dataclass(frozen=True)
+class TeacherTargets:
+    """What teachers say of a batch's captions.
+
+    Args:
+        probs: [M, V], the mean of their word probabilities, packed by step.
+        maps: [N, T, L], the mean of their attention, zero where a caption has ended; None where
+            it is not asked for.
+    """
+
+    probs: Tensor
+    maps: Tensor | None = None
+
+    def repeated(self, times: int) -> TeacherTargets:
+        """Return the targets of captions that are repeated so often, one after another."""
+        if times == 1:
+            return self
+        maps = None if self.maps is None else self.maps.repeat_interleave(times, 0)
+        return TeacherTargets(self.probs.repeat_interleave(times, 0), maps)
+
+
 class Teachers:
     """Trained models that read a batch's captions on its images, as the student does.
 
@@ -26,23 +48,28 @@ class Teachers:
 
     Args:
         models: The teachers; they are put into evaluation mode and their batch norms are folded.
+        attention: Return their attention too.
     """
 
-    def __init__(self, models: Sequence[CaptionModel]) -> None:
+    def __init__(self, models: Sequence[CaptionModel], *, attention: bool = False) -> None:
+        self.attention = attention
         self.models = [model.eval().requires_grad_(False) for model in models]
         for model in self.models:
             fold_batch_norms(model.encoder)
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> Tensor:
-        """Return the mean of their word probabilities [M, V], packed by step."""
-        return torch.stack([_probabilities(model, batch) for model in self.models]).mean(0)
+    def __call__(self, batch: Batch) -> TeacherTargets:
+        """Read a batch and return the mean of what the teachers say."""
+        outputs = [_read(model, batch) for model in self.models]
+        probs = [torch.softmax(at_least_float32(output.logits), dim=-1) for output in outputs]
+        maps = torch.stack([output.maps for output in outputs]).mean(0) if self.attention else None
+        return TeacherTargets(torch.stack(probs).mean(0), maps)
 
 
-def _probabilities(model: CaptionModel, batch: Batch) -> Tensor:
+def _read(model: CaptionModel, batch: Batch) -> TeacherForcingOutput:
     grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
     output: TeacherForcingOutput = model(grid, batch.image_index, batch.tokens, batch.lengths)
-    return torch.softmax(at_least_float32(output.logits), dim=-1)
+    return output
 
 
 def load_teachers(data: TaskData) -> Teachers:
@@ -78,7 +105,7 @@ def load_teachers(data: TaskData) -> Teachers:
                 f"data.max_words to {decoder.max_positions - 1}, or name another teacher"
             )
         models.append(model.to(memory_format=torch.channels_last))
-    return Teachers(models)
+    return Teachers(models, attention=config.loss.attention_distillation > 0)
 
 
 def _frozen_stages_digest(model: CaptionModel) -> str:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from captioner.errors import ConfigError
 from captioner.models.decoders import TeacherForcingOutput
 from captioner.runtime.device import at_least_float32
 
 if TYPE_CHECKING:
+    from captioner.training.distillation import TeacherTargets
     from captioner.training.reinforce import Reinforce
 
 
@@ -39,8 +41,9 @@ def caption_losses(
     label_smoothing: float = 0.0,
     reinforce: Reinforce | None = None,
     weights: Tensor | None = None,
-    teacher_probs: Tensor | None = None,
+    taught: TeacherTargets | None = None,
     distillation: float = 0.0,
+    attention_distillation: float = 0.0,
     words: float | None = None,
     captions: float | None = None,
 ) -> dict[str, Tensor]:
@@ -60,15 +63,22 @@ def caption_losses(
         reinforce: Terms of equation 12 for sampled attention, or None.
         weights: [N], of the captions in what is minimised of the cross-entropy; None weighs all
             alike.
-        teacher_probs: [M, V], teachers' word probabilities (Hinton et al., 2015), packed by step.
-        distillation: Their weight in the target; the caption's own word has the rest.
+        taught: Word probabilities of teachers (Hinton et al., 2015) and their attention.
+        distillation: Weight of the probabilities in the target; the caption's own word has the
+            rest.
+        attention_distillation: Weight of the cross-entropy between their attention and the
+            model's, if `taught` has it.
         words: Number of words to divide by; None takes those of these captions.
         captions: Number of captions to divide by, likewise.
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
-        `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda) and
-        the metrics of `reinforce`.
+        `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda), with
+        teachers' attention `attention_divergence` (Kullback-Leibler, nats per word), and the
+        metrics of `reinforce`.
+
+    Raises:
+        ConfigError: The teachers' grid has another number of cells than the model's.
     """
     packed = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
     words = len(packed) if words is None else words
@@ -78,8 +88,8 @@ def caption_losses(
     losses = -word_log_probs
     if label_smoothing:  # otherwise its gradient of zeros would cost as much as that of the words
         losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
-    if teacher_probs is not None:
-        from_teachers = (teacher_probs * log_probs).sum(-1)
+    if taught is not None:
+        from_teachers = (taught.probs * log_probs).sum(-1)
         losses = (1 - distillation) * losses - distillation * from_teachers
     if weights is not None:
         by_word = weights.unsqueeze(1).expand_as(targets)
@@ -88,9 +98,14 @@ def caption_losses(
     penalty = doubly_stochastic_penalty(output.maps).sum() / captions
     total = smoothed + doubly_stochastic * (captions / words) * penalty
     metrics: dict[str, Tensor] = {}
+    if taught is not None and taught.maps is not None:
+        divergence = _attention_divergence(output.maps, taught.maps).sum() / words
+        total = total + attention_distillation * divergence
+        metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
-        reinforce_loss, metrics = reinforce(output, word_log_probs, lengths, words)
+        reinforce_loss, reinforce_metrics = reinforce(output, word_log_probs, lengths, words)
         total = total + reinforce_loss
+        metrics |= reinforce_metrics
     return {
         "total": total,
         "cross_entropy": -word_log_probs.sum().detach() / words,
@@ -98,3 +113,18 @@ def caption_losses(
         "doubly_stochastic": penalty.detach(),
         **metrics,
     }
+
+
+def _attention_divergence(maps: Tensor, wanted: Tensor) -> Tensor:
+    """Return the Kullback-Leibler divergence [N, T] of maps from wanted ones, [N, T, L], in nats.
+
+    Both are zero where a caption has ended, and so is the result.
+    """
+    if maps.shape != wanted.shape:
+        raise ConfigError(
+            f"loss.attention_distillation: a teacher attends to {wanted.shape[-1]} cells and this "
+            f"model to {maps.shape[-1]}; use 0, or a teacher with the same grid"
+        )
+    smallest = torch.finfo(maps.dtype).tiny
+    ratio = wanted.clamp_min(smallest).log() - maps.clamp_min(smallest).log()
+    return (wanted * ratio).sum(-1)

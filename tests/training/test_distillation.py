@@ -16,7 +16,7 @@ from captioner.config import Config, from_yaml, to_yaml
 from captioner.errors import CheckpointError, ConfigError
 from captioner.models.build import build_model
 from captioner.training import train
-from captioner.training.distillation import Teachers
+from captioner.training.distillation import Teachers, TeacherTargets
 from captioner.training.run import changed_settings
 from captioner.training.setup import prepare
 
@@ -46,7 +46,7 @@ def test_teachers_give_the_mean_of_their_probabilities(table, tmp_path, teachers
     setup = prepare(recipe(table, tmp_path, teachers), CPU)
     batch = setup.dataset[(0, range(6))].to(CPU)
     models = [load_model(Path(name))[0].eval() for name in teachers]
-    taught = Teachers(models)(batch)
+    taught = Teachers(models)(batch).probs
     words = int(batch.lengths.sum())
     assert taught.shape == (words, len(setup.vocabulary))
     with torch.no_grad():
@@ -109,30 +109,31 @@ def test_teachers_read_cached_features_as_they_read_photos(
     photos.dataset.transform = photos.validation_transform  # as the cache's only view
     batches = [setup.dataset[(0, range(6))].to(CPU) for setup in (photos, features)]
     assert [batch.from_frozen for batch in batches] == [False, True]
-    seen, read = (Teachers(models)(batch) for batch in batches)
+    seen, read = (Teachers(models)(batch).probs for batch in batches)
     torch.testing.assert_close(seen, read, rtol=0.02, atol=1e-4)
 
 
-def test_with_several_ways_of_looking_each_is_taught_the_same_words(
+def test_all_samples_of_a_caption_are_taught_the_same(
     table: Path, tmp_path: Path, teachers
 ) -> None:
     settings = {"attention__select": "hard", "hard__samples": 3, "hard__baseline": "leave_one_out"}
     setup = prepare(recipe(table, tmp_path, teachers, **settings), CPU)
     batch = setup.dataset[(0, range(6))].to(CPU)
-    given: list[torch.Tensor] = []
-    asked = Teachers([load_model(Path(name))[0] for name in teachers])
+    given: list[TeacherTargets] = []
+    asked = Teachers([load_model(Path(name))[0] for name in teachers], attention=True)
 
     class Watched(Teachers):
         def __call__(self, batch):
             given.append(asked(batch))
             return given[-1]
 
-    setup.task.teachers = Watched(asked.models)
+    setup.task.teachers = Watched(asked.models, attention=True)
     setup.task(batch)
     assert len(given) == 1
-    assert len(given[0]) == int(batch.lengths.sum()), "once for all ways of looking"
+    assert len(given[0].probs) == int(batch.lengths.sum()), "once for all samples"
     repeated = asked(batch.repeated(3))
-    torch.testing.assert_close(given[0].repeat_interleave(3, 0), repeated)
+    torch.testing.assert_close(given[0].repeated(3).probs, repeated.probs)
+    torch.testing.assert_close(given[0].repeated(3).maps, repeated.maps)
 
 
 def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) -> None:

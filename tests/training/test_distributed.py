@@ -53,7 +53,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "concepts": {"loss__visual_concepts": 0.5, "text__batch_size": 1, "text__cells": 4},
     "sources": {},
     "self-critical sources": {"self_critical__samples": 2},
-    "taught": {"loss__distillation": 0.5},
+    "taught": {"loss__distillation": 0.5, "loss__attention_distillation": 0.5},
 }
 
 

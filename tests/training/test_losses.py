@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from captioner.errors import ConfigError
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step
+from captioner.training.distillation import TeacherTargets
 from captioner.training.losses import caption_losses, doubly_stochastic_penalty
 
 V, L = 7, 5
@@ -218,6 +220,34 @@ def test_weights_weigh_the_words_of_their_captions(label_smoothing: float) -> No
     assert parts["total"].item() == pytest.approx(smoothed / words + 0.3 * penalty, rel=CLOSE)
 
 
+def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
+    lengths = [4, 3, 1]
+    forced, targets, of = random_batch(lengths)
+    wanted = random_batch(lengths, seed=5)[0].maps.detach()
+    probs = torch.full((sum(lengths), V), 1 / V, dtype=torch.float64)
+
+    def losses(**settings: float) -> dict[str, Tensor]:
+        taught = TeacherTargets(probs, wanted)
+        return caption_losses(forced, targets, of, doubly_stochastic=0.0, taught=taught, **settings)
+
+    divergence = 0.0
+    for caption, step in places(lengths):
+        pairs = zip(
+            wanted[caption, step].tolist(), forced.maps[caption, step].tolist(), strict=True
+        )
+        divergence += sum(p * math.log(p / q) for p, q in pairs) / sum(lengths)
+    without, with_weight = losses(), losses(attention_distillation=0.7)
+    assert with_weight["attention_divergence"].item() == pytest.approx(divergence, rel=CLOSE)
+    added = with_weight["total"].item() - without["total"].item()
+    assert added == pytest.approx(0.7 * divergence, rel=1e-5)
+    (gradient,) = torch.autograd.grad(with_weight["total"], forced.maps)
+    expected = -0.7 * wanted / forced.maps.detach().clamp_min(1e-300) / sum(lengths)
+    torch.testing.assert_close(gradient, expected.nan_to_num(), rtol=1e-6, atol=1e-9)
+    wider = TeacherTargets(probs, torch.zeros(3, 4, L + 1))
+    with pytest.raises(ConfigError, match=r"attention_distillation: a teacher attends to 6 cells"):
+        caption_losses(forced, targets, of, doubly_stochastic=0.0, taught=wider)
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_teachers_have_their_share_in_what_a_word_is_to_be(label_smoothing: float) -> None:
     lengths = [4, 3, 1]
@@ -231,7 +261,7 @@ def test_teachers_have_their_share_in_what_a_word_is_to_be(label_smoothing: floa
         doubly_stochastic=0.0,
         label_smoothing=label_smoothing,
         weights=torch.tensor(weights),
-        teacher_probs=soft_targets,
+        taught=TeacherTargets(soft_targets),
         distillation=0.3,
     )
     total = 0.0
