@@ -94,8 +94,10 @@ class GraphEngine:
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         """Map B images [3, H, W] to their grid."""
-        found = self._encoder({"images": np.stack(images)})
-        return Grid(found["features"], self.height, self.width, found.get("local"))
+        # One after another: the feature maps of one image stay in the cores' caches.
+        found = [self._encoder({"images": image[None]}) for image in images]
+        joined = {name: np.concatenate([grid[name] for grid in found]) for name in found[0]}
+        return Grid(joined["features"], self.height, self.width, joined.get("local"))
 
     @contextmanager
     def attention_mode(self, at_test: HardAttentionMode) -> Iterator[None]:
