@@ -49,10 +49,15 @@ class Teachers:
     Args:
         models: The teachers; they are put into evaluation mode and their batch norms are folded.
         attention: Return their attention too.
+        temperature: The student's `attention.temperature`; below 1 its attention is sharper than
+            the teachers', and what it is to learn is sharpened alike.
     """
 
-    def __init__(self, models: Sequence[CaptionModel], *, attention: bool = False) -> None:
+    def __init__(
+        self, models: Sequence[CaptionModel], *, attention: bool = False, temperature: float = 1.0
+    ) -> None:
         self.attention = attention
+        self.temperature = temperature
         self.models = [model.eval().requires_grad_(False) for model in models]
         for model in self.models:
             fold_batch_norms(model.encoder)
@@ -62,7 +67,11 @@ class Teachers:
         """Read a batch and return the mean of what the teachers say."""
         outputs = [_read(model, batch) for model in self.models]
         probs = [torch.softmax(at_least_float32(output.logits), dim=-1) for output in outputs]
-        maps = torch.stack([output.maps for output in outputs]).mean(0) if self.attention else None
+        maps = None
+        if self.attention:
+            maps = torch.stack([output.maps for output in outputs]).mean(0)
+            maps = maps.pow(1 / self.temperature)
+            maps = maps / maps.sum(-1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
         return TeacherTargets(torch.stack(probs).mean(0), maps)
 
 
@@ -105,7 +114,11 @@ def load_teachers(data: TaskData) -> Teachers:
                 f"data.max_words to {decoder.max_positions - 1}, or name another teacher"
             )
         models.append(model.to(memory_format=torch.channels_last))
-    return Teachers(models, attention=config.loss.attention_distillation > 0)
+    return Teachers(
+        models,
+        attention=config.loss.attention_distillation > 0,
+        temperature=config.attention.temperature,
+    )
 
 
 def _frozen_stages_digest(model: CaptionModel) -> str:

@@ -62,6 +62,29 @@ def test_teachers_give_the_mean_of_their_probabilities(table, tmp_path, teachers
         assert taught[word].tolist() == pytest.approx(mean, rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_teachers_give_the_mean_of_their_attention_as_sharp_as_the_students(
+    table, tmp_path, teachers, temperature: float
+) -> None:
+    setup = prepare(recipe(table, tmp_path, teachers), CPU)
+    batch = setup.dataset[(0, range(6))].to(CPU)
+    models = [load_model(Path(name))[0].eval() for name in teachers]
+    maps = Teachers(models, attention=True, temperature=temperature)(batch).maps
+    with torch.no_grad():
+        read = [
+            model(model.encoder(batch.inputs), batch.image_index, batch.tokens, batch.lengths).maps
+            for model in models
+        ]
+    assert maps.shape == read[0].shape
+    for caption, length in enumerate(batch.lengths.tolist()):
+        assert not maps[caption, length:].any(), "nothing where a caption has ended"
+        for word in range(length):
+            both = [of_model[caption, word].tolist() for of_model in read]
+            powers = [((a + b) / 2) ** (1 / temperature) for a, b in zip(*both, strict=True)]
+            expected = [power / sum(powers) for power in powers]
+            assert maps[caption, word].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
 def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teachers) -> None:
     alone = train(recipe(table, tmp_path / "alone", ()))
     taught = train(recipe(table, tmp_path / "taught", teachers, loss__distillation=0.9))
