@@ -52,8 +52,7 @@ class Encoder(nn.Module):
             )
         self.backbone = backbone
         self.batch_norm = batch_norm
-        self.frozen_stages = backbone.freeze_before(trainable_from)
-        self._frozen = FrozenStages(backbone, self.frozen_stages)
+        self.read_frozen_features_of(backbone.freeze_before(trainable_from))
         self.dim = project_dim or backbone.channels
         self.project: nn.Module = nn.Identity()
         if project_dim:
@@ -64,6 +63,11 @@ class Encoder(nn.Module):
                 nn.Dropout(dropout),
             )
         self.self_attention = self_attention
+
+    def read_frozen_features_of(self, stages: int) -> None:
+        """Take the output of so many of the backbone's stages for the frozen features."""
+        self.frozen_stages = stages
+        self._frozen = FrozenStages(self.backbone, stages)
 
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode)

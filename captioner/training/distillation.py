@@ -90,10 +90,13 @@ def load_teachers(data: TaskData) -> Teachers:
     """
     models = []
     config = data.config
+    frozen_stages = data.model.encoder.frozen_stages
     student_digest = _frozen_stages_digest(data.model) if config.data.cache else ""
     for name in config.loss.teachers:
         with torch.random.fork_rng(devices=[]):  # building it must not change the run's numbers
             model, model_config, words = load_model(model_folder(name), data.device)
+        if config.data.cache and len(model.encoder.backbone.stages) >= frozen_stages:
+            model.encoder.read_frozen_features_of(frozen_stages)
         same = {
             "vocabulary": words.tokens == data.vocabulary.tokens,
             "preprocess": model_config.preprocess == config.preprocess,

@@ -136,6 +136,22 @@ def test_teachers_read_cached_features_as_they_read_photos(
     torch.testing.assert_close(seen, read, rtol=0.02, atol=1e-4)
 
 
+def test_a_teacher_may_have_fine_tuned_other_stages(table: Path, tmp_path: Path, teachers) -> None:
+    model, config, vocabulary = load_model(Path(teachers[0]))
+    stage = model.encoder.backbone.names[0]
+    assert model.encoder.frozen_stages > 0
+    earlier = replace(config, encoder=replace(config.encoder, trainable_from=stage))
+    save_model(tmp_path / "earlier", model, earlier, vocabulary, card="#")
+    teacher = (str(tmp_path / "earlier"),)
+    cached = recipe(table, tmp_path / "run", teacher, data__cache=str(tmp_path / "cache"))
+    setup = prepare(cached, CPU, Path(teachers[0]))
+    batch = setup.dataset[(0, range(6))].to(CPU)
+    assert batch.from_frozen
+    taught = setup.task.teachers(batch).probs
+    same = Teachers([load_model(Path(teachers[0]))[0]])(batch).probs
+    torch.testing.assert_close(taught, same, rtol=0.02, atol=1e-4)
+
+
 def test_all_samples_of_a_caption_are_taught_the_same(
     table: Path, tmp_path: Path, teachers
 ) -> None:
