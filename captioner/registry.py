@@ -77,7 +77,7 @@ WINDOWS = Registry(
 SELECTS = Registry(
     "attention.select",
     {
-        "soft": "captioner.models.attention.select:SoftSelect",
+        "soft": "captioner.models.attention.attention:SoftSelect",
         "hard": "captioner.models.attention.select:HardSelect",
     },
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -95,6 +96,24 @@ def run_command(command: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
+
+
+@contextlib.contextmanager
+def needs_extra(command: str, extra: str) -> Iterator[None]:
+    """Context to import in what only an extra of the package brings.
+
+    Raises:
+        CaptionerError: It is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("captioner", "torch"):
+            raise
+        raise CaptionerError(
+            f"{command} needs {error.name}, which is not installed; install captioner with its "
+            f"extra [{extra}], as in: pip install '.[{extra}]'"
+        ) from None
 
 
 def end_at_next_interrupt() -> None:
@@ -184,6 +203,22 @@ def add_model_options(
         )
     add_device_options(parser, engine=engine)
     return chosen
+
+
+def add_search_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options of the search but for `--beam-size`."""
+    parser.add_argument(
+        "--max-words",
+        type=whole_number_up_to(MAX_WORDS),
+        metavar="N",
+        help="longest caption (default: the model's)",
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="P",
+        help="rank captions by log-probability / length ** P (default: the model's)",
+    )
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, engine: bool = True) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from captioner.cli import (
-    MAX_WORDS,
     CommandParser,
     add_model_options,
+    add_search_options,
     chosen_model,
+    needs_extra,
     printable,
     report,
     run_command,
@@ -18,7 +19,6 @@ from captioner.cli import (
     whole_number,
     whole_number_up_to,
 )
-from captioner.errors import CaptionerError
 
 if TYPE_CHECKING:
     from captioner.batch.shard import Job, Statistics
@@ -55,18 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         help="folder or URL for parts/*.parquet and summary.json",
     )
     add_model_options(parser, engine=False)  # it names what distributes the work here
-    parser.add_argument(
-        "--max-words",
-        type=whole_number_up_to(MAX_WORDS),
-        metavar="N",
-        help="longest caption (default: the model's)",
-    )
-    parser.add_argument(
-        "--length-penalty",
-        type=float,
-        metavar="P",
-        help="rank captions by log-probability / length ** P (default: the model's)",
-    )
+    add_search_options(parser)
     parser.add_argument(
         "--maps", action="store_true", help="also write the attention maps, as float16"
     )
@@ -112,20 +101,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    try:
+    with needs_extra("batch", "batch"):
         import braceexpand  # noqa: F401
         import pyarrow.parquet  # noqa: F401
 
         from captioner.batch.inputs import Source
         from captioner.batch.run import run_batch
         from captioner.batch.shard import Job
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("captioner", "torch"):
-            raise
-        raise CaptionerError(
-            f"batch needs {error.name}, which is not installed; install captioner with its extra "
-            "[batch], as in: pip install '.[batch]'"
-        ) from None
 
     search = {
         name: getattr(arguments, name)

@@ -13,9 +13,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from captioner.cli import (
-    MAX_WORDS,
     CommandParser,
     add_model_options,
+    add_search_options,
     chosen_model,
     load_captioner,
     printable,
@@ -95,18 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "row a model",
     )
     add_output_options(parser)
-    parser.add_argument(
-        "--max-words",
-        type=whole_number_up_to(MAX_WORDS),
-        metavar="N",
-        help="longest caption (default: the model's)",
-    )
-    parser.add_argument(
-        "--length-penalty",
-        type=float,
-        metavar="P",
-        help="rank captions by log-probability / length ** P (default: the model's)",
-    )
+    add_search_options(parser)
     parser.add_argument(
         "--min-confidence",
         type=_probability,

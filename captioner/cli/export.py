@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import CommandParser, printable, run_command, show
+from captioner.cli import CommandParser, add_search_options, printable, run_command, show
 from captioner.errors import CheckpointError
 from captioner.runtime.device import require_torch
 
@@ -38,13 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     search = parser.add_argument_group("search settings to store (default: the checkpoint's)")
     search.add_argument("--beam-size", type=int, metavar="K", help="hypotheses kept; 1 is greedy")
-    search.add_argument("--max-words", type=int, metavar="N", help="longest caption")
-    search.add_argument(
-        "--length-penalty",
-        type=float,
-        metavar="P",
-        help="rank captions by log-probability / length ** P",
-    )
+    add_search_options(search)
     search.add_argument(
         "--no-repeat-ngram",
         type=int,

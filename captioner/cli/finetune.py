@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from captioner.cli import run_command
-from captioner.cli.train import split_options, train_and_show
+from captioner.cli.train import recipe_parser, split_options, train_and_show
 from captioner.config import (
     Config,
     ModelConfig,
     instantiate,
-    parser_for,
     read_recipe,
     set_defaults,
 )
@@ -21,15 +19,10 @@ RECIPE = "finetune"
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv))
+    return run_command(lambda: train_and_show(*parse_settings(argv)))
 
 
-def _run(argv: list[str]) -> int:
-    config, resume = parse_settings(argv)
-    return train_and_show(config, resume=resume)
-
-
-def parse_settings(argv: list[str]) -> tuple[Config, bool]:
+def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     """Return the settings of a run, and whether to resume it.
 
     The recipe is laid over the settings of the model to start from; options win over both.
@@ -38,10 +31,10 @@ def parse_settings(argv: list[str]) -> tuple[Config, bool]:
         CaptionerError: There is no such model or recipe.
     """
     (recipes, starts), options = split_options(argv, "--config", "--from")
-    parser = parser_for(
-        Config,
+    parser = recipe_parser(
+        "TABLE --output DIR [--from MODEL]",
+        recipe=f"recipe, as of captioner train (default: {RECIPE})",
         prog="captioner finetune",
-        usage="%(prog)s TABLE --output DIR [--from MODEL] [--resume] [--SECTION.KEY VALUE ...]",
         description="Train a model on, with your own photos: a CSV or JSONL file with the columns "
         "image, caption and, if you have them, split (train, val), or the folder of this file. The "
         "model keeps its architecture and its words, and gets the words of your captions in "
@@ -54,10 +47,6 @@ def parse_settings(argv: list[str]) -> tuple[Config, bool]:
         "--from", metavar="MODEL", help="bundled model, model folder or run (default: soft)"
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
-    parser.add_argument(
-        "--config", metavar="RECIPE", help=f"recipe, as of captioner train (default: {RECIPE})"
-    )
-    parser.add_argument("--resume", action="store_true", help="Go on with the run in --output.")
     start = (starts or ["soft"])[-1]
     helps = "--help" in options or "-h" in options
     recipe = read_recipe(

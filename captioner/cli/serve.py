@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from captioner.cli import (
     add_device_options,
     load_captioner,
+    needs_extra,
     run_command,
     show,
     whole_number,
@@ -121,18 +122,11 @@ def _origin(text: str) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    try:
+    with needs_extra("serve", "serve"):
         import uvicorn  # noqa: F401
 
         from captioner.serving import app  # noqa: F401
         from captioner.serving.security import is_loopback
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("captioner", "torch"):
-            raise
-        raise CaptionerError(
-            f"serve needs {error.name}, which is not installed; install captioner with its extra "
-            "[serve], as in: pip install '.[serve]'"
-        ) from None
 
     if not is_loopback(arguments.host) and not arguments.token:
         raise CaptionerError(

@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from jsonargparse import ArgumentParser
+
 from captioner.cli import INTERRUPTED, end_at_next_interrupt, run_command, show
 from captioner.config import (
     Config,
@@ -20,15 +22,10 @@ from captioner.errors import CaptionerError
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv))
+    return run_command(lambda: train_and_show(*parse_settings(argv)))
 
 
-def _run(argv: list[str]) -> int:
-    config, resume = parse_settings(argv)
-    return train_and_show(config, resume=resume)
-
-
-def train_and_show(config: Config, *, resume: bool) -> int:
+def train_and_show(config: Config, resume: bool) -> int:
     """Train, show the folder of the best model, and return the exit code."""
     from captioner.training.run import holds_a_run, train
 
@@ -61,26 +58,19 @@ def _add_graphs(folder: Path) -> None:
         print(f"{error}; the model is complete, but needs PyTorch", file=sys.stderr)
 
 
-def parse_settings(argv: list[str]) -> tuple[Config, bool]:
+def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     """Return the recipe's settings, changed by the options, and whether to resume a run."""
     (recipes, roots), options = split_options(argv, "--config", "--data.root")
-    parser = parser_for(
-        Config,
+    parser = recipe_parser(
+        "[--config RECIPE]",
+        recipe="YAML file, or the name of a recipe that comes with captioner, such as "
+        "flickr8k_soft; of several, later ones win",
         prog="captioner train",
-        usage="%(prog)s [--config RECIPE] [--resume] [--SECTION.KEY VALUE ...]",
         description="Train a captioning model. Every setting of a recipe is also an option, and "
         "options win over recipes.",
         epilog="example: captioner train --config flickr8k_soft --data.root data/flickr8k",
     )
-    parser.add_argument(
-        "--config",
-        metavar="RECIPE",
-        help="YAML file, or the name of a recipe that comes with captioner, such as "
-        "flickr8k_soft; of several, later ones win",
-    )
-    parser.add_argument("--resume", action="store_true", help="Go on with the run in train.output.")
-    recipe = read_recipe(*recipes)
-    set_defaults(parser, recipe)
+    set_defaults(parser, read_recipe(*recipes))
     arguments = parser.parse_args(options)
     config = instantiate(Config, parser, arguments)
     if roots:
@@ -90,15 +80,30 @@ def parse_settings(argv: list[str]) -> tuple[Config, bool]:
     return config, arguments.resume
 
 
-def split_options(argv: list[str], *names: str) -> tuple[list[list[str]], list[str]]:
+def recipe_parser(usage: str, *, recipe: str, **texts: str) -> ArgumentParser:
+    """Return a parser with an option for each setting, `--config` and `--resume`.
+
+    Args:
+        usage: Arguments of its own.
+        recipe: Help text of `--config`.
+        **texts: Program, description and epilog.
+    """
+    usage = f"%(prog)s {usage} [--resume] [--SECTION.KEY VALUE ...]"
+    parser = parser_for(Config, usage=usage, **texts)
+    parser.add_argument("--config", metavar="RECIPE", help=recipe)
+    parser.add_argument("--resume", action="store_true", help="Go on with the run in its folder.")
+    return parser
+
+
+def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]], list[str]]:
     """Return the values of each of these options, and all other words.
 
     They are read before other options: a recipe or a model below it gives way to options wherever
-    it stands, and of several data sets each has a root.
+    it stands, and of several data sets each has a root. Without `argv` they are the program's.
     """
     values: dict[str, list[str]] = {name: [] for name in names}
     others = []
-    words = iter(argv)
+    words = iter(sys.argv[1:] if argv is None else argv)
     for word in words:
         option, equals, value = word.partition("=")
         if option not in values:

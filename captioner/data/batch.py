@@ -30,6 +30,10 @@ class Batch:
         styles: int64 [N], style of each caption, 0 is the plain one; None if all are plain.
         seeds: int64 [N], of what is drawn for each caption, a function of (seed, epoch, caption).
         image_seeds: int64 [B], of what is drawn for each image.
+        seed: Of what dropout draws, a function of (seed, epoch, entries).
+        words: Number of words that losses are divided by: of this batch (as with None), or where
+            processes share one, the mean of theirs.
+        captions: Number of captions, likewise.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.
     """
@@ -44,6 +48,9 @@ class Batch:
     styles: Tensor | None = None
     seeds: Tensor | None = None
     image_seeds: Tensor | None = None
+    seed: int = 0
+    words: float | None = None
+    captions: float | None = None
     from_frozen: bool = False
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
@@ -62,6 +69,8 @@ class Batch:
 
     def repeated(self, times: int) -> Batch:
         """Return the batch with every caption `times` times in a row, and the images once."""
+        if times == 1:
+            return self
         captions = ("image_index", "tokens", "targets", "lengths", "weights", "styles")
         values = {name: getattr(self, name) for name in captions}
         repeated: dict[str, Any] = {
@@ -72,6 +81,8 @@ class Batch:
         if self.seeds is not None:
             number = torch.arange(times, device=self.seeds.device)
             repeated["seeds"] = child_seeds(self.seeds.unsqueeze(1), number).flatten()
+        if self.words is not None and self.captions is not None:
+            repeated |= {"words": times * self.words, "captions": times * self.captions}
         return replace(self, **repeated)
 
     def pin_memory(self) -> Batch:

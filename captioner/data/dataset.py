@@ -135,6 +135,7 @@ class CaptionDataset(Dataset[Batch]):
             targets[row, :length] = torch.from_numpy(self.captions.targets[caption])
         start = torch.full((len(chosen), 1), Vocabulary.start)
         seed = torch.tensor(seed_of(self.seed, epoch))
+        first = int(entries[0]) if len(entries) else -1  # no other batch of the epoch has this one
         row_of = {view: row for row, view in enumerate(inputs)}
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
@@ -147,6 +148,7 @@ class CaptionDataset(Dataset[Batch]):
             styles=None if self.styles is None else torch.from_numpy(self.styles[chosen]),
             seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self))),
             image_seeds=child_seeds(seed + 1, torch.tensor(list(inputs), dtype=torch.long)),
+            seed=seed_of(self.seed, epoch, first + 1),
             from_frozen=self.cache is not None,
             unreadable=list(unreadable.items()),
         )

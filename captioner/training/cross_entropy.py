@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from captioner.config import Config, LossConfig
 from captioner.data.batch import Batch
 from captioner.models.build import CaptionModel
-from captioner.runtime.distributed import mean_over_processes
+from captioner.models.decoders import TeacherForcingOutput
 from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import Reinforce, build_reinforce
@@ -77,14 +78,12 @@ class CrossEntropyTask(TrainingTask):
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch.
 
-        Metrics: those of `caption_losses` and of `word_concepts`.
+        Metrics: those of `caption_losses`, `attention_statistics` and `word_concepts`.
         """
         repeated = batch.repeated(self.samples)
         lengths = repeated.lengths
-        counts = torch.tensor([lengths.sum(), len(lengths)], dtype=torch.float64)
-        words, captions = mean_over_processes(counts).tolist()
         if not len(batch):  # other processes have captions
-            return self._without_captions(batch, words)
+            return self._without_captions(repeated)
         grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
         taught = None
         if self.teachers is not None:
@@ -108,22 +107,59 @@ class CrossEntropyTask(TrainingTask):
             taught=taught,
             distillation=self.loss.distillation,
             attention_distillation=self.loss.attention_distillation,
-            words=words,
-            captions=captions,
+            words=repeated.words,
+            captions=repeated.captions,
         )
+        metrics |= attention_statistics(output, lengths, repeated.words, repeated.captions)
         total = metrics["total"]
         if self.word_concepts is not None:
             concepts_loss, concepts_metrics = self.word_concepts(self.model, grid, batch)
             total = total + concepts_loss
             metrics |= concepts_metrics
-        return LossOutput(total, {**metrics, "total": total.detach()}, output, lengths)
+        return LossOutput(total, {**metrics, "total": total.detach()})
 
-    def _without_captions(self, batch: Batch, words: float) -> LossOutput:
+    def _without_captions(self, batch: Batch) -> LossOutput:
         """Do what every process does for a batch of which this one has no caption."""
         total, metrics = self.zero_loss(), {}
         if self.reinforce is not None:
-            self.reinforce.baseline.observe(total.detach(), words)
+            assert batch.words is not None
+            self.reinforce.baseline.observe(total.detach(), batch.words)
         if self.word_concepts is not None:
             concepts_loss, metrics = self.word_concepts(self.model, None, batch)
             total = total + concepts_loss
-        return LossOutput(total, {**metrics, "total": total.detach()}, None, batch.lengths)
+        return LossOutput(total, {**metrics, "total": total.detach()})
+
+
+@torch.no_grad()
+def attention_statistics(
+    output: TeacherForcingOutput,
+    lengths: Tensor,
+    words: float | None = None,
+    captions: float | None = None,
+) -> dict[str, Tensor]:
+    """Return metrics that show whether attention is alive: means over the words of a batch.
+
+    Args:
+        output: Teacher-forced output.
+        lengths: int64 [N] on the CPU.
+        words: Number of words to divide by; None takes those of these captions.
+        captions: Number of captions, likewise; a caption has a pair of neighbouring words less
+            than it has words.
+
+    Returns:
+        attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].
+        attention_change: Total variation distance between neighbouring words' maps, in [0, 1].
+        beta: The gate, where there is one.
+    """
+    words = float(lengths.sum()) if words is None else words
+    pairs = words - (len(lengths) if captions is None else captions)
+    maps, uniform = output.maps, math.log(max(2, output.maps.shape[2]))
+    running = maps[:, 1:].any(-1)  # [N, T - 1]; a map is zero where a caption has ended
+    change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
+    statistics = {
+        "attention_entropy": output.entropy.sum() / (uniform * words),
+        "attention_change": change.sum() / max(1.0, pairs),
+    }
+    if output.beta is not None:
+        statistics["beta"] = output.beta.sum() / words
+    return statistics

@@ -6,57 +6,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from captioner.generation import Hypothesis
-from captioner.models.decoders import TeacherForcingOutput
-from captioner.runtime.distributed import sum_over_processes
 
 FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
 FROZEN_CHANGE = 0.01  # total variation distance between neighbouring words
 SAME_CAPTIONS = 0.02  # share of distinct captions
 
 
-@torch.no_grad()
-def attention_statistics(output: TeacherForcingOutput | None, lengths: Tensor) -> dict[str, float]:
-    """Return statistics of a training batch's attention, as means over its words.
-
-    All processes of a run call it together, and get the means over all of their words.
-
-    Args:
-        output: Teacher-forced output; None where this process had no caption.
-        lengths: [N] on the CPU.
-
-    Returns:
-        attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].
-        attention_change: Total variation distance between neighbouring words' maps, in [0, 1].
-        beta: The gate, where there is one.
-    """
-    entropy = changes = num_pairs = beta = words_with_beta = 0.0
-    if output is not None:
-        steps = torch.arange(output.maps.shape[1])
-        pairs = (steps[1:] < lengths.unsqueeze(1)).float().to(output.maps.device)  # [N, T - 1]
-        change = 0.5 * (output.maps[:, 1:] - output.maps[:, :-1]).abs().sum(-1)
-        uniform = math.log(max(2, output.maps.shape[2]))
-        entropy = float(output.entropy.sum()) / uniform
-        changes, num_pairs = float((change * pairs).sum()), float(pairs.sum())
-        if output.beta is not None:
-            beta, words_with_beta = float(output.beta.sum()), float(lengths.sum())
-    entropy, changes, beta, words, num_pairs, words_with_beta = sum_over_processes(
-        [entropy, changes, beta, float(lengths.sum()), num_pairs, words_with_beta]
-    )
-    statistics = {
-        "attention_entropy": entropy / words,
-        "attention_change": changes / max(1.0, num_pairs),
-    }
-    if words_with_beta:
-        statistics["beta"] = beta / words_with_beta
-    return statistics
-
-
 def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str, float]:
-    """Return the same statistics for generated captions."""
+    """Return the `attention_statistics` of generated captions."""
     entropies, changes, betas = [], [], []
     for hypothesis in hypotheses:
         maps = hypothesis.maps.astype(np.float64)

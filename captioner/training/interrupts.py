@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from captioner.data.loading import SIGNALS
 from captioner.runtime.distributed import sum_over_processes, world_size
@@ -15,7 +15,7 @@ class DeferredInterrupts:
 
     A step changes weights, optimizer and cursor one after another, and a checkpoint from between
     them would resume as another run. So a signal that comes while `deferred` is true waits for
-    `release`; a second one does not wait, and `deferred` then still is true.
+    `release` or `interrupt`; a second one does not wait, and `deferred` then still is true.
 
     Where several processes train together, signals are always deferred, because one that leaves
     alone leaves the others waiting: `release` finds out whether any of them received one.
@@ -23,7 +23,7 @@ class DeferredInterrupts:
 
     def __init__(self) -> None:
         self.deferred = False
-        self._pending = False
+        self.pending = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> DeferredInterrupts:
@@ -45,23 +45,22 @@ class DeferredInterrupts:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def defer(self) -> None:
-        """Begin to defer signals."""
-        self.deferred = True
-
     def release(self) -> None:
         """Stop deferring; all processes call it together.
 
         Raises:
-            KeyboardInterrupt: A signal came since `defer`, to any process.
+            KeyboardInterrupt: A signal is pending, in any process.
         """
-        interrupted = any(sum_over_processes([self._pending]))
-        self.deferred = world_size() > 1 and not interrupted
-        if interrupted:
-            self._pending = False
-            raise KeyboardInterrupt
+        if any(sum_over_processes([self.pending])):
+            self.interrupt()
+        self.deferred = world_size() > 1
+
+    def interrupt(self) -> NoReturn:
+        """Raise the KeyboardInterrupt that was deferred; all processes call it together."""
+        self.deferred = self.pending = False
+        raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self.deferred or self._pending:
+        if not self.deferred or self.pending:
             raise KeyboardInterrupt
-        self._pending = True
+        self.pending = True

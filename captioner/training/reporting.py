@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+from PIL import Image
 from tqdm import tqdm
 
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
+from captioner.files import save_bytes
 from captioner.training.diagnostics import warnings
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.validation import Validation
-from captioner.visualization import attention_sheet
+from captioner.types import Caption
+from captioner.visualization import attention_sheet, caption_arrays, jpeg, save_npz, shrunk
+
+SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
 
 
 def print_validation(epoch: int, validation: Validation, *, attends: bool) -> None:
@@ -70,6 +76,15 @@ def log_samples(
             width=width,
         )
         sheets.append(attention_sheet(image, caption))
-        log.sample(index, epoch, image, caption)
+        _keep(caption, image, log.run / "samples" / str(index), epoch)
     log.pictures(step, sheets)
     return unreadable
+
+
+def _keep(caption: Caption, image: Image.Image, folder: Path, epoch: int) -> None:
+    """Keep the caption of a sample after an epoch, and its image once, for `captioner plot`."""
+    small, caption = shrunk(image, caption, longest_side_px=SAMPLE_PX)
+    if not (folder / "photo.jpg").exists():
+        save_bytes(jpeg(small), folder / "photo.jpg")
+    # A resumed run writes its epochs anew.
+    save_npz(caption_arrays(caption), folder / f"epoch-{epoch:04d}.npz")

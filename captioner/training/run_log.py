@@ -1,4 +1,4 @@
-"""Records of a run: metrics.jsonl, TensorBoard events, samples of its attention."""
+"""Records of a run: metrics.jsonl and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
-from captioner.types import Caption
-from captioner.visualization import caption_arrays, jpeg, save_npz, shrunk
-
-SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
 
 
 class RunLog:
@@ -34,7 +30,7 @@ class RunLog:
     """
 
     def __init__(self, run: Path, *, resume_step: int) -> None:
-        self.path = run / "metrics.jsonl"
+        self.run, self.path = run, run / "metrics.jsonl"
         with self._explained_errors():
             run.mkdir(parents=True, exist_ok=True)
             kept = []
@@ -105,29 +101,13 @@ class RunLog:
                 )
             self.writer.flush()
 
-    def sample(self, index: int, epoch: int, image: Image.Image, caption: Caption) -> None:
-        """Keep the caption of a sample image after an epoch, for `captioner plot`.
-
-        Args:
-            index: Number of the sample, from 1.
-            epoch: Epochs done.
-            image: The image; it is kept small, and once.
-            caption: Its caption, with maps: a few kilobytes.
-        """
-        folder = self.path.parent / "samples" / str(index)
-        small, caption = shrunk(image, caption, longest_side_px=SAMPLE_PX)
-        if not (folder / "photo.jpg").exists():
-            save_bytes(jpeg(small), folder / "photo.jpg")
-        # A resumed run writes its epochs anew.
-        save_npz(caption_arrays(caption), folder / f"epoch-{epoch:04d}.npz")
-
     @contextlib.contextmanager
     def _explained_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise CaptionerError(
-                f"{self.path.parent}: the run's figures cannot be written "
+                f"{self.run}: the run's figures cannot be written "
                 f"({error.strerror or error}); free some disk, and go on with --resume"
             ) from None
 

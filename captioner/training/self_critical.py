@@ -21,6 +21,7 @@ from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import draw_words
 from captioner.training.caption_consensus import caption_reward
+from captioner.training.cross_entropy import attention_statistics
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.types import Grid
 
@@ -79,13 +80,13 @@ class SelfCriticalTask(TrainingTask):
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch.
 
-        Metrics: `total`, `reward`, `advantage` (mean square) and `cross_entropy` of the sampled
-        captions.
+        Metrics: `total`, `reward`, `advantage` (mean square), and `cross_entropy` and
+        `attention_statistics` of the sampled captions.
         """
         if not len(batch.images):  # other processes have images
             mean_over_processes(torch.zeros(2, dtype=torch.float64))
             zero = self.zero_loss()
-            return LossOutput(zero, {"total": zero.detach()}, None, batch.lengths)
+            return LossOutput(zero, {"total": zero.detach()})
         # Sampling and reading must use the same network, or words that one goes on sampling fall
         # without end in the other: one grid for both, with the encoder's dropout, and a decoder
         # without.
@@ -134,8 +135,9 @@ class SelfCriticalTask(TrainingTask):
             "reward": rewards.mean(1).sum() / num_images,
             "advantage": (rewards - baseline).square().mean(1).sum() / num_images,
             "cross_entropy": -log_probs.detach().sum() / num_words,
+            **attention_statistics(output, sampled.lengths, num_words, num_images * self.samples),
         }
-        return LossOutput(loss, metrics, output, sampled.lengths)
+        return LossOutput(loss, metrics)
 
     def _rewards(self, images: Tensor, tokens: Tensor) -> Tensor:
         """Return CIDEr-D [B, samples] of captions [B, samples, T] of training images [B]."""

@@ -1,20 +1,229 @@
-"""One optimizer step: learning rate, forward, backward, clip, update, average."""
+"""The optimizer steps of an epoch: batches, loss, gradient, update, log."""
 
 from __future__ import annotations
 
 import copy
+import io
 import math
-from collections.abc import Sequence
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from captioner.data.batch import Batch
+from captioner.data.dataset import load_batches
+from captioner.errors import CaptionerError
+from captioner.files import save_bytes
 from captioner.models.build import CaptionModel
+from captioner.runtime.device import autocast
+from captioner.runtime.distributed import (
+    mean_by_name,
+    parallel,
+    rank,
+    sum_over_processes,
+    world_size,
+)
+from captioner.training.interrupts import DeferredInterrupts
+from captioner.training.optimizer import build_optimizer
+from captioner.training.run_log import RunLog
+from captioner.training.setup import Setup
 from captioner.training.task import LossOutput, TrainingTask
+
+MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
+
+
+class StepLoop(ABC):
+    """Takes the optimizer steps of an epoch; `Trainer` adds validation and checkpoints.
+
+    Args:
+        setup: Data, model and task of the run.
+        run: Run folder.
+        device: Where the task is.
+    """
+
+    def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
+        self.setup, self.run, self.device = setup, run, device
+        self.config, self.task, self.model = setup.config, setup.task, setup.task.model
+        self.rank, self.processes = rank(), world_size()
+        self.parallel = parallel(setup.task, compress=self.config.optim.compress_gradients)
+        self.averaged: AveragedModel | None = None
+        if self.config.optim.ema_decay:
+            self.averaged = AveragedModel(self.model, self.config.optim.ema_decay)
+        self.optimizer = build_optimizer(self.task, self.config.optim)
+        self.autocast = autocast(device, self.config.train.precision)
+        self.interrupts = DeferredInterrupts()
+        self.epoch = 0
+        self.batch = 0  # batches of this epoch that are done
+        self.step = 0  # optimizer steps
+        self.skipped_steps = 0  # in a row
+        self.drops = 0  # of the plateau schedule
+        self.unreadable = set(setup.reported_unreadable)
+
+    @abstractmethod
+    def save(self) -> None:
+        """Write the `last` folder."""
+
+    def train_epoch(self, log: RunLog | None) -> None:
+        """Take the steps of this epoch that are not done yet.
+
+        Args:
+            log: Of process 0.
+
+        Raises:
+            KeyboardInterrupt: A signal came; no step is half done unless interrupts are deferred.
+            CaptionerError: The run cannot go on; likewise.
+        """
+        config = self.config.train
+        num_batches = len(self.setup.batches.epoch(self.epoch))
+        self.task.train()
+        bar = tqdm(
+            desc=f"epoch {self.epoch + 1}/{config.epochs}",
+            total=num_batches,
+            initial=self.batch,
+            unit="batch",
+            disable=True if self.rank else None,
+        )
+        first_step = saved_step = self.step
+        started, waiting = time.perf_counter(), 0.0
+        self.interrupts.deferred = True  # also while batches are fetched: a worker would not live
+        micro_batches = self._micro_batches(num_batches)
+        with bar:
+            while True:
+                asked = time.perf_counter()
+                try:
+                    batches = next(micro_batches, None)
+                except CaptionerError:
+                    self.interrupts.deferred = False
+                    raise
+                waiting += time.perf_counter() - asked
+                if batches is None:
+                    break
+                counted = self._counted(batches)
+                self.batch += len(batches)
+                bar.update(len(batches))
+                output = self._step(counted, num_batches) if counted else None
+                if self.averaged:
+                    self.averaged.update(self.model, self.step)
+                self.step += 1
+                # the first step of a run too, or a short one would show no loss
+                if output is not None and (self.step == 1 or self.step % config.log_every == 0):
+                    elapsed = time.perf_counter() - started
+                    metrics = self._metrics(output)
+                    metrics["step_s"] = elapsed / (self.step - first_step)
+                    metrics["data_wait"] = waiting / elapsed
+                    bar.set_postfix(loss=f"{metrics['total']:.3f}")
+                    if log is not None:
+                        log.write("train", self.step, metrics)
+                every = config.checkpoint_every
+                if every and self.step - saved_step >= every and self.batch < num_batches:
+                    self.save()
+                    saved_step = self.step
+        self.interrupts.release()
+
+    def _micro_batches(self, num_batches: int) -> Iterator[list[Batch]]:
+        """Yield the batches of each optimizer step of the rest of the epoch."""
+        loader = load_batches(
+            self.setup.dataset,
+            self.setup.batches,
+            self.epoch,
+            first=self.batch,
+            share=(self.rank, self.processes),
+            workers=min(self.config.data.workers, os.cpu_count() or 1),
+            pin_memory=self.device.type == "cuda",
+        )
+        batches: list[Batch] = []
+        for number, batch in enumerate(loader, start=self.batch + 1):
+            if batch.unreadable:
+                self.report_unreadable(batch.unreadable)
+            batches.append(batch)
+            if number % self.config.optim.accumulate == 0 or number == num_batches:
+                yield batches
+                batches = []
+
+    def _counted(self, batches: list[Batch]) -> list[Batch]:
+        """Return the batches that hold a caption, with the counts that their losses divide by.
+
+        Processes agree here on the counts, and on whether a signal came to one of them.
+        """
+        counts = [float(n) for batch in batches for n in (batch.lengths.sum(), len(batch))]
+        interrupted: float = self.interrupts.pending
+        if self.processes > 1:
+            sums = sum_over_processes([interrupted, *counts])
+            interrupted, *counts = (value / self.processes for value in sums)
+        if interrupted:
+            self.interrupts.interrupt()
+        pairs = zip(batches, counts[::2], counts[1::2], strict=True)
+        return [replace(b, words=words, captions=number) for b, words, number in pairs if number]
+
+    def _step(self, batches: list[Batch], num_batches: int) -> StepOutput:
+        optim = self.config.optim
+        factor = learning_rate_factor(
+            self.step,
+            schedule=optim.schedule,
+            warmup_steps=optim.warmup_steps,
+            total_steps=math.ceil(num_batches / optim.accumulate) * self.config.train.epochs,
+            drops=self.drops,
+        )
+        output = training_step(
+            self.parallel,
+            batches,
+            self.optimizer,
+            learning_rate_factor=factor,
+            clip_norm=optim.clip_norm,
+            autocast=self.autocast,
+            device=self.device,
+        )
+        self.skipped_steps = 0 if output.updated else self.skipped_steps + 1
+        if not output.updated:
+            self._report_skipped(batches)
+        return output
+
+    def _report_skipped(self, batches: list[Batch]) -> None:
+        """Report a step whose gradient is not finite, and end the run after many in a row."""
+        if self.rank == 0:
+            print(f"step {self.step}: the gradient is not finite, step skipped", file=sys.stderr)
+        if self.skipped_steps < MAX_SKIPPED_STEPS:
+            return
+        path = self.run / f"not_finite_batch{self.rank or ''}.pt"
+        buffer = io.BytesIO()
+        torch.save([vars(batch) for batch in batches], buffer)
+        save_bytes(buffer.getvalue(), path)
+        raise CaptionerError(
+            f"the gradient was not finite in {MAX_SKIPPED_STEPS} steps in a row; the last batch is "
+            f"in {path}; lower optim.lr or set optim.clip_norm, and start from an earlier model"
+        )
+
+    def _metrics(self, step: StepOutput) -> dict[str, Any]:
+        """Return the figures of a step for the log: means over the whole batch."""
+        metrics = {name: float(value) for name, value in step.output.metrics.items()}
+        if self.processes > 1:
+            metrics = mean_by_name(metrics)
+        if "advantage" in metrics:  # a mean square, as only that of all processes is their mean
+            metrics["advantage"] = math.sqrt(metrics["advantage"])
+        rates = [group["lr"] for group in self.optimizer.param_groups if group["clip"]]
+        norm = float(step.gradient_norm)
+        return {
+            "epoch": self.epoch, **metrics, "learning_rate": max(rates), "gradient_norm": norm
+        }  # fmt: skip
+
+    def report_unreadable(self, images: list[tuple[str, str]]) -> None:
+        """Name images that were left out, each once, with the reason."""
+        for path, reason in images:
+            if path not in self.unreadable:
+                self.unreadable.add(path)
+                print(
+                    f"{path}: {reason}, left out ({len(self.unreadable)} so far)", file=sys.stderr
+                )
 
 
 @dataclass(frozen=True)
@@ -53,15 +262,14 @@ def training_step(
         clip_norm: Largest norm of the gradient of the groups with `clip`; 0 does not clip.
         autocast: Context of the forward pass.
         device: Where the batches are moved.
-
-    Returns:
-        The losses, the gradient's norm, and whether there was an update: a gradient that is not
-        finite changes nothing.
     """
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * learning_rate_factor
     optimizer.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, start=1):
+        # What dropout draws is a function of the batch, so that a checkpoint need not hold the
+        # state of a generator (and of each process's).
+        torch.manual_seed(batch.seed)
         exchange: AbstractContextManager[object] = nullcontext()
         if isinstance(task, DistributedDataParallel) and number < len(batches):
             exchange = task.no_sync()  # once a step, while the last backward pass goes on

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,6 @@ from captioner.data.dataset import EncodedCaptions
 from captioner.data.readers import SourceImages
 from captioner.data.vocabulary import Vocabulary
 from captioner.models.build import CaptionModel
-from captioner.models.decoders import TeacherForcingOutput
-from captioner.runtime.distributed import mean_by_name
 
 
 @dataclass(frozen=True)
@@ -28,16 +25,11 @@ class LossOutput:
     Args:
         loss: Scalar to minimise, with its graph.
         metrics: Detached scalars for the log, by name. Their mean over the processes is that of
-            the whole batch (see `logged_metrics`).
-        output: Teacher-forced output that the loss was computed from, for attention statistics;
-            None in a process that had no caption of the batch.
-        lengths: int64 [N] on the CPU, words of each caption in `output`, falling.
+            the whole batch; of the advantage it is the mean square.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
-    output: TeacherForcingOutput | None
-    lengths: Tensor
 
 
 @dataclass(frozen=True)
@@ -118,14 +110,3 @@ class TrainingTask(nn.Module, ABC):
         missing = [name for name in mismatch.missing_keys if not name.startswith("model.")]
         if missing or mismatch.unexpected_keys:
             raise RuntimeError(f"other names of weights: {[*missing, *mismatch.unexpected_keys]}")
-
-
-def logged_metrics(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics of a step for the log: means over the whole batch.
-
-    Of the advantage, tasks give the mean square, whose mean over processes is a mean square again.
-    """
-    values = mean_by_name({name: float(value) for name, value in metrics.items()})
-    if "advantage" in values:
-        values["advantage"] = math.sqrt(values["advantage"])
-    return values

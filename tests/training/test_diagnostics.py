@@ -11,11 +11,8 @@ import torch
 
 from captioner.generation import Hypothesis
 from captioner.models.decoders import TeacherForcingOutput
-from captioner.training.diagnostics import (
-    attention_statistics,
-    generated_attention_statistics,
-    warnings,
-)
+from captioner.training.cross_entropy import attention_statistics
+from captioner.training.diagnostics import generated_attention_statistics, warnings
 
 
 def random_maps(words: int, cells: int, seed: int) -> np.ndarray:
@@ -67,7 +64,8 @@ def test_figures_of_a_training_batch_are_plain_means(lengths: list[int], gated: 
     betas = [np.random.default_rng(n).random(words) for n, words in enumerate(lengths)]
     expected = plain_figures(captions, betas if gated else None)
     forced, counts = forced_of(captions, betas if gated else None)
-    assert attention_statistics(forced, counts) == pytest.approx(expected, rel=1e-5)
+    found = {name: float(value) for name, value in attention_statistics(forced, counts).items()}
+    assert found == pytest.approx({"attention_change": 0.0, **expected}, rel=1e-5)
 
 
 def hypothesis_of(maps: np.ndarray, beta: np.ndarray | None) -> Hypothesis:
@@ -142,6 +140,7 @@ def test_captions_of_one_word_and_few_captions_say_nothing_of_collapse() -> None
 def test_dead_attention_of_a_training_batch_is_seen() -> None:
     """A decoder that looks everywhere alike, at every word."""
     forced, counts = forced_of([np.full((3, 6), 1 / 6), np.full((2, 6), 1 / 6)], None)
-    figures = {**attention_statistics(forced, counts), "distinct_captions": 1.0}
+    statistics = {name: float(v) for name, v in attention_statistics(forced, counts).items()}
+    figures = {**statistics, "distinct_captions": 1.0}
     found = warnings(figures, num_captions=2)
     assert len(found) == 2

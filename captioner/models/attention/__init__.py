@@ -5,6 +5,8 @@ from captioner.models.attention.attention import (
     GlobalWindow,
     Memory,
     Score,
+    Select,
+    SoftSelect,
     Window,
 )
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
@@ -13,7 +15,7 @@ from captioner.models.attention.scores.cosine import CosineScore
 from captioner.models.attention.scores.dot import DotScore
 from captioner.models.attention.scores.general import GeneralScore
 from captioner.models.attention.scores.location import LocationScore
-from captioner.models.attention.select import HardSelect, Select, SoftSelect, hard_attention_mode
+from captioner.models.attention.select import HardSelect, hard_attention_mode
 from captioner.models.attention.windows import MonotonicWindow, PredictiveWindow
 
 __all__ = [

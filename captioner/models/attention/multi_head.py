@@ -7,8 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from captioner.models.attention.attention import Attention, Memory, Score, Window, split_heads
-from captioner.models.attention.select import Select
+from captioner.models.attention.attention import (
+    Attention,
+    Memory,
+    Score,
+    Select,
+    Window,
+    split_heads,
+)
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 

@@ -1,9 +1,8 @@
-"""From scores to a distribution over the cells, and from it to a context vector."""
+"""Hard attention: the context is one sampled cell."""
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import get_args
@@ -13,83 +12,12 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, HardAttentionMode
 from captioner.errors import ConfigError
-from captioner.runtime.device import at_least_float32
+from captioner.models.attention.attention import Select
 from captioner.runtime.draws import uniform
 from captioner.types import AttentionOutput
 
 # Per context and not per module: the threads of a server share the modules.
 _mode: ContextVar[HardAttentionMode | None] = ContextVar("hard_attention_mode", default=None)
-
-
-class Select(nn.Module, ABC):
-    """Turns scores into a distribution over the cells, and that into a context."""
-
-    def __init__(self, *, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def draw_expected(
-        self, images: int, device: torch.device, seeds: Tensor | None = None
-    ) -> Tensor | None:
-        """Draw the images [B] whose context is the expectation in this batch; None for all.
-
-        Args:
-            images: B.
-            device: Of the result.
-            seeds: int64 [B], of the draws; None takes PyTorch's own generator.
-        """
-        return None
-
-    @abstractmethod
-    def forward(
-        self,
-        scores: Tensor,
-        values: Tensor,
-        expected: Tensor | None = None,
-        seeds: Tensor | None = None,
-    ) -> AttentionOutput:
-        """Attend by scores [B, K, L] to values [B, L, D].
-
-        Args:
-            scores: [B, K, L].
-            values: [B, L, D].
-            expected: bool [B], from `draw_expected`.
-            seeds: int64 [B, K], of the sampled cells; None takes PyTorch's own generator.
-        """
-
-    def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
-        scores = at_least_float32(scores)  # maps sum to 1 under autocast too
-        if self.temperature != 1:
-            scores = scores / self.temperature
-        log_map = torch.log_softmax(scores, dim=-1)
-        weights = log_map.exp()
-        # a cell outside of the window has log 0 and adds nothing
-        entropy = -(weights * log_map.masked_fill(weights == 0, 0.0)).sum(-1)
-        return log_map, weights, entropy
-
-
-class SoftSelect(Select):
-    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
-
-    @classmethod
-    def from_config(cls, config: AttentionConfig) -> SoftSelect:
-        return cls(temperature=config.temperature)
-
-    def forward(
-        self,
-        scores: Tensor,
-        values: Tensor,
-        expected: Tensor | None = None,
-        seeds: Tensor | None = None,
-    ) -> AttentionOutput:
-        _, weights, entropy = self.distribution(scores)
-        return AttentionOutput(
-            context=torch.bmm(weights.to(values.dtype), values),
-            weights=weights,
-            entropy=entropy,
-            log_prob=torch.zeros_like(entropy),
-        )
 
 
 class HardSelect(Select):
