@@ -74,10 +74,10 @@ def test_its_files_name_no_machine_s_folders(folder: Path) -> None:
             assert f"/{root}/" not in text, name
 
 
-def test_its_card_tells_what_it_is_and_how_good(folder: Path) -> None:
+def test_its_card_states_its_data_and_its_metrics(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
-    for told in ("Flickr8k", "CIDEr", "BLEU-4", "validation"):
-        assert told in card, told
+    for fact in ("Flickr8k", "CIDEr", "BLEU-4", "validation"):
+        assert fact in card, fact
 
 
 def test_it_captions_a_real_photo_of_a_person(captioner: Captioner, photo: Path) -> None:
@@ -111,7 +111,7 @@ def test_it_prefers_a_right_caption_to_a_wrong_one(captioner: Captioner, photo: 
     assert log_prob("a man in a uniform") > log_prob("a dog in the snow")
 
 
-def test_hard_attention_looks_at_one_cell_a_word_and_elsewhere_for_the_next(
+def test_hard_attention_takes_one_cell_a_word_and_moves_between_words(
     captioner: Captioner, photo: Path, name: str
 ) -> None:
     caption = captioner.caption(photo, paths=5 if name == "hard" else 0)

@@ -39,7 +39,7 @@ def close(one: Caption, other: Caption) -> bool:
     )
 
 
-def test_a_caption_has_what_it_promises(captioner: Captioner, paths: list[Path]) -> None:
+def test_a_caption_has_the_promised_attributes(captioner: Captioner, paths: list[Path]) -> None:
     for path in paths:
         caption = captioner.caption(path)
         count = len(caption.words)
@@ -285,7 +285,7 @@ def test_every_image_of_any_iterable_is_captioned_once(
 
 
 @pytest.mark.parametrize("images", ["photo.jpg", Path("photo.jpg"), b"bytes", 3, None, 2.5])
-def test_what_is_not_several_images_is_refused_by_its_type(
+def test_an_argument_that_is_not_a_list_of_images_is_refused_by_its_type(
     captioner: Captioner, images: object
 ) -> None:
     with pytest.raises(ConfigError, match=type(images).__name__.removeprefix("Posix")):
@@ -305,7 +305,7 @@ def test_what_is_not_several_images_is_refused_by_its_type(
     ],
     ids=str,
 )
-def test_what_is_no_image_is_refused_by_its_type(
+def test_an_argument_that_is_no_image_is_refused_by_its_type(
     captioner: Captioner, image: object, named: str
 ) -> None:
     with pytest.raises(ImageError, match=named):
@@ -388,7 +388,7 @@ def test_a_run_is_as_good_as_its_best(tmp_path: Path, tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["no such/folder", "", ".", "captioner", "no\0model"])
-def test_what_is_no_model_folder_is_one_sentence(model: str) -> None:
+def test_a_name_of_no_model_folder_is_refused_in_one_sentence(model: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         Captioner.from_pretrained(model)
     assert "\n" not in str(caught.value)
@@ -425,7 +425,7 @@ def test_the_n_best_are_the_searchs_own_and_begin_with_the_caption(
         captioner.n_best(paths, 0)
 
 
-def test_what_the_transform_made_of_a_photo_is_captioned_as_the_photo(
+def test_a_transformed_image_gets_the_caption_of_the_image(
     captioner: Captioner, paths: list[Path]
 ) -> None:
     with Image.open(paths[2]) as image:

@@ -143,7 +143,7 @@ def test_a_channels_last_model_is_saved_as_any_other(tmp_path: Path, parts: Part
     assert weights[0] == weights[1]
 
 
-def test_the_folder_holds_what_inference_needs_and_nothing_that_can_run_code(
+def test_the_folder_holds_all_that_inference_needs_and_nothing_that_can_run_code(
     tmp_path: Path, parts: Parts
 ) -> None:
     save_model(tmp_path / "m", *parts, card="# Mein Modell äöü\n")
@@ -153,7 +153,7 @@ def test_the_folder_holds_what_inference_needs_and_nothing_that_can_run_code(
     assert (tmp_path / "m" / "README.md").read_text(encoding="utf-8") == "# Mein Modell äöü\n"
     with safe_open(tmp_path / "m" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
-    assert [path.name for path in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
+    assert [path.name for path in tmp_path.iterdir()] == ["m"], "no other file is left"
 
 
 def test_no_training_setting_is_in_a_model_folder(tmp_path: Path) -> None:
@@ -445,9 +445,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, parts: Par
     assert "cannot be written" in message
 
 
-def test_what_a_crash_left_behind_does_not_hinder_the_next_save(
-    tmp_path: Path, parts: Parts
-) -> None:
+def test_the_remains_of_a_crash_do_not_hinder_the_next_save(tmp_path: Path, parts: Parts) -> None:
     for name in (".best.writing", ".best.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text("half of it")
@@ -665,7 +663,7 @@ def link_to_nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["manifest.json", "model.safetensors", "config.yaml", "vocabulary.json", "more.json"]
 )
-def test_what_is_no_regular_file_is_refused_at_once(
+def test_a_special_file_is_refused_at_once(
     saved: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     if name == "more.json":

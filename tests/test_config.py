@@ -1,4 +1,4 @@
-"""Recipes, and what a user is told of a setting that cannot be used."""
+"""Recipes, and messages about settings that cannot be used."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_the_source_that_decides_must_be_validated_on(chosen: str, accepted: boo
 # --- values ---------------------------------------------------------------------------------------
 
 
-def test_what_is_not_named_keeps_its_default() -> None:
+def test_settings_that_are_not_given_keep_their_defaults() -> None:
     config = from_yaml(Config, "decoder: {gate: vector}\noptim: {lr: 3e-4}")
     default = Config()
     assert config == replace(
@@ -585,7 +585,7 @@ def test_every_number_has_a_range() -> None:
     ],
     ids=str,
 )
-def test_what_python_gives_is_checked_like_what_yaml_gives(
+def test_settings_from_python_are_checked_like_those_from_yaml(
     changes: dict[str, dict[str, object]],
 ) -> None:
     ((section, settings),) = changes.items()

@@ -73,7 +73,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_photo_is_captioned_by_what_the_sdist_alone_installs(tmp_path: Path) -> None:
+def test_the_sdist_alone_installs_a_package_that_captions(tmp_path: Path) -> None:
     """Tree to sdist, sdist to wheel, wheel into an environment that has only the libraries.
 
     `make dist` does the same with the libraries installed anew, which takes their gigabytes.

@@ -1,4 +1,4 @@
-"""`captioner check-data`: look for mistakes in a data set before training on it."""
+"""`captioner check-data`: find mistakes in a data set before training on it."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
     return splits
 
 
-def _listed(what: str, things: list[Any]) -> list[str]:
+def _listed(kind: str, things: list[Any]) -> list[str]:
     """Say the same of several things, of which the first are named."""
-    sentences = [f"{what}: {thing}" for thing in things[:NAMED]]
+    sentences = [f"{kind}: {thing}" for thing in things[:NAMED]]
     if len(things) > NAMED:
-        sentences.append(f"{what}: {len(things) - NAMED} more")
+        sentences.append(f"{kind}: {len(things) - NAMED} more")
     return sentences
 
 

@@ -8,7 +8,7 @@ COMMANDS = {
     "score": "read a caption that you bring and draw the attention to each word",
     "train": "train a model from a recipe",
     "finetune": "train a model on, with your own photos",
-    "check-data": "look for mistakes in a data set before training on it",
+    "check-data": "find mistakes in a data set before training on it",
     "evaluate": "score a model on a data set",
     "compare": "test whether two evaluations differ by more than chance",
     "plot": "draw a run's curves and how its attention grew",

@@ -1,4 +1,4 @@
-"""Checks of a data set: what cannot be used, what is there twice, and what is likely a mistake."""
+"""Checks of a data set: unusable files, duplicates, and likely mistakes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from captioner.errors import ImageError
 SMALL_PX = 32  # an image whose shorter side is less shows little
 SAME_CAPTION = 0.1  # share of the images with the same caption, above which it is likely a mistake
 LONG_WORDS = 40
-_ALIKE_BITS = 4  # of 64 of a difference hash
-_ALIKE_LEVELS = 6.0  # of 255, mean difference of two thumbnails
+_NEAR_BITS = 4  # of 64 of a difference hash
+_NEAR_LEVELS = 6.0  # of 255, mean difference of two thumbnails
 _MOST_IN_A_BUCKET = 50  # images with the same quarter of a hash; more are blank ones
 
 
@@ -82,7 +82,7 @@ def duplicates(facts: Mapping[Path, ImageFacts]) -> list[tuple[Path, Path, str]]
     """Return pairs of files that hold the same image.
 
     Returns:
-        Two paths, and `same file` or `look alike`: resized, or saved again.
+        Two paths, and `same file` or `near duplicates`: resized, or saved again.
     """
     found = []
     by_digest: dict[str, Path] = {}
@@ -90,7 +90,7 @@ def duplicates(facts: Mapping[Path, ImageFacts]) -> list[tuple[Path, Path, str]]
         first = by_digest.setdefault(fact.digest, path)
         if first != path:
             found.append((first, path, "same file"))
-    # Hashes that differ in few bits are alike in one quarter at least.
+    # Hashes that differ in few bits share at least one quarter.
     paths = list(by_digest.values())
     thumbnails = [facts[path].thumbnail.astype(np.float32) for path in paths]
     hashes = [np.packbits(t[:, 1:] > t[:, :-1]) for t in thumbnails]
@@ -105,10 +105,10 @@ def duplicates(facts: Mapping[Path, ImageFacts]) -> list[tuple[Path, Path, str]]
         for pair in combinations(members, 2)
     }
     for a, b in sorted(candidates):
-        if np.unpackbits(hashes[a] ^ hashes[b]).sum() > _ALIKE_BITS:
+        if np.unpackbits(hashes[a] ^ hashes[b]).sum() > _NEAR_BITS:
             continue
-        if np.abs(thumbnails[a] - thumbnails[b]).mean() <= _ALIKE_LEVELS:
-            found.append((paths[a], paths[b], "look alike"))
+        if np.abs(thumbnails[a] - thumbnails[b]).mean() <= _NEAR_LEVELS:
+            found.append((paths[a], paths[b], "near duplicates"))
     return found
 
 

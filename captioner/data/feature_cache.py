@@ -104,7 +104,7 @@ class FeatureCrop:
 class _Views(Dataset[tuple[Tensor, list[str]]]):
     """All views of all images as network inputs; an item is a range of them.
 
-    Beside the views [B, 3, H, W] stands for each the reason if its image is unreadable.
+    Each view [B, 3, H, W] comes with the reason if its image is unreadable.
     """
 
     def __init__(

@@ -199,7 +199,7 @@ def _run_worker(
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": search_path},
-                cwd=folder,  # Python looks for modules here first, and the user's may be like ours
+                cwd=folder,  # Python searches modules here first, and the user's may be like ours
                 start_new_session=True,
             )
             try:

@@ -58,7 +58,7 @@ def test_every_weight_is_the_mean(programs: Programs, several: list[Path], tmp_p
     assert all(str(folder) in (output / "README.md").read_text() for folder in several)
 
 
-def test_models_of_another_kind_are_refused_by_what_differs(
+def test_models_of_another_kind_are_refused_with_the_differing_settings(
     programs: Programs, several: list[Path], tmp_path: Path
 ) -> None:
     model, config, vocabulary = load_model(several[0])
@@ -75,7 +75,7 @@ def test_models_of_another_kind_are_refused_by_what_differs(
     assert not (tmp_path / "mean").exists()
 
 
-def test_models_that_know_photos_of_one_size_are_refused_by_what_differs(
+def test_models_for_one_image_size_are_refused_with_the_differing_settings(
     programs: Programs, tmp_path: Path
 ) -> None:
     _, config, vocabulary = tiny.model()

@@ -226,7 +226,7 @@ def test_words_without_a_place_to_draw_them_are_said_so(
     assert "--output" in outcome.stderr
 
 
-def test_pictures_look_different_with_other_options(
+def test_pictures_differ_with_other_options(
     caption: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     sheets = []
@@ -283,7 +283,7 @@ def test_pictures_of_a_caption_of_more_than_99_words_are_not_captioned_either(
     assert named == [f"photos/{path.name}" for path in photos]
 
 
-def test_a_photo_of_mine_whose_name_looks_like_a_picture_s_is_not_passed_over_in_silence(
+def test_an_input_photo_named_like_a_picture_is_not_skipped_silently(
     caption: Caption, tmp_path: Path
 ) -> None:
     # It could be a picture of ours only beside the photo that it was drawn of.

@@ -61,7 +61,7 @@ def test_compared_captions_are_those_of_each_model_alone(
 
 
 @pytest.mark.parametrize("at_test", ["argmax", "expectation", "sample"])
-def test_hard_attention_looks_as_it_is_asked(
+def test_hard_attention_follows_at_test(
     programs: Programs, tiny_hard_model: Path, photo: Path, tmp_path: Path, at_test: str
 ) -> None:
     outcome = programs.run(
@@ -86,7 +86,7 @@ def test_hard_attention_looks_as_it_is_asked(
         (["--at-test", "guess"], "invalid choice"),
     ],
 )
-def test_what_the_model_cannot_do_is_one_sentence(
+def test_options_that_the_model_lacks_are_one_sentence(
     programs: Programs,
     tiny_model: Path,
     photo: Path,

@@ -35,7 +35,7 @@ def references() -> dict[int, list[str]]:
     return {n: [" ".join(generator.choices(WORDS, k=9)) for _ in range(3)] for n in range(40)}
 
 
-def test_a_better_model_is_told_from_a_worse_one(
+def test_a_better_model_is_distinguished_from_a_worse_one(
     programs: Programs, tmp_path: Path, references: dict[int, list[str]]
 ) -> None:
     good = {n: texts[0] for n, texts in references.items()}
@@ -67,7 +67,7 @@ def test_a_model_does_not_differ_from_itself(
     assert line.split()[-1] == "1.0000"
 
 
-def test_what_cannot_be_compared_is_told_in_one_sentence(
+def test_results_that_cannot_be_compared_are_refused_in_one_sentence(
     programs: Programs, tmp_path: Path, references: dict[int, list[str]]
 ) -> None:
     whole = write(tmp_path / "a.json", {n: t[0] for n, t in references.items()}, references)

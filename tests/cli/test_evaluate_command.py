@@ -132,7 +132,7 @@ def test_a_limit_and_a_beam_are_kept_to(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_used_is_one_sentence(
+def test_unusable_input_of_evaluate_is_one_sentence(
     programs: Programs, tiny_model: Path, table: Path, options: list[str], told: str
 ) -> None:
     outcome = evaluate(programs, tiny_model, table, *options)
@@ -166,7 +166,7 @@ def test_an_option_that_is_wrong_is_exit_code_2(
     assert "Traceback" not in outcome.stderr
 
 
-def test_everything_beside_the_scores_is_in_the_results(
+def test_results_hold_grounding_and_statistics_too(
     programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     output, report = tmp_path / "results.json", tmp_path / "report.html"
@@ -431,7 +431,7 @@ def test_the_training_captions_need_no_photos(
     assert results(output)["statistics"]["novel_ratio"] is not None
 
 
-def test_a_report_shows_what_photos_and_people_are_called_as_text(
+def test_a_report_shows_names_of_photos_and_people_as_text(
     programs: Programs, tiny_model: Path, tmp_path: Path
 ) -> None:
     table = tiny.draw_table(tmp_path / "photos", train=1, val=1, test=20)

@@ -14,7 +14,7 @@ def export(programs: Programs, *arguments: object) -> ProgramResult:
     return programs.run("captioner", "export", *arguments)
 
 
-def test_an_exported_model_is_half_as_large_and_searches_as_it_was_told(
+def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
     programs: Programs, tiny_model: Path, drawn_photos: Path, tmp_path: Path
 ) -> None:
     options = ["--no-repeat-ngram", 2, "--length-penalty", 0.5]

@@ -65,7 +65,7 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
 
 
-def test_a_start_of_another_architecture_is_refused_and_names_what_differs(
+def test_a_start_of_another_architecture_is_refused_with_the_differing_settings(
     tiny_model: Path, tmp_path: Path, capsys
 ) -> None:
     root = tiny.draw_table(tmp_path / "photos")

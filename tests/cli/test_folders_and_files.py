@@ -60,7 +60,7 @@ def test_folders_inside_are_said_to_be_skipped_or_gone_into(run, folder: Path) -
     assert "folder" not in deep.stderr
 
 
-def test_resume_skips_what_is_done_and_lists_it_in_the_table_all_the_same(
+def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
     run, folder: Path, tmp_path: Path
 ) -> None:
     options = ("photos", "-r", "--output", "out", "--json", "--write", "csv", "--save", "png")
@@ -146,7 +146,7 @@ def test_a_photo_can_come_on_standard_input(
     assert piped["words"] == json.loads(capsys.readouterr().out)["words"]
 
 
-def test_a_fifo_is_named_as_what_it_is(run, folder: Path, tmp_path: Path) -> None:
+def test_a_fifo_is_named_in_the_refusal(run, folder: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     outcome = run("pipe.jpg", "photos/one.jpg")
     assert outcome.code == 1
@@ -231,7 +231,7 @@ def test_unsure_captions_are_marked_and_those_below_the_minimum_withheld(
 # ----------------------------------------------------------------------------------------- HEIC
 
 
-def test_heic_says_what_to_install_and_is_read_where_it_is(
+def test_heic_names_the_missing_package_and_is_read_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "phone.heic"
@@ -302,7 +302,9 @@ def test_a_sidecar_holds_description_and_alternative_text() -> None:
         assert item.text == 'dogs & "cats" <3'
 
 
-def test_sidecars_are_written_beside_photos_and_those_of_others_are_kept(run, folder: Path) -> None:
+def test_sidecars_are_written_next_to_photos_and_those_of_others_are_kept(
+    run, folder: Path
+) -> None:
     (folder / "two.png.xmp").write_text("<x:xmpmeta x:xmptk='another program'/>")
     outcome = run("photos", "--write", "xmp")
     assert outcome.code == 1

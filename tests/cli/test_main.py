@@ -145,7 +145,7 @@ def test_a_device_that_is_not_there_is_not_suggested() -> None:
 # ----------------------------------------------------------------------------- doctor, completion
 
 
-def test_doctor_names_what_is_there_and_what_is_missing(programs: Programs) -> None:
+def test_doctor_names_installed_and_missing_packages(programs: Programs) -> None:
     outcome = programs.run("captioner", "doctor", "--json", PATH="/nowhere")
     assert outcome.code == 0, outcome.stdout
     report = json.loads(outcome.stdout)

@@ -15,7 +15,7 @@ from captioner.runtime import parallel as passes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_batches_keep_the_order_and_leave_out_what_cannot_be_read(
+def test_batches_keep_the_order_and_leave_out_unreadable_photos(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing touches the GPU: for it, photos are read by several threads."""

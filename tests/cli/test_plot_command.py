@@ -36,7 +36,7 @@ def test_a_run_is_drawn_with_its_curves_and_the_growth_of_its_attention(
         assert growth.n_frames == 2  # epochs
 
 
-def test_what_training_keeps_is_the_caption_on_the_photo_made_small(run: Path) -> None:
+def test_training_keeps_samples_as_small_photos_with_captions(run: Path) -> None:
     photo, captions = read_samples(run / "samples" / "1")
     assert [name for name, _ in captions] == ["epoch 1", "epoch 2"]
     for _, caption in captions:
@@ -46,7 +46,7 @@ def test_what_training_keeps_is_the_caption_on_the_photo_made_small(run: Path) -
         assert len(caption.words) == len(caption.maps)
 
 
-def test_a_run_without_samples_or_with_damage_is_told_of(
+def test_a_run_without_samples_or_with_damage_is_reported(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"

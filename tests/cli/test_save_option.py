@@ -79,7 +79,7 @@ def test_a_caption_that_is_brought_gets_the_same_kinds(
         (["--output", "out", "--threshold", "nan"], "'nan' is not a number from 0 up"),
     ],
 )
-def test_what_cannot_be_saved_is_said_at_once(
+def test_an_unusable_save_option_is_refused_at_once(
     programs: Programs, tmp_path: Path, arguments: list[str], problem: str
 ) -> None:
     outcome = run(programs, tmp_path, "caption", "photo.jpg", *arguments)

@@ -91,7 +91,7 @@ def test_hard_attention_shows_its_cells_and_paths(
         (["photo.jpg", "a", "--beam-size", "3"], "unrecognized"),
     ],
 )
-def test_what_cannot_be_scored_is_one_sentence(
+def test_unusable_input_of_score_is_one_sentence(
     programs: Programs,
     tiny_model: Path,
     photo: Path,

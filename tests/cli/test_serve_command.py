@@ -197,7 +197,7 @@ def test_with_a_token_such_a_host_is_served(
             assert connection.getresponse().status == status
 
 
-def test_what_cannot_be_served_is_one_sentence(
+def test_unusable_options_of_serve_are_one_sentence(
     programs: Programs, tiny_model: Path, tmp_path: Path
 ) -> None:
     def sentence(*arguments: object) -> str:
@@ -213,7 +213,7 @@ def test_what_cannot_be_served_is_one_sentence(
     assert "ASCII" in sentence("--port", 0, "--token", "two words", "--checkpoint", tiny_model)
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_without_the_extra_it_names_the_package_to_install() -> None:
     code = (
         "import sys; sys.modules['fastapi'] = None\n"
         "from captioner.__main__ import main; sys.exit(main(['serve', '--port', '0']))"

@@ -74,7 +74,7 @@ def test_a_run_ends_well_and_says_where_its_best_model_is(
     assert all(line.startswith(("epoch ", "warning: ")) for line in lines), outcome.stderr
 
 
-def test_the_run_folder_holds_what_is_promised(
+def test_the_run_folder_holds_the_promised_files(
     whole: tuple[Path, ProgramResult], table: Path
 ) -> None:
     run, _ = whole

@@ -74,7 +74,7 @@ def test_planted_mistakes_are_found_and_named(table: Path, capsys) -> None:
         f"train: no such file: {table / 'missing.jpg'}",
         f"cannot be read: {table / 'broken.jpg'}",
         f"{table / '01.jpg'} and {table / 'copy.jpg'}, same file",
-        f"{table / 'smooth.png'} and {table / 'larger.jpg'}, look alike",
+        f"{table / 'smooth.png'} and {table / 'larger.jpg'}, near duplicates",
         f"'?!' of {table / '03.jpg'}",
         f"1 photos are in train and in val, as {table / '05.jpg'}",
         f"smaller than 32 pixels: {table / 'small.png'}",

@@ -119,7 +119,7 @@ def test_a_worker_is_sent_the_place_and_not_the_values(
         there.read(3, 0)
 
 
-def test_what_is_read_may_be_written_to_without_harm(
+def test_features_that_were_read_may_be_changed(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     cache = build(tmp_path / "cache", photos, Encode(encoder), views=1)
@@ -532,7 +532,7 @@ def test_damage_to_an_interrupted_build_is_noticed_before_it_goes_on(
         build(tmp_path / "cache", photos, Encode(encoder))
 
 
-def test_a_cache_without_checksums_gets_those_of_what_it_holds(
+def test_a_cache_without_checksums_gets_those_of_its_content(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     """As one that an earlier version made."""
@@ -578,7 +578,7 @@ def test_notes_of_nonsense_are_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_killed_build_left_is_swept(
+def test_remains_of_a_killed_build_are_removed(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     with pytest.raises(KeyboardInterrupt):

@@ -63,7 +63,7 @@ def test_workers_that_are_lost_are_replaced_and_no_item_is_lost_or_repeated(
     assert not multiprocessing.active_children()
 
 
-def test_the_death_of_a_worker_does_not_interrupt_what_is_done_with_an_item(tmp_path: Path) -> None:
+def test_the_death_of_a_worker_does_not_interrupt_the_use_of_an_item(tmp_path: Path) -> None:
     """PyTorch's own handler of SIGCHLD raises anywhere, also between two halves of a step."""
     items = load_items(Squares(tmp_path / "harmed", die), range(20), workers=2)
     next(items)

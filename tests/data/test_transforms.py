@@ -85,7 +85,7 @@ BAD_BYTES: dict[str, tuple[Callable[[], bytes], str]] = {
 
 @pytest.mark.parametrize("kind", BAD_BYTES)
 @pytest.mark.parametrize("how", ["path", "bytes", "file"])
-def test_what_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str, how: str) -> None:
+def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str, how: str) -> None:
     make, expected = BAD_BYTES[kind]
     content = make()
     path = tmp_path / "photo.jpg"

@@ -55,7 +55,7 @@ def test_the_fit_finds_the_probabilities_that_captions_were_drawn_from() -> None
     assert calibrator.fitted_on == "data 0 (1500 photos), data 1 (1500 photos)"
 
 
-def test_what_is_reported_was_predicted_without_the_image() -> None:
+def test_reported_confidence_was_predicted_without_the_image() -> None:
     generator = np.random.default_rng(0)
     noise = CalibrationData(
         "noise",

@@ -91,7 +91,7 @@ def test_coverage_is_that_of_a_loop_over_fine_points(geometry: Geometry) -> None
                 assert covered[row, column] == 0
 
 
-def test_a_word_is_grounded_by_what_lies_on_its_object(tmp_path: Path) -> None:
+def test_a_word_is_grounded_by_the_attention_on_its_object(tmp_path: Path) -> None:
     # The dog's outline is x 40 to 60, y 0 to 30: cells 2 of 4 in the upper of two rows.
     objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.zeros((4, 2, 4), np.float32)
@@ -147,7 +147,7 @@ def test_an_object_without_an_outline_is_its_box(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outline", [[[]], [[1, 1, 3, 3]]])
-def test_what_encloses_nothing_is_no_outline(tmp_path: Path, outline: list[list[int]]) -> None:
+def test_an_outline_must_enclose_an_area(tmp_path: Path, outline: list[list[int]]) -> None:
     path = instances(tmp_path, {"dog": [40, 0, 40, 30]})
     content = json.loads(path.read_text())
     triangle = content["annotations"][0]["segmentation"][0]
@@ -206,18 +206,18 @@ def test_a_photo_of_another_size_than_its_annotations_is_grounded_alike(
             assert getattr(scaled, name) == pytest.approx(value), name
 
 
-def test_what_lies_on_a_letterbox_s_bars_counts_for_nothing(tmp_path: Path) -> None:
+def test_attention_on_the_bars_of_a_letterbox_does_not_count(tmp_path: Path) -> None:
     # The photo fills the middle row of three; the dog fills the photo.
     objects = Objects.read(instances(tmp_path, {"dog": [0, 0, 2 * WIDTH, HEIGHT]}))
     geometry = Geometry(WIDTH, HEIGHT, 0, -HEIGHT, WIDTH, 3 * HEIGHT)
     maps = np.zeros((2, 3, 2), np.float32)
     maps[0, 0], maps[0, 1, 0] = 0.4, 0.2  # mostly above the photo
     maps[1, 2, 1] = 1  # wholly below it
-    partly, beside = ground(caption(["dog", "dog"], maps, geometry), KEY, objects)
+    partly, outside = ground(caption(["dog", "dog"], maps, geometry), KEY, objects)
     for name in ("correctness", "hit"):
         for kind in ("", "_uniform", "_centre"):
             assert getattr(partly, name + kind) == pytest.approx(1)
-    assert beside.correctness == 0
+    assert outside.correctness == 0
 
 
 def test_two_words_can_name_one_thing() -> None:

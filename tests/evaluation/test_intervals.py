@@ -92,7 +92,7 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.012)
 
 
-def test_a_paired_comparison_finds_what_separate_intervals_hide() -> None:
+def test_a_paired_comparison_finds_a_difference_that_separate_intervals_hide() -> None:
     generator = np.random.default_rng(0)
     difficulty = generator.normal(0, 5, 400)  # the same for both systems
     a = ImageScores(list(range(400)), {"CIDEr": difficulty}, {})

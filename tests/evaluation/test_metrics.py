@@ -327,7 +327,7 @@ def test_without_java_meteor_is_none_and_the_signature_says_so() -> None:
     assert all(quick[name] > 0 for name in ("Bleu_4", "ROUGE_L", "CIDEr"))
 
 
-def test_java_is_looked_for_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_is_found_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     scores = score_captions(CANDIDATES, REFERENCES)
     assert scores.signature["METEOR"] == "not computed: no Java on PATH"
@@ -384,7 +384,7 @@ def test_ids_may_be_numbers_and_texts_together() -> None:
         ({1: "a"}, {1: ["..."]}, "image 1 has references without words"),
     ],
 )
-def test_what_cannot_be_scored_is_said_in_one_sentence(
+def test_captions_that_cannot_be_scored_are_refused_in_one_sentence(
     candidates: dict[Any, str], references: dict[Any, list[str]], complaint: str
 ) -> None:
     for score in (quick_scores, lambda c, r: score_captions(c, r, java=NO_JAVA)):

@@ -19,7 +19,7 @@ CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
 SIGNATURE = {"tokenizer": "python (nltk)", "beam_size": 5}
 
 
-def test_results_hold_what_the_design_promises(tmp_path: Path) -> None:
+def test_results_have_the_promised_keys(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "results.json"
     write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
     assert json.loads(path.read_text()) == {

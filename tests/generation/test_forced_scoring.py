@@ -40,7 +40,7 @@ def random_photo(seed: int = 1) -> Grid:
 @pytest.mark.parametrize("tokens", [[4], [4, 5, 6, 7, 8, 4], [UNKNOWN, 5, UNKNOWN]], ids=str)
 @pytest.mark.parametrize("gate", ["none", "vector"])
 @torch.no_grad()
-def test_forced_scoring_is_a_plain_loop_over_the_steps(gate: Any, tokens: list[int]) -> None:
+def test_scoring_a_caption_equals_a_plain_loop_over_the_steps(gate: Any, tokens: list[int]) -> None:
     decoder, photo = random_decoder(gate=gate), random_photo()
     found = score(decoder, photo, tokens)[0]
     memory = decoder.prepare(photo)

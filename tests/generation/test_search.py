@@ -238,7 +238,7 @@ def test_a_beam_that_holds_everything_finds_all_captions_in_order(
     assert_same(found[0], everything)
 
 
-def test_a_wider_beam_finds_what_greedy_search_misses() -> None:
+def test_a_wider_beam_finds_a_better_caption_than_greedy_search() -> None:
     gains = []
     for seed in range(6, 12):
         decoder, grid = random_decoder(seed, words=3), random_grid(3, seed)
@@ -257,7 +257,7 @@ def test_a_wider_beam_finds_what_greedy_search_misses() -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_batch_gives_each_photo_what_it_gets_alone(beam_size: int) -> None:
+def test_a_batch_gives_each_image_its_caption_alone(beam_size: int) -> None:
     decoder, grid = random_decoder(4, end=1.0), random_grid(8)
     together = search(decoder, grid, beam_size=beam_size, max_words=12)
     for photo in range(8):
@@ -364,7 +364,7 @@ def test_a_vocabulary_smaller_than_the_beam_is_searched_like_any_other(
 
 @pytest.mark.parametrize("beam_size", [1, 3, 5])
 @pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
-def test_a_hypothesis_is_what_forced_scoring_says_of_its_words(gate: Any, beam_size: int) -> None:
+def test_a_hypothesis_equals_the_scoring_of_its_words(gate: Any, beam_size: int) -> None:
     decoder, grid = random_decoder(18, end=1.5, gate=gate), random_grid(4)
     ended = []
     for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=10)):
@@ -399,7 +399,7 @@ def test_numbers_that_no_search_can_use_are_refused(setting: dict[str, int]) -> 
 
 
 class TableDecoder(Decoder):
-    """Knows the last token only. It looks at the cell of the token that it reads, and says so.
+    """Knows the last token only. It attends to the cell of the token that it reads, and says so.
 
     A photo is one cell's worth of features: the decoder's table of logits for it.
     """

@@ -78,7 +78,7 @@ def test_the_bound_never_finds_a_worse_caption(beam_size: int, length_penalty: f
     assert better or length_penalty == 0
 
 
-def test_a_batch_with_the_bound_gives_each_image_what_it_gets_alone() -> None:
+def test_a_batch_with_the_bound_gives_each_image_its_caption_alone() -> None:
     decoder, grid = random_decoder(4, end=1.0), random_grid(8)
     settings = {"beam_size": 3, "max_words": 9, "length_penalty": 1.0, "stop": "bound"}
     together = search(decoder, grid, **settings)  # type: ignore[arg-type]

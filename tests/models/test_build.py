@@ -289,7 +289,7 @@ FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_
     ],
     ids=str,
 )  # fmt: skip
-def test_what_no_family_can_be_built_of_is_one_sentence_with_the_key_and_what_is_accepted(
+def test_unusable_settings_are_refused_with_their_key_and_the_accepted_values(
     changes: dict[str, Any], key: str, accepted: str
 ) -> None:
     small_model(**FAMILY)
@@ -382,7 +382,7 @@ def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> N
 # --- preprocessing --------------------------------------------------------------------------------
 
 
-def test_resolved_settings_take_from_the_backbone_only_what_is_not_given() -> None:
+def test_resolved_settings_take_from_the_backbone_only_those_not_given() -> None:
     model = small_model()
     model.encoder.backbone.preprocessing = Preprocessing((0.1,) * 3, (0.2,) * 3, "lanczos")
     config = small_config()
@@ -409,7 +409,7 @@ def test_a_recipe_stays_a_recipe_when_it_is_resolved() -> None:
     assert found.preprocess.mean == model.encoder.backbone.preprocessing.mean
 
 
-def test_the_transform_of_settings_does_what_they_say() -> None:
+def test_the_transform_follows_the_settings() -> None:
     transform = image_transform(
         PreprocessConfig(
             height_px=30,

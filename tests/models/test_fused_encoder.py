@@ -110,7 +110,7 @@ def test_a_fused_convolution_is_a_plain_loop(
 
 @ONEDNN
 @torch.inference_mode()
-def test_each_photo_alone_gives_what_the_batch_gives(fused: Backbone) -> None:
+def test_an_image_alone_gives_the_same_as_in_a_batch(fused: Backbone) -> None:
     photos = photos_of(96, 64)
     together = fused(photos)
     alone = torch.cat([fused(photo) for photo in photos.split(1)])
@@ -150,7 +150,7 @@ def test_bfloat16_is_fused_too(folded: Backbone) -> None:
 
 @ONEDNN
 @torch.inference_mode()
-def test_what_is_not_a_number_is_not_hidden(folded: Backbone) -> None:
+def test_not_a_number_is_not_hidden(folded: Backbone) -> None:
     damaged = copy.deepcopy(folded)
     conv: Any = damaged.stages[2][0].conv_pw
     conv.weight.view(-1)[7] = torch.nan

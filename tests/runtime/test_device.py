@@ -27,7 +27,7 @@ def test_a_gpu_that_does_not_work_is_reported_and_not_used(
 
 
 @pytest.mark.parametrize("name", ["meta", "nothing", "", "cpu:x"])
-def test_what_is_no_device_is_refused_in_one_sentence(name: str) -> None:
+def test_an_unknown_device_is_refused_in_one_sentence(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^device: '{name}' cannot be used on this machine"):
         choose_device(name)
 
@@ -44,10 +44,10 @@ def test_a_full_gpu_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore follows.")
 
     assert run_command(command) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: CUDA out of memory. Tried to allocate 2 GiB.")
-    assert "data.batch_size" in told
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: CUDA out of memory. Tried to allocate 2 GiB.")
+    assert "data.batch_size" in message
+    assert message.count("\n") == 1
 
 
 def test_other_errors_of_ours_are_not_hidden() -> None:

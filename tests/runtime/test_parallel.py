@@ -84,7 +84,7 @@ def test_no_item_outlives_its_turn() -> None:
         assert sum(item() is not None for item in alive) <= passes.PASSES + 2
 
 
-def test_what_goes_wrong_reaches_the_caller_after_what_came_before() -> None:
+def test_an_error_reaches_the_caller_after_the_results_before_it() -> None:
     results = parallel_map(lambda item: 6 // item, [3, 2, 1, 0, 1, 2], CPU)
     assert [next(results), next(results), next(results)] == [2, 3, 6]
     with pytest.raises(ZeroDivisionError):

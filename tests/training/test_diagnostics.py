@@ -125,7 +125,7 @@ def test_each_sign_of_collapse_has_its_sentence(figures: dict[str, float], words
     assert "\n" not in sentence
 
 
-def test_a_decoder_without_attention_is_not_told_of_it() -> None:
+def test_a_decoder_without_attention_is_not_warned_about_it() -> None:
     dead = {**ALIVE, "attention_entropy": 1.0, "attention_change": 0.0}
     assert len(warnings(dead, num_captions=1000)) == 2
     assert warnings(dead, num_captions=1000, attends=False) == []
@@ -138,7 +138,7 @@ def test_captions_of_one_word_and_few_captions_say_nothing_of_collapse() -> None
 
 
 def test_dead_attention_of_a_training_batch_is_seen() -> None:
-    """A decoder that looks everywhere alike, at every word."""
+    """A decoder with uniform attention at every word."""
     forced, counts = forced_of([np.full((3, 6), 1 / 6), np.full((2, 6), 1 / 6)], None)
     statistics = {name: float(v) for name, v in attention_statistics(forced, counts).items()}
     figures = {**statistics, "distinct_captions": 1.0}

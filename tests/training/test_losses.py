@@ -62,7 +62,9 @@ def test_the_doubly_stochastic_penalty_is_a_plain_sum_over_cells(lengths: list[i
     assert doubly_stochastic_penalty(forced.maps).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_penalty_is_zero_where_each_cell_was_looked_at_once_and_padding_adds_nothing() -> None:
+def test_the_penalty_is_zero_where_each_cell_was_attended_to_once_and_padding_adds_nothing() -> (
+    None
+):
     maps = torch.zeros(2, 7, L)
     maps[0, :5] = torch.eye(L)
     maps[1, :1] = 1.0  # not a distribution, but each cell once
@@ -154,7 +156,7 @@ def test_the_gradient_with_respect_to_the_maps_is_the_plain_one() -> None:
             assert forced.maps.grad[n, :, cell].tolist() == pytest.approx([expected] * 4, rel=1e-5)
 
 
-def test_what_stands_behind_the_end_of_a_caption_does_not_matter() -> None:
+def test_padding_after_a_caption_does_not_matter() -> None:
     forced, targets, counts = random_batch([4, 2, 1])
     expected = caption_losses(forced, targets, counts, doubly_stochastic=1.0)["total"]
     targets[1, 2:] = 5
@@ -249,7 +251,7 @@ def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_teachers_have_their_share_in_what_a_word_is_to_be(label_smoothing: float) -> None:
+def test_teachers_have_their_share_in_the_target(label_smoothing: float) -> None:
     lengths = [4, 3, 1]
     forced, targets, of = random_batch(lengths)
     soft_targets = torch.softmax(torch.randn(sum(lengths), V, dtype=torch.float64), -1)

@@ -19,8 +19,8 @@ def test_the_card_tells_the_model_the_data_and_the_figures() -> None:
     assert yaml.safe_load(front_matter)["pipeline_tag"] == "image-to-text"
     assert text.startswith("# ")
     assert card.endswith("\n")
-    for told in ("soft attention", "timm/test_resnet", "table", "split train", "epoch 3", "beam 2"):
-        assert told in card, told
+    for fact in ("soft attention", "timm/test_resnet", "table", "split train", "epoch 3", "beam 2"):
+        assert fact in card, fact
     assert "| CIDEr | 0.5124 |" in card
     assert "| Bleu_4 | 0.2000 |" in card
     assert "| epoch" not in card

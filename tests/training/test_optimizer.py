@@ -151,7 +151,7 @@ def test_decay_shrinks_a_matrix_and_leaves_a_bias_and_the_embedding_alone() -> N
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "rmsprop"])
-def test_what_a_task_learns_in_addition_to_the_model_is_optimized_too(kind: Any) -> None:
+def test_parameters_of_the_task_outside_the_model_are_optimized_too(kind: Any) -> None:
     task = full_task(small_model())
     found = settings_by_name(task, OptimConfig(name=kind, lr=1e-3, weight_decay=0.03))
     trainable = {n.removeprefix("model.") for n, p in task.named_parameters() if p.requires_grad}

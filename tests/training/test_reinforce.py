@@ -90,11 +90,11 @@ def flat_gradient(loss: Tensor, decoder: Decoder, keep: bool = False) -> Tensor:
     )
 
 
-def exact_gradient(decoder: Decoder, looks: int = T) -> Tensor:
+def exact_gradient(decoder: Decoder, steps: int = T) -> Tensor:
     """Of the sum over all paths s of p(s) log p(y | s), a word, as a loss."""
-    paths = torch.tensor(list(product(range(L), repeat=looks)))  # [L ** looks, looks]
+    paths = torch.tensor(list(product(range(L), repeat=steps)))  # [L ** steps, steps]
     count = len(paths)
-    calls = iter(range(looks))
+    calls = iter(range(steps))
 
     def given(log_map: Tensor, seeds: Tensor | None) -> Tensor:
         """[count, K]: K is 1 in an LSTM's steps, T in a Transformer, whose layers are calls."""
@@ -231,7 +231,7 @@ def test_a_transformer_that_samples_in_every_layer_has_the_exact_gradient_too(ki
     if isinstance(hard.baseline, LearnedBaseline):  # as far from zero as any training could take it
         torch.manual_seed(0)
         torch.nn.init.normal_(hard.baseline.value.weight, std=3.0)
-    exact = exact_gradient(decoder, looks=2 * T)
+    exact = exact_gradient(decoder, steps=2 * T)
     assert largest_z(estimates(decoder, hard, baseline_lr=0.0), exact) < BOUND
 
 
@@ -313,7 +313,7 @@ def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     torch.testing.assert_close(forced.entropy.grad * running, -0.3 * running.double() / sum(ROWS))
 
 
-def test_the_loss_of_a_batch_has_equation_12s_terms_beside_the_words_and_the_maps() -> None:
+def test_the_loss_of_a_batch_adds_the_terms_of_equation_12() -> None:
     decoder = tiny_decoder()
     torch.manual_seed(0)
     forced = read(decoder, 4)

@@ -1,4 +1,4 @@
-"""What a run may be begun in and resumed with, and what goes wrong beside its steps."""
+"""Run folders and settings to begin or resume with, and errors outside of the steps."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
     assert trainer.best == trainer.figures["Bleu_4"] != trainer.figures["ROUGE_L"]
 
 
-def test_a_damaged_last_checkpoint_is_told(
+def test_a_damaged_last_checkpoint_is_reported(
     begun: Path, table: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(begun / "last", begun / "previous", dirs_exist_ok=True)
@@ -133,7 +133,7 @@ def test_a_damaged_last_checkpoint_is_told(
     assert f"going on from {begun / 'previous'}" in error
 
 
-# ------------------------------------------------------------------------- beside the steps
+# ------------------------------------------------------------------------- outside of the steps
 
 
 def test_the_rate_falls_after_so_many_bad_epochs_also_after_a_better_one(
@@ -172,7 +172,7 @@ def test_the_rate_falls_after_so_many_bad_epochs_also_after_a_better_one(
     assert rates == dict(enumerate({drops} for drops in [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 4]))
 
 
-def test_the_early_end_of_a_run_is_told(
+def test_the_early_end_of_a_run_is_reported(
     table: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny.recipe(table, tmp_path / "run", **ASLEEP, train__epochs=9, train__patience=2))
@@ -197,7 +197,7 @@ def test_a_sample_photo_that_vanishes_costs_its_picture_and_no_work(
 
 
 @pytest.mark.parametrize("where", ["validate", "warnings"])
-def test_what_goes_wrong_after_the_steps_of_an_epoch_costs_none_of_them(
+def test_an_error_after_the_steps_of_an_epoch_costs_none_of_them(
     where: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*arguments: object, **settings: object) -> None:
@@ -301,7 +301,7 @@ def test_photos_of_other_pixels_and_the_same_size_are_others(
         train(tiny.recipe(copy, begun, train__epochs=2, data__check_photos=check), resume=True)
 
 
-def test_a_checkpoint_says_what_it_was_made_with(whole: Path) -> None:
+def test_a_checkpoint_names_the_versions_it_was_made_with(whole: Path) -> None:
     state = load_training_state(whole / "last")
     made = state["made_with"]
     assert (
@@ -316,7 +316,7 @@ def test_a_checkpoint_says_what_it_was_made_with(whole: Path) -> None:
             assert f"| {name} | {value} |" in card
 
 
-def test_other_versions_are_told_when_a_run_is_resumed(
+def test_other_versions_are_reported_when_a_run_is_resumed(
     begun: Path, table: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, config, vocabulary = load_model(begun / "last")

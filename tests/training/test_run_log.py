@@ -57,7 +57,7 @@ def test_an_entry_is_on_disk_at_once(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_forgets_the_entries_after_its_checkpoint(tmp_path: Path) -> None:
     log = RunLog(tmp_path, resume_step=0)
     for step in range(1, 6):
         log.write("train", step, {"total": 1.0})

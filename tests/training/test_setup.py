@@ -100,7 +100,7 @@ def test_learned_positions_have_to_reach_the_longest_caption_before_anything_is_
         ready(table, **learned, data__max_words=9)
 
 
-def test_a_text_that_cannot_be_read_is_told_before_the_cache_is_made(
+def test_an_unreadable_text_is_reported_before_the_cache_is_made(
     table: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -137,7 +137,7 @@ def test_one_validation_photo_has_no_cider(table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "reported"),
     [
         ({}, ""),
         ({"data__cache": "cache"}, "data.cache: one view"),
@@ -150,15 +150,15 @@ def test_one_validation_photo_has_no_cider(table: Path) -> None:
         ({"optim__warmup_steps": 6}, ""),
     ],
 )
-def test_settings_that_do_nothing_are_told(
-    table: Path, changed: dict[str, object], told: str, capsys: pytest.CaptureFixture[str]
+def test_settings_without_effect_are_reported(
+    table: Path, changed: dict[str, object], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "data__cache" in changed:
         changed = {**changed, "data__cache": str(table / "cache")}
     ready(table, **changed)  # 2 epochs of 6 batches, 2 a step
     lines = [line for line in capsys.readouterr().err.splitlines() if "caching" not in line]
-    assert len(lines) == bool(told)
-    assert all(line.startswith(told) for line in lines)
+    assert len(lines) == bool(reported)
+    assert all(line.startswith(reported) for line in lines)
 
 
 def test_training_photos_are_augmented_and_validation_photos_are_not(table: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_damaged_photo_is_named_when_the_cache_is_made_and_when_it_is_read_aga
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "reported"),
     [
         ({"data__root": "no/such/folder"}, "no/such/folder"),
         ({"data__train_split": "dev"}, "'dev'"),
@@ -234,10 +234,10 @@ def test_a_damaged_photo_is_named_when_the_cache_is_made_and_when_it_is_read_aga
          "decoder.tie_embeddings"),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_named(table: Path, changed: dict[str, object], told: str) -> None:
+def test_missing_files_are_named(table: Path, changed: dict[str, object], reported: str) -> None:
     with pytest.raises(CaptionerError) as caught:
         ready(table, **changed)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -262,14 +262,16 @@ def test_nothing_changed_is_no_change() -> None:
 
 
 @pytest.mark.parametrize("key", settings())
-def test_every_setting_is_fixed_or_told_or_of_no_consequence(key: str) -> None:
+def test_every_setting_is_fixed_or_reported_or_of_no_consequence(key: str) -> None:
     before = tiny.recipe(HERE, HERE)
     section, name = key.split(".")
     value = another(getattr(getattr(before, section), name))
     if key == "data.sources":
         value = (SourceConfig(name="one"),)
-    fixed, told = changed_settings(before, tiny.recipe(HERE, HERE, **{f"{section}__{name}": value}))
-    assert [*fixed, *told] in ([], [key])
+    fixed, reported = changed_settings(
+        before, tiny.recipe(HERE, HERE, **{f"{section}__{name}": value})
+    )
+    assert [*fixed, *reported] in ([], [key])
     model = section in ("preprocess", "encoder", "attention", "decoder")
     if model or key in (
         "optim.name",
@@ -280,9 +282,9 @@ def test_every_setting_is_fixed_or_told_or_of_no_consequence(key: str) -> None:
     ):
         assert fixed == [key], "other weights would not fit, or other batches would come"
     if key in ("optim.lr", "train.epochs", "loss.doubly_stochastic", "optim.accumulate"):
-        assert told == [key]
+        assert reported == [key]
     if key in ("data.workers", "data.root", "train.output", "train.log_every", "train.device"):
-        assert [fixed, told] == [[], []]
+        assert [fixed, reported] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -290,20 +292,20 @@ def test_every_setting_is_fixed_or_told_or_of_no_consequence(key: str) -> None:
     [
         ("optim.ema_decay", 0.0, 0.9, "fixed"),
         ("optim.ema_decay", 0.9, 0.0, "fixed"),
-        ("optim.ema_decay", 0.9, 0.99, "told"),
+        ("optim.ema_decay", 0.9, 0.99, "reported"),
         ("data.cache", "here", None, "fixed"),
         ("loss.visual_concepts", 0.0, 0.5, "fixed"),
-        ("loss.visual_concepts", 0.3, 0.5, "told"),
+        ("loss.visual_concepts", 0.3, 0.5, "reported"),
         ("text.file", None, "there", "fixed"),
-        ("text.file", "here", "there", "told"),
+        ("text.file", "here", "there", "reported"),
         ("data.cache", "here", "there", ""),
     ],
 )
-def test_what_can_change_depends_on_what_was(
+def test_which_settings_may_change_depends_on_their_first_values(
     key: str, before: object, after: object, expected: str
 ) -> None:
     old, new = (
         tiny.recipe(HERE, HERE, **{key.replace(".", "__"): value}) for value in (before, after)
     )
-    fixed, told = changed_settings(old, new)
-    assert (fixed, told) == ([key] * (expected == "fixed"), [key] * (expected == "told"))
+    fixed, reported = changed_settings(old, new)
+    assert (fixed, reported) == ([key] * (expected == "fixed"), [key] * (expected == "reported"))

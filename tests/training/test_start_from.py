@@ -54,7 +54,7 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
     }
 
 
-def test_captions_of_which_the_start_knows_few_words_are_told_and_of_none_refused(
+def test_captions_with_few_known_words_are_reported_and_with_none_refused(
     table: Path, tmp_path: Path, before, capsys
 ) -> None:
     french = tmp_path / "french"
@@ -75,7 +75,7 @@ def test_captions_of_which_the_start_knows_few_words_are_told_and_of_none_refuse
         prepare(recipe, CPU, before)
 
 
-def test_what_has_another_shape_stays_as_it_is_and_is_counted(
+def test_weights_of_another_shape_are_left_out_and_counted(
     table: Path, tmp_path: Path, before, capsys
 ) -> None:
     recipe = tiny.recipe(
@@ -99,7 +99,7 @@ def test_what_has_another_shape_stays_as_it_is_and_is_counted(
     assert other == {f"decoder.attention.score.{name}" for name in names}
 
 
-def test_the_cache_holds_what_the_started_weights_make_of_the_photos(
+def test_the_cache_holds_features_of_the_weights_started_from(
     table: Path, tmp_path: Path, before
 ) -> None:
     model, config, vocabulary = load_model(before)
@@ -117,7 +117,7 @@ def test_the_cache_holds_what_the_started_weights_make_of_the_photos(
     )
 
 
-def test_half_precision_does_not_change_what_it_is_the_rounding_of(tmp_path: Path) -> None:
+def test_the_digest_is_the_same_in_half_precision(tmp_path: Path) -> None:
     model, config, vocabulary = tiny.model()
     save_model(tmp_path / "half", model, config, vocabulary, card="#", dtype=torch.float16)
     expected = {name: value.clone() for name, value in model.state_dict().items()}

@@ -246,7 +246,7 @@ def half_done(table: Path, run: Path, monkeypatch: pytest.MonkeyPatch, **changed
             train(tiny.recipe(table, run, **changed))
 
 
-def test_a_changed_learning_rate_takes_effect_and_is_told(
+def test_a_changed_learning_rate_takes_effect_and_is_reported(
     table: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

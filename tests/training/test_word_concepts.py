@@ -89,7 +89,7 @@ def learning(texts: Path) -> dict[str, object]:
     return {"text__file": str(texts), "text__batch_size": 6, "loss__visual_concepts": 0.5}
 
 
-def test_text_and_concepts_teach_beside_the_captions(
+def test_text_and_concepts_add_to_the_loss_of_the_captions(
     table: Path, texts: Path, tmp_path: Path
 ) -> None:
     train(tiny.recipe(table, tmp_path / "run", **learning(texts), train__epochs=20))

@@ -108,16 +108,16 @@ def test_the_examples_in_the_documentation_are_true():
     "photos", [["dog.jpg"], ["dog.jpg", "dog.png"], ["in/dog.jpg", "out/dog.jpg"]]
 )
 def test_every_picture_of_a_photo_is_known_by_its_name(photos):
-    beside = {"dog", "dog.jpg", "dog.png"}
+    neighbours = {"dog", "dog.jpg", "dog.png"}
     for name in output_names(photos):
         pictures = [sheet_name(name), *word_names(name, ["a", "l'été", ""] * 40)]
         pictures += [sheet_name(name, "gif"), matrix_name(name)]
-        assert all(is_picture_of(picture, beside) for picture in pictures)
+        assert all(is_picture_of(picture, neighbours) for picture in pictures)
         assert not any(is_picture_of(picture, {"cat", "cat.jpg"}) for picture in pictures)
 
 
 @pytest.mark.parametrize(
     "name", ["dog.jpg", "dog.png", "dog.attention.jpg", "dog.1-a.png", "2024.05-paris.png"]
 )
-def test_what_is_not_named_like_a_picture_of_a_photo_is_none(name):
+def test_other_names_are_not_taken_for_pictures_of_a_photo(name):
     assert not is_picture_of(name, {"dog", "dog.jpg"})

@@ -50,7 +50,9 @@ def photo_with_spot(width, height, x, y):
 @pytest.mark.parametrize("resize", ["squash", "letterbox"])
 @pytest.mark.parametrize("grid", [(14, 14), (7, 9)])
 @pytest.mark.parametrize("kind", ["landscape", "portrait", "exif"])
-def test_heat_lands_on_what_the_network_saw(kind, grid, resize, flipped, cropped, smooth):
+def test_heat_lies_on_the_pixels_that_the_network_read(
+    kind, grid, resize, flipped, cropped, smooth
+):
     # The spot's cell is found in the network's own input, so nothing here trusts the geometry.
     if kind == "landscape":
         photo = photo_with_spot(640, 400, 420, 170)
@@ -169,7 +171,7 @@ def test_smooth_heat_does_not_depend_on_the_size_it_is_drawn_at():
 
 
 @pytest.mark.parametrize("smooth", [True, False])
-def test_what_the_network_did_not_see_has_no_heat(smooth):
+def test_pixels_that_the_network_did_not_read_have_no_heat(smooth):
     uniform = np.full((7, 9), 1 / 63)
     heat = attention_heat(uniform, CROP, width_px=300, height_px=200, smooth=smooth)
     expected = np.zeros((200, 300))

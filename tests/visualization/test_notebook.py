@@ -23,7 +23,7 @@ def caption(make_caption):
     return replace(make_caption((90, 70), ["two", "dogs"]), image=image)
 
 
-def test_the_suffix_says_what_is_saved(caption, tmp_path):
+def test_the_suffix_decides_the_format(caption, tmp_path):
     starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml", "gif": b"GIF8", "html": b"<!DOC"}
     for kind, start in starts.items():
         caption.save(tmp_path / f"x.{kind}")

@@ -107,7 +107,7 @@ def test_three_times_uniform_is_plainly_visible_alongside_fifteen():
 
 
 @pytest.mark.parametrize("kind", ["light", "colour", "mask"])
-def test_what_is_below_the_threshold_is_left_out(kind):
+def test_attention_below_the_threshold_is_left_out(kind):
     photo, heat = noise(8, 6), some_heat()
     style = OverlayStyle(kind, threshold=3.0)
     painted = np.asarray(overlay(photo, heat, style))
@@ -137,7 +137,7 @@ def test_levels_beyond_the_scale_are_its_ends():
 @pytest.mark.parametrize("smooth", [True, False])
 @pytest.mark.parametrize("size", [(640, 420), (300, 500)])
 @pytest.mark.parametrize("cell", [(2, 3), (4, 6)])
-def test_what_an_overlay_adds_is_centred_on_the_attended_cell(size, cell, smooth):
+def test_an_overlay_is_centred_on_the_attended_cell(size, cell, smooth):
     width, height = size
     photo = noise(width, height)
     geometry = Geometry(width, height, 0, 0, width, height, flipped=True)
@@ -265,7 +265,7 @@ def test_soft_attention_has_no_cell_to_outline(make_caption):
 
 
 def test_drawing_never_imports_pyplot():
-    # It takes a second to start, and looks for a screen.
+    # pyplot takes a second to start, and asks for a screen.
     program = (
         "import sys; import captioner.visualization as r; from PIL import Image; import numpy as np;"
         "from types import SimpleNamespace as N;"

@@ -113,7 +113,7 @@ GEOMETRIES = {
 
 
 @pytest.mark.parametrize("smooth", [True, False])
-def test_the_browser_paints_what_python_paints(open_viewer, make_caption, smooth):
+def test_the_browser_paints_the_same_as_python(open_viewer, make_caption, smooth):
     captions = [
         make_caption((640, 480), WORDS, geometry=geometry) for geometry in GEOMETRIES.values()
     ]
@@ -234,7 +234,7 @@ def test_hover_lays_the_map_on_the_photo_and_only_there(open_viewer, make_captio
     assert (stage > 10).mean() > 0.8
     difference[y0 - 1 : y0 + round(box["height"]) + 1, : x0 + round(box["width"]) + 1] = 0
     panel = page.locator(".cv-panel").bounding_box()
-    difference[:, round(panel["x"]) - 10 :] = 0  # where the word is marked and told of
+    difference[:, round(panel["x"]) - 10 :] = 0  # where the word is marked and described
     assert difference.max() == 0
     page.mouse.move(1, 1)
     until(page, "viewer.canvas.hidden")
@@ -319,7 +319,7 @@ def test_the_photo_is_bare_while_it_is_pressed(open_viewer, make_caption):
     assert not page.evaluate("viewer.canvas.hidden")
 
 
-def test_a_caption_without_words_and_a_missing_photo_are_told_of(open_viewer, make_caption):
+def test_a_caption_without_words_and_a_missing_photo_are_reported(open_viewer, make_caption):
     page = open_viewer(content(make_caption((640, 480), []))).page
     assert "no words" in page.locator(".cv-description").inner_text()
     page.evaluate("viewer.image.src = 'data:image/png;base64,AAAA'")

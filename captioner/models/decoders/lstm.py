@@ -93,7 +93,7 @@ class RecurrentDecoder(Decoder):
             if output_dim != embed_dim:
                 raise ConfigError(
                     "decoder.tie_embeddings: needs decoder.output: deep, or hidden_dim and "
-                    "embed_dim alike"
+                    "embed_dim equal"
                 )
             self.vocabulary.weight = self.embedding.weight
         nn.init.normal_(self.embedding.weight, std=embed_dim**-0.5)

@@ -62,7 +62,7 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     assert attended.log_prob.tolist() == [[0.0] * K] * B
 
 
-def test_the_gradient_of_each_part_of_a_glimpse_is_the_numerical_one() -> None:
+def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None:
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
     values = torch.randn(B, L, D, dtype=torch.double)
 
@@ -249,7 +249,7 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_heads_look_for_themselves_and_a_plain_loop_joins_them(heads: int) -> None:
+def test_heads_attend_independently_and_a_plain_loop_joins_them(heads: int) -> None:
     attention, grid, query = multi_head(heads), wide_grid(), random_query()
     values = attention.values
     attended = attention(query, attention.prepare(grid), 0)

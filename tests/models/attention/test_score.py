@@ -181,7 +181,7 @@ def test_cosines_do_not_depend_on_lengths_and_bear_a_cell_of_zeros() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_location_does_not_look_at_the_cells(heads: int) -> None:
+def test_the_location_score_does_not_read_the_cells(heads: int) -> None:
     score = loud(location(heads))
     queries, features = random_photos()
     expected = score(queries, score.keys(features))

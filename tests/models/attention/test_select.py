@@ -25,7 +25,7 @@ def random_scores(scale: float = 2.0) -> tuple[Tensor, Tensor]:
     return scores, torch.randn(B, L, D, dtype=torch.double, generator=generator)
 
 
-def test_argmax_looks_at_the_likeliest_cell() -> None:
+def test_argmax_takes_the_likeliest_cell() -> None:
     scores, values = random_scores()
     attended = HardSelect(at_test="argmax").eval()(scores, values)
     assert attended.cells is not None
@@ -52,7 +52,7 @@ def test_the_expectation_at_test_is_soft_attention() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
-    """Each share of 20 000 samples within 4 of its own standard errors: 30 shares are looked at."""
+    """Each share of 20 000 samples within 4 of its own standard errors: 30 shares are compared."""
     count = 20_000
     scores, values = random_scores()
     select = HardSelect(semi_sampling=0.0, at_test="sample").train(training)
@@ -156,7 +156,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
     (attended.context**2).sum().backward(retain_graph=True)
     assert scores.grad is None or not scores.grad.any()
     assert values.grad is not None
-    assert values.grad.any(), "what was looked at learns all the same"
+    assert values.grad.any(), "attended cells learn all the same"
     attended.log_prob.sum().backward()
     assert scores.grad is not None
     assert attended.cells is not None
@@ -215,10 +215,10 @@ def test_hard_attention_under_half_precision_has_maps_that_sum_to_one() -> None:
         torch.testing.assert_close(attended.weights.sum(-1), torch.ones(B, K))
 
 
-# --- another way to look --------------------------------------------------------------------------
+# --- hard_attention_mode --------------------------------------------------------------------------
 
 
-def test_within_looking_the_same_module_looks_another_way_and_then_its_own_again() -> None:
+def test_hard_attention_mode_overrides_a_module_and_is_undone() -> None:
     scores, values = random_scores()
     select = HardSelect(at_test="argmax").eval()
     module = torch.nn.Sequential(select)
@@ -243,7 +243,7 @@ def test_the_mode_needs_hard_attention_and_a_known_name() -> None:
         pass
 
 
-def test_a_way_to_look_is_its_own_threads() -> None:
+def test_the_mode_of_hard_attention_belongs_to_its_thread() -> None:
     select = HardSelect().eval()
     scores, values = torch.randn(1, 2, 6), torch.randn(1, 6, 3)
     with hard_attention_mode(select, "expectation"):

@@ -101,15 +101,15 @@ def test_centres_of_the_tests_are_apart() -> None:
 
 @pytest.mark.parametrize("window", [local_p(1.2), MonotonicWindow(radius_cells=2, words=5)])
 def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
-    looking, grid, query = attention(window), random_grid(), random_query()
+    module, grid, query = attention(window), random_grid(), random_query()
     for position in (0, 3, 40):
-        attended = looking(query, looking.prepare(grid), position)
+        attended = module(query, module.prepare(grid), position)
         bias = window(query, grid, position)
         assert bias is not None
         torch.testing.assert_close(attended.weights.sum(-1), torch.ones(B, K).double())
         assert torch.equal(attended.weights == 0, bias == -torch.inf)
         assert 1 < (attended.weights[0, 0] > 0).sum() < L
-        free = looking.score(query, looking.score.keys(grid.features))[:, 0]
+        free = module.score(query, module.score.keys(grid.features))[:, 0]
         for b, k in product(range(B), range(K)):
             energies = [
                 s + w for s, w in zip(free[b, k].tolist(), bias[b, k].tolist(), strict=True)
@@ -127,9 +127,9 @@ def test_a_window_over_everything_is_the_global_one(window: Window) -> None:
     grid, query = random_grid(), random_query()
     everywhere = attention(GlobalWindow())
     expected = everywhere(query, everywhere.prepare(grid), 0)
-    looking = attention(window)
+    module = attention(window)
     for position in (0, 2, 9):
-        attended = looking(query, looking.prepare(grid), position)
+        attended = module(query, module.prepare(grid), position)
         torch.testing.assert_close(attended.weights, expected.weights, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(attended.context, expected.context, rtol=1e-9, atol=1e-9)
 
@@ -173,8 +173,8 @@ def test_no_window_is_ever_empty_wherever_the_centre_is() -> None:
 
 def test_the_centre_learns_through_the_gaussian() -> None:
     window, grid = local_p(3.0), random_grid()
-    looking = attention(window)
-    attended = looking(random_query(), looking.prepare(grid), 0)
+    module = attention(window)
+    attended = module(random_query(), module.prepare(grid), 0)
     (attended.context.sum() + attended.entropy.sum()).backward()
     for parameter in window.parameters():
         assert parameter.grad is not None
@@ -194,7 +194,7 @@ def test_half_precision_keeps_the_centre_in_single_precision() -> None:
 
 
 def plain_local_m(radius: float, words: int, word: int, cells: int) -> list[int]:
-    """The cells that word t looks at, in reading order."""
+    """The cells that word t attends to, in reading order."""
     place = min(word * cells / words, cells - 1)
     return [cell for cell in range(cells) if abs(cell - place) <= radius]
 

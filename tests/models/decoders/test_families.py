@@ -104,7 +104,7 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
         ), case
         assert forced.logits.std() > 0.1, case
         if kind != "mean":
-            assert forced.maps[0].std(0).max() > 1e-6, case  # words look in different places
+            assert forced.maps[0].std(0).max() > 1e-6, case  # words attend to different places
 
         found_greedily = search(decoder, grid, beam_size=1, max_words=3)
         assert found_greedily[1][0].tokens == greedy(decoder, photo_of(grid, 1), 3), case
@@ -123,7 +123,7 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
 def test_the_grid_s_gradient_of_teacher_forcing_is_that_of_the_steps(
     kind: str, select: Any, heads: int
 ) -> None:
-    """Teacher forcing takes it of all looks at once, the steps one by one."""
+    """Teacher forcing takes it of all words at once, the steps one by one."""
     features = random_grid().features.requires_grad_()
     grid = Grid(features, ROWS, COLUMNS)
     tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
@@ -178,8 +178,8 @@ def close(found: Tensor, expected: Tensor) -> bool:
 def test_training_reaches_every_weight(kind: str, score_name: Any) -> None:
     """With soft attention by the words alone; with hard attention by the maps' logarithms too."""
     tokens = torch.randint(4, V, (PHOTOS, 3), generator=torch.Generator().manual_seed(2))
-    looks = [("global", "soft", 1), ("local_p", "hard", 2)]
-    for window, select, heads in looks if kind != "mean" else looks[:1]:
+    mechanisms = [("global", "soft", 1), ("local_p", "hard", 2)]
+    for window, select, heads in mechanisms if kind != "mean" else mechanisms[:1]:
         attention = AttentionConfig(
             score=score_name, window=window, select=select, dim=6, heads=heads, semi_sampling=0.0
         )

@@ -311,7 +311,7 @@ def test_a_caption_does_not_depend_on_its_neighbours_in_the_batch() -> None:
         assert (mixed.logits[~own] - together.logits[~own]).abs().max() > 1e-2
 
 
-def test_what_stands_in_the_padding_and_behind_it_does_not_matter() -> None:
+def test_padding_does_not_matter() -> None:
     lengths = [4, 3, 1]
     decoder, grid = random_decoder(), random_grid(3)
     memory = decoder.prepare(grid)

@@ -119,7 +119,7 @@ def test_the_query_of_attention_is_the_state_after_the_word_was_read() -> None:
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
-def test_only_with_input_feeding_what_was_seen_changes_the_next_state(input_feeding: bool) -> None:
+def test_only_input_feeding_lets_the_context_change_the_next_state(input_feeding: bool) -> None:
     decoder, grid = random_decoder(input_feeding=input_feeding), random_grid()
     memory = decoder.prepare(grid)
     _, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
@@ -132,7 +132,7 @@ def test_only_with_input_feeding_what_was_seen_changes_the_next_state(input_feed
     assert width == (H + E if input_feeding else H)
 
 
-def test_reorder_takes_the_fed_vectors_along() -> None:
+def test_reorder_takes_the_input_feeding_along() -> None:
     decoder, grid = random_decoder(), random_grid(3)
     memory = decoder.prepare(grid)
     tokens = torch.tensor([[4, 5], [6, 7], [3, 8]])
@@ -161,16 +161,16 @@ def test_embeddings_can_be_tied_to_the_attentional_vectors_layer() -> None:
     )
 
 
-def test_the_window_is_told_the_number_of_the_word() -> None:
+def test_the_window_gets_the_number_of_the_word() -> None:
     decoder, grid = random_decoder(), random_grid()
     positions: list[Any] = []
-    look = decoder.attention.window.forward
+    original = decoder.attention.window.forward
 
-    def told(query: Tensor, grid: Grid, position: Any) -> AttentionOutput | Tensor | None:
+    def recorded(query: Tensor, grid: Grid, position: Any) -> AttentionOutput | Tensor | None:
         positions.append(position)
-        return look(query, grid, position)
+        return original(query, grid, position)
 
-    decoder.attention.window.forward = told
+    decoder.attention.window.forward = recorded
     memory = decoder.prepare(grid)
     decoder(memory, torch.tensor([[1, 4, 5], [1, 6, 0]]), torch.tensor([3, 2]))
     assert positions == [0, 1, 2]

@@ -80,7 +80,7 @@ def test_only_the_mean_of_the_cells_is_seen() -> None:
     ).abs().max() > 1e-3
 
 
-def test_the_photo_is_never_looked_at_again() -> None:
+def test_the_image_is_read_once() -> None:
     decoder, grid = random_decoder(), random_grid()
     memory = decoder.prepare(grid)
     state = decoder.start(memory, 2)

@@ -19,7 +19,7 @@ from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E, A = 9, 2, 2, 5, 4, 3, 6
 STEPS = [[[1, 1], [1, 1]], [[4, 5], [6, 4]], [[7, 4], [3, 8]]]  # two hypotheses of two photos
-State = tuple[Vector, Vector, Vector, Vector]  # h and c of the LSTM that looks, of the other
+State = tuple[Vector, Vector, Vector, Vector]  # h and c of the attention LSTM, of the other
 
 
 def random_decoder(**settings: Any) -> TopDownDecoder:

@@ -113,7 +113,7 @@ def torchs_own(decoder: TransformerDecoder, *, pre_norm: bool) -> nn.Transformer
 
 
 def wide(target: nn.MultiheadAttention, values: HeadValues) -> None:
-    """Our values of size D / heads a head, in torch's of size H / heads, with zeros beside them."""
+    """Our values of size D / heads a head, in torch's of size H / heads, padded with zeros."""
     ours, theirs = D // values.heads, H // values.heads
     target.v_proj_weight.zero_()
     target.in_proj_bias[2 * H :].zero_()
@@ -198,7 +198,7 @@ def test_hypotheses_have_caches_of_their_own_that_reorder_with_them() -> None:
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("grid_heads", [1, 2])
 @torch.no_grad()
-def test_a_glimpse_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads: int) -> None:
+def test_the_output_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads: int) -> None:
     decoder = random_decoder(layers=layers, grid_heads=grid_heads)
     own: list[Any] = []
     for layer in decoder.layers:
@@ -237,8 +237,8 @@ def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers(
     assert forced.cells.shape == (3, 6, HEADS)
 
 
-def test_the_queries_know_nothing_of_what_any_layer_sampled_for_the_same_word() -> None:
-    """A baseline reads them, and must not depend on the look that it is taken from."""
+def test_queries_do_not_depend_on_the_cells_sampled_for_the_same_word() -> None:
+    """A baseline reads them, and must not depend on the attention that it is taken from."""
     decoder = random_decoder(select=lambda: HardSelect(semi_sampling=0.0), dropout=0.0).train()
     memory, tokens, lengths = decoder.prepare(random_grid()), random_tokens(), torch.tensor([1] * 3)
     first, second = (decoder(memory, tokens, lengths) for _ in range(2))

@@ -229,7 +229,7 @@ def test_cutting_at_a_tap_leaves_the_stages_before_it_as_they_were() -> None:
         torch.testing.assert_close(again, whole(inputs))
 
 
-def test_googlenet_with_pretrained_weights_sees_what_torchvisions_does(
+def test_googlenet_with_pretrained_weights_equals_torchvision_s(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Its weights come from another library, and torchvision rescales their input for them."""

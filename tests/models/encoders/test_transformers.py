@@ -182,6 +182,6 @@ def test_a_model_folder_with_a_transformer_writes_the_same_caption_again(tmp_pat
     torch.testing.assert_close(torch.tensor(after.maps), torch.tensor(before.maps))
 
 
-def test_other_transformers_are_refused_with_what_can_be_used() -> None:
+def test_other_transformers_are_refused_with_the_usable_ones() -> None:
     with torch.device("meta"), pytest.raises(CaptionerError, match="ViT, CLIP or Swin"):
         build_backbone("vit_b_16", weights="none")

@@ -103,9 +103,7 @@ def test_a_wrong_file_is_named_in_one_sentence(
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_file_that_is_not_there_is_refused_with_what_is_accepted(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_missing_file_is_refused_with_the_accepted_values(name: str, tmp_path: Path) -> None:
     for weights in (str(tmp_path / "missing.pth"), str(tmp_path), "IMAGENET1K_V9", ""):
         with pytest.raises(ConfigError) as caught:
             build_backbone(name, weights=weights)
@@ -179,7 +177,7 @@ def test_a_wrong_file_put_where_the_sentence_says_is_named(offline: Path, conten
 @pytest.mark.parametrize(
     "name", ["resnet5O", "", "timm/", "foo/resnet50", "torchvision/test_resnet", "timm/nothing"]
 )
-def test_an_unknown_network_is_refused_with_what_there_is(name: str) -> None:
+def test_an_unknown_network_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_backbone(name, weights="none")
     message = sentence(caught)
@@ -196,7 +194,7 @@ def test_an_unknown_network_is_refused_with_what_there_is(name: str) -> None:
         ("timm/test_resnet", "layer3", "last feature map only"),
     ],
 )
-def test_an_unknown_tap_is_refused_with_what_there_is(name: str, tap: str, accepted: str) -> None:
+def test_an_unknown_tap_is_refused_with_the_known_ones(name: str, tap: str, accepted: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_backbone(name, weights="none", tap=tap)
     message = sentence(caught)
