@@ -184,24 +184,8 @@ def read_extra_files(folder: Path) -> dict[str, bytes]:
     """
     standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
     return {
-        name: (folder / name).read_bytes() for name in _read_sums(folder) if name not in standard
+        name: (folder / name).read_bytes() for name in file_sums(folder) if name not in standard
     }
-
-
-def read_card(folder: Path) -> str:
-    """Return the text of the model card, which may be missing.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
-    path = folder / CARD
-    try:
-        _check_file(path, _MAX_BYTES[CONFIG])
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from None
 
 
 def load_model(
@@ -251,15 +235,6 @@ def load_config(folder: Path) -> ModelConfig:
         return _read_config(folder)
     except (ConfigError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {one_line(str(error))[:500]}") from None
-
-
-def file_sums(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 sums of a folder's files by its manifest.
-
-    Raises:
-        CheckpointError: The manifest is missing or damaged.
-    """
-    return _read_sums(folder)
 
 
 def _read_config(folder: Path) -> ModelConfig:
@@ -590,7 +565,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
-    sums = _read_sums(folder)
+    sums = file_sums(folder)
     for name in (WEIGHTS, CONFIG, VOCABULARY, *((STATE,) if needs_state else ())):
         if name not in sums:
             raise CheckpointError(f"{folder}: not complete, {name} is not in {MANIFEST}")
@@ -626,8 +601,8 @@ def _is_settings(folder: Path) -> bool:
     return True
 
 
-def _read_sums(folder: Path) -> dict[str, str]:
-    """Read the manifest: file names and their SHA-256 sums.
+def file_sums(folder: Path) -> dict[str, str]:
+    """Return the names and SHA-256 sums of a folder's files by its manifest.
 
     Raises:
         CheckpointError: It is missing, damaged, of a newer version, or names other than files of

@@ -28,7 +28,6 @@ from captioner.checkpoint import (
     load_pretrained,
     load_training_state,
     newest_checkpoint,
-    read_card,
     read_extra_files,
     save_model,
     verify,
@@ -822,7 +821,7 @@ def test_further_files_are_carried_and_verified(tmp_path: Path, parts: Parts) ->
     load_model(folder)
     add_files(folder, {"calibrator.json": b"[1]", "more.bin": b"\0"})
     assert read_extra_files(folder) == {"calibrator.json": b"[1]", "more.bin": b"\0"}
-    assert read_card(folder) == "# Card"
+    assert (folder / "README.md").read_text() == "# Card"
     load_model(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     (folder / "more.bin").write_bytes(b"\1")

@@ -1,4 +1,4 @@
-"""What tensors and NumPy arrays do not have in common.
+"""Decoders over tensors or NumPy arrays, and what the two do not have in common.
 
 The search and scoring of captions are written once, with the functions of the Python array API
 standard, and follow the arrays of their decoder: tensors on any device, or NumPy arrays where
@@ -8,10 +8,12 @@ PyTorch is not even imported.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
+
+from captioner.types import Grid
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Array",
     "Generator",
+    "StepDecoder",
+    "WordAttention",
     "array_namespace",
     "exponential",
     "log_softmax",
@@ -89,3 +93,39 @@ def without_gradients(array: Array) -> AbstractContextManager[Any]:
     import torch
 
     return torch.inference_mode()
+
+
+class WordAttention(Protocol):
+    """The attention to one word, for B images and K hypotheses: see `AttentionOutput`."""
+
+    @property
+    def weights(self) -> Array: ...
+
+    @property
+    def beta(self) -> Array | None: ...
+
+    @property
+    def cells(self) -> Array | None: ...
+
+    @property
+    def heads(self) -> Array | None: ...
+
+
+class StepDecoder(Protocol):
+    """Writes captions one word at a time: `models.decoders.Decoder`, or an exported graph.
+
+    Callers only pass the memory and the state back, `select` images of the one and `reorder` the
+    other.
+    """
+
+    def prepare(self, grid: Grid) -> Any:
+        """Compute what is needed of B images once."""
+
+    def start(self, memory: Any, beams: int = 1) -> Any:
+        """Return the state before the first word, for `beams` hypotheses of each image."""
+
+    def step(self, tokens: Array, state: Any, memory: Any) -> tuple[Array, WordAttention, Any]:
+        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state."""
+
+    def reorder(self, state: Any, images: Array, beams: Array) -> Any:
+        """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""

@@ -16,13 +16,14 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.generation.arrays import (
     Array,
+    StepDecoder,
+    WordAttention,
     array_namespace,
     log_softmax,
     to_numpy,
     top_k_indices,
     without_gradients,
 )
-from captioner.generation.decoder import StepDecoder, WordAttention
 from captioner.types import Caption, Geometry, Grid
 
 PAD, START, END, UNKNOWN = Vocabulary.pad, Vocabulary.start, Vocabulary.end, Vocabulary.unknown

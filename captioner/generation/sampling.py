@@ -10,12 +10,12 @@ from array_api_compat import is_numpy_array
 from captioner.generation.arrays import (
     Array,
     Generator,
+    StepDecoder,
     array_namespace,
     exponential,
     top_k_indices,
 )
 from captioner.generation.beam_search import END, PAD, START, unwritable
-from captioner.generation.decoder import StepDecoder
 from captioner.types import Grid
 
 

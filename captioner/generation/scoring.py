@@ -8,13 +8,14 @@ import numpy as np
 
 from captioner.generation.arrays import (
     Array,
+    StepDecoder,
+    WordAttention,
     array_namespace,
     log_softmax,
     to_numpy,
     without_gradients,
 )
 from captioner.generation.beam_search import END, PAD, START, Hypothesis
-from captioner.generation.decoder import StepDecoder, WordAttention
 from captioner.types import Grid
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import platform
+import subprocess
 import sys
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.errors import CheckpointError
 from captioner.evaluation.bias import Counts
 from captioner.training.model_card import model_card
 from captioner.training.optimizer import load_optimizer_state
-from captioner.training.origin import made_with
 
 if TYPE_CHECKING:
     from captioner.training.trainer import Trainer
@@ -23,6 +28,9 @@ COUNTERS = (
     *("epoch", "batch", "step", "skipped_steps", "best", "bad_epochs", "drops"),
     *("figures", "last_validation"),
 )  # attributes of the trainer that a checkpoint holds as they are
+
+
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # whose versions it names
 
 
 def save_checkpoint(
@@ -149,3 +157,41 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
         raise CheckpointError(
             f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
         ) from None
+
+
+@functools.cache
+def made_with() -> dict[str, str]:
+    """Return versions and threads by name; `revision` is there only in a checkout with git."""
+    found = {"captioner": captioner.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    found["threads"] = str(torch.get_num_threads())
+    if revision := _revision(Path(captioner.__file__).parent):
+        found["revision"] = revision
+    return found
+
+
+def _revision(folder: Path) -> str:
+    """Return the commit of the checkout that the package lies in, with `-dirty` if it was changed.
+
+    Empty where there is none: a package installed below somebody's repository is not part of it.
+    """
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=10,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.files import save_bytes
-from captioner.training.diagnostics import warnings
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.validation import Validation
@@ -19,6 +18,10 @@ from captioner.types import Caption
 from captioner.visualization import attention_sheet, caption_arrays, jpeg, save_npz, shrunk
 
 SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
+
+FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
+FROZEN_CHANGE = 0.01  # total variation distance between neighbouring words
+SAME_CAPTIONS = 0.02  # share of distinct captions
 
 
 def print_validation(epoch: int, validation: Validation, *, attends: bool) -> None:
@@ -39,6 +42,34 @@ def print_validation(epoch: int, validation: Validation, *, attends: bool) -> No
     )
     for sentence in warnings(figures, len(validation.captions), attends=attends):
         print(f"warning: {sentence}", file=sys.stderr)
+
+
+def warnings(figures: dict[str, float], num_captions: int, *, attends: bool = True) -> list[str]:
+    """Return one sentence for each sign of collapse in the figures of a validation.
+
+    Args:
+        figures: Of the validation.
+        num_captions: Captions that they were computed from.
+        attends: Whether the decoder has attention, whose maps should be neither flat nor frozen.
+    """
+    sentences = []
+    if attends and figures["attention_entropy"] > FLAT_ENTROPY:
+        sentences.append(
+            "attention has gone flat: its entropy is "
+            f"{figures['attention_entropy']:.3f} of the uniform map's; "
+            "lower loss.doubly_stochastic or the learning rate"
+        )
+    if attends and figures.get("attention_change", 1.0) < FROZEN_CHANGE:
+        sentences.append(
+            "attention is frozen: its maps hardly change from word to word "
+            f"({figures['attention_change']:.4f}); train longer or lower loss.doubly_stochastic"
+        )
+    if num_captions >= 50 and figures["distinct_captions"] < SAME_CAPTIONS:
+        sentences.append(
+            f"the captions are nearly all the same ({figures['distinct_captions']:.1%} distinct); "
+            "check the learning rate and that photos and captions belong together"
+        )
+    return sentences
 
 
 def log_samples(

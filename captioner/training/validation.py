@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +20,6 @@ from captioner.generation import Hypothesis, search
 from captioner.models.build import CaptionModel
 from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
 from captioner.runtime.parallel import prefetch
-from captioner.training.diagnostics import generated_attention_statistics
 
 BATCH_SIZE = 25
 
@@ -146,6 +147,25 @@ def _figures(
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
     figures["words"] = sum(len(h.tokens) for h in hypotheses.values()) / len(hypotheses)
     return figures
+
+
+def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str, float]:
+    """Return the `attention_statistics` of generated captions."""
+    entropies, changes, betas = [], [], []
+    for hypothesis in hypotheses:
+        maps = hypothesis.maps.astype(np.float64)
+        uniform = math.log(max(2, maps.shape[1]))
+        entropies.append(-(maps * np.log(maps.clip(1e-12))).sum(1) / uniform)
+        changes.append(0.5 * np.abs(np.diff(maps, axis=0)).sum(1))
+        if hypothesis.beta is not None:
+            betas.append(hypothesis.beta)
+    statistics = {"attention_entropy": float(np.concatenate(entropies).mean())}
+    change = np.concatenate(changes)
+    if len(change):
+        statistics["attention_change"] = float(change.mean())
+    if betas:
+        statistics["beta"] = float(np.concatenate(betas).mean())
+    return statistics
 
 
 def _scores(

@@ -15,7 +15,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from captioner.files import save_bytes
 
-VECTOR_FORMATS = ("pdf", "svg")
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
 
 

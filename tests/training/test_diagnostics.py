@@ -12,7 +12,8 @@ import torch
 from captioner.generation import Hypothesis
 from captioner.models.decoders import TeacherForcingOutput
 from captioner.training.cross_entropy import attention_statistics
-from captioner.training.diagnostics import generated_attention_statistics, warnings
+from captioner.training.reporting import warnings
+from captioner.training.validation import generated_attention_statistics
 
 
 def random_maps(words: int, cells: int, seed: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Pretrained CNNs: images to feature maps."""
 
-from captioner.models.backbones.backbone import Backbone, Preprocessing
-from captioner.models.backbones.registry import build_backbone
+from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
 
 __all__ = ["Backbone", "Preprocessing", "build_backbone"]
