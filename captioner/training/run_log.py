@@ -27,6 +27,9 @@ class RunLog:
     Args:
         run: Run folder.
         resume_step: Optimizer steps done so far.
+
+    Raises:
+        CaptionerError: From each method, when the disk refuses.
     """
 
     def __init__(self, run: Path, *, resume_step: int) -> None:
@@ -51,25 +54,12 @@ class RunLog:
         self.close()
 
     def close(self) -> None:
-        """Write what TensorBoard still holds.
-
-        Raises:
-            CaptionerError: The disk refuses.
-        """
+        """Write what TensorBoard still holds."""
         with self._explained_errors():
             self.writer.close()
 
     def write(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:
-        """Append an entry.
-
-        Args:
-            kind: `train` or `validation`.
-            step: Optimizer steps done.
-            figures: Values by name.
-
-        Raises:
-            CaptionerError: The disk refuses.
-        """
+        """Append an entry of a kind (`train`, `validation`) after an optimizer step."""
         entry = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in figures.items()

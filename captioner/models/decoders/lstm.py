@@ -23,25 +23,16 @@ GateKind = Literal["none", "scalar", "vector"]
 
 
 class LSTMState(NamedTuple):
-    """State of the hypotheses of each image.
+    """State of the hypotheses of each image."""
 
-    Args:
-        h: Hidden state, [B, K, H].
-        c: Cell state, [B, K, H].
-        position: Number of the next word, from 0, the same for all.
-        input_feeding: What the LSTM reads at the next word in addition to the word and h: the
-            attentional vector of the last word [B, K, E] (luong), or the h of the second LSTM
-            [B, K, H] (top_down).
-        second_c: Cell state of the second LSTM (top_down), [B, K, H].
-        mean_gates: Share of the mean annotation vector in the gates (top_down), [B, K, 4H].
-    """
-
-    h: Tensor
-    c: Tensor
-    position: int = 0
+    h: Tensor  # hidden state [B, K, H]
+    c: Tensor  # cell state [B, K, H]
+    position: int = 0  # number of the next word, the same for all
+    # What the LSTM reads in addition to the word and h: the attentional vector of the last word
+    # [B, K, E] (luong), or the h of the second LSTM [B, K, H] (top_down).
     input_feeding: Tensor | None = None
-    second_c: Tensor | None = None
-    mean_gates: Tensor | None = None
+    second_c: Tensor | None = None  # cell state of the second LSTM [B, K, H] (top_down)
+    mean_gates: Tensor | None = None  # share of the mean cell in the gates [B, K, 4H] (top_down)
 
     def select(self, index: Any) -> LSTMState:
         """Return the state of some hypotheses; `index` is applied to every tensor."""
@@ -75,10 +66,10 @@ class RecurrentDecoder(Decoder):
         embed_dim: int,
         input_dim: int,
         output_dim: int,
-        gate: GateKind,
-        tie_embeddings: bool,
-        dropout: float,
-        embed_dropout: float,
+        gate: GateKind = "none",
+        tie_embeddings: bool = False,
+        dropout: float = 0.5,
+        embed_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.vocabulary_size = vocabulary_size
@@ -108,6 +99,13 @@ class RecurrentDecoder(Decoder):
             self.initial_c = nn.Linear(feature_dim, hidden_dim)
             if gate != "none":
                 self.beta = nn.Linear(hidden_dim, 1 if gate == "scalar" else feature_dim)
+
+    @classmethod
+    def from_config(
+        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
+    ) -> RecurrentDecoder:
+        """Build the decoder of these settings; `options` are further arguments."""
+        return cls(attend(), gate=config.gate, **recurrent_settings(config), **options)
 
     @abstractmethod
     def lstm_step(
@@ -219,34 +217,29 @@ class LSTMDecoder(RecurrentDecoder):
     Args:
         output: `deep` is equation 7, with the original code's dropout and tanh; `plain` is one
             layer from the LSTM's state.
+        **settings: As for `RecurrentDecoder`.
     """
 
     def __init__(
         self,
         attention: Attention,
         *,
-        vocabulary_size: int,
         feature_dim: int,
         hidden_dim: int,
         embed_dim: int,
         gate: GateKind = "scalar",
         output: Literal["deep", "plain"] = "deep",
-        tie_embeddings: bool = False,
-        dropout: float = 0.5,
-        embed_dropout: float = 0.0,
+        **settings: Any,
     ) -> None:
         super().__init__(
             attention,
-            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
             input_dim=feature_dim,
             output_dim=embed_dim if output == "deep" else hidden_dim,
             gate=gate,
-            tie_embeddings=tie_embeddings,
-            dropout=dropout,
-            embed_dropout=embed_dropout,
+            **settings,
         )
         self.deep = output == "deep"
         if self.deep:
@@ -255,11 +248,9 @@ class LSTMDecoder(RecurrentDecoder):
 
     @classmethod
     def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **sizes: Any
-    ) -> LSTMDecoder:
-        return cls(
-            attend(), gate=config.gate, output=config.output, **recurrent_settings(config), **sizes
-        )
+        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
+    ) -> RecurrentDecoder:
+        return super().from_config(config, attend, output=config.output, **options)
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory

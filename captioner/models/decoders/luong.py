@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.models.attention import Attention, Memory
 from captioner.models.decoders.base import AttentionFactory
-from captioner.models.decoders.lstm import (
-    GateKind,
-    LSTMState,
-    RecurrentDecoder,
-    recurrent_settings,
-)
+from captioner.models.decoders.lstm import LSTMState, RecurrentDecoder
 from captioner.types import AttentionOutput
 
 
@@ -33,43 +28,29 @@ class LuongDecoder(RecurrentDecoder):
         self,
         attention: Attention,
         *,
-        vocabulary_size: int,
         feature_dim: int,
         hidden_dim: int,
         embed_dim: int,
         input_feeding: bool = True,
-        gate: GateKind = "none",
-        tie_embeddings: bool = False,
-        dropout: float = 0.5,
-        embed_dropout: float = 0.0,
+        **settings: Any,
     ) -> None:
         super().__init__(
             attention,
-            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
             input_dim=embed_dim if input_feeding else 0,
             output_dim=embed_dim,
-            gate=gate,
-            tie_embeddings=tie_embeddings,
-            dropout=dropout,
-            embed_dropout=embed_dropout,
+            **settings,
         )
         self.attentional = nn.Linear(feature_dim + hidden_dim, embed_dim, bias=False)
         self.input_feeding = input_feeding
 
     @classmethod
     def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **sizes: Any
-    ) -> LuongDecoder:
-        return cls(
-            attend(),
-            gate=config.gate,
-            input_feeding=config.input_feeding,
-            **recurrent_settings(config),
-            **sizes,
-        )
+        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
+    ) -> RecurrentDecoder:
+        return super().from_config(config, attend, input_feeding=config.input_feeding, **options)
 
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
         state = super().start(memory, beams)

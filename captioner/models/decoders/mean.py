@@ -22,37 +22,25 @@ class MeanDecoder(RecurrentDecoder):
     """
 
     def __init__(
-        self,
-        *,
-        vocabulary_size: int,
-        feature_dim: int,
-        hidden_dim: int,
-        embed_dim: int,
-        tie_embeddings: bool = False,
-        dropout: float = 0.5,
-        embed_dropout: float = 0.0,
+        self, *, feature_dim: int, hidden_dim: int, embed_dim: int, **settings: Any
     ) -> None:
         super().__init__(
             None,
-            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
             input_dim=0,
             output_dim=embed_dim,
-            gate="none",
-            tie_embeddings=tie_embeddings,
-            dropout=dropout,
-            embed_dropout=embed_dropout,
+            **settings,
         )
         self.photo = nn.Linear(feature_dim, embed_dim)  # "photo": a key of the weights
         self.from_h = nn.Linear(hidden_dim, embed_dim)
 
     @classmethod
     def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **sizes: Any
+        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
     ) -> MeanDecoder:
-        return cls(**recurrent_settings(config), **sizes)
+        return cls(**recurrent_settings(config), **options)
 
     def prepare(self, grid: Grid) -> Memory:
         return Memory(grid, keys=grid.features[..., :0].unsqueeze(1))

@@ -7,16 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.config import DecoderConfig
 from captioner.models.attention import Attention, Memory
-from captioner.models.decoders.base import AttentionFactory
 from captioner.models.decoders.lstm import (
-    GateKind,
     LSTMState,
     RecurrentDecoder,
     init_gates,
     lstm_cell,
-    recurrent_settings,
 )
 from captioner.types import AttentionOutput
 
@@ -36,39 +32,25 @@ class TopDownDecoder(RecurrentDecoder):
         self,
         attention: Attention,
         *,
-        vocabulary_size: int,
         feature_dim: int,
         hidden_dim: int,
         embed_dim: int,
-        gate: GateKind = "none",
-        tie_embeddings: bool = False,
-        dropout: float = 0.5,
-        embed_dropout: float = 0.0,
+        **settings: Any,
     ) -> None:
         super().__init__(
             attention,
-            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
             hidden_dim=hidden_dim,
             embed_dim=embed_dim,
             input_dim=hidden_dim,
             output_dim=embed_dim,
-            gate=gate,
-            tie_embeddings=tie_embeddings,
-            dropout=dropout,
-            embed_dropout=embed_dropout,
+            **settings,
         )
         self.mean_gates = nn.Linear(feature_dim, 4 * hidden_dim, bias=False)
         self.language_gates = nn.Linear(feature_dim + 2 * hidden_dim, 4 * hidden_dim)
         self.from_h = nn.Linear(hidden_dim, embed_dim)
         self.from_context = nn.Linear(feature_dim, embed_dim, bias=False)
         init_gates(self.language_gates.bias, self.language_gates.weight[:, -hidden_dim:])
-
-    @classmethod
-    def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **sizes: Any
-    ) -> TopDownDecoder:
-        return cls(attend(), gate=config.gate, **recurrent_settings(config), **sizes)
 
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
         state = super().start(memory, beams)
