@@ -39,10 +39,9 @@ def test_a_step_has_the_cpu_s_loss_and_gradients(
 ) -> None:
     # TF32, the default of convolutions, keeps ten bits: a few gradients would leave the tolerance.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    plain = {"encoder__dropout": 0.0, "decoder__dropout": 0.0, "decoder__embed_dropout": 0.0}
     if changed.get("attention__select") == "hard":
         changed = changed | {"attention__semi_sampling": 1.0}  # no draws
-    config = tiny.recipe(drawn_photos, tmp_path / "run", **(plain | changed))
+    config = tiny.recipe(drawn_photos, tmp_path / "run", **(tiny.NO_DROPOUT | changed))
     found = []
     for device in (CPU, GPU):
         torch.manual_seed(0)

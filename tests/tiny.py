@@ -98,6 +98,11 @@ def draw_table(folder: Path, *, train: int = 12, val: int = 3, test: int = 3) ->
     return folder
 
 
+NO_DROPOUT: dict[str, Any] = {
+    "decoder__dropout": 0.0, "decoder__embed_dropout": 0.0, "encoder__dropout": 0.0
+}  # fmt: skip
+
+
 def recipe(root: Path, output: Path, **changed: object) -> Config:
     """A training recipe of a second or two; `changed` are settings as `section__key`."""
     from dataclasses import replace

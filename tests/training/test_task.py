@@ -24,7 +24,6 @@ from captioner.training.step import training_step
 from captioner.training.task import TrainingTask
 
 CPU = torch.device("cpu")
-NO_DROPOUT = {"decoder__dropout": 0.0, "decoder__embed_dropout": 0.0, "encoder__dropout": 0.0}
 LEARNED = {"attention__select": "hard", "hard__baseline": "learned"}
 KINDS: dict[str, dict[str, object]] = {
     "soft": {},
@@ -212,7 +211,7 @@ def test_a_task_can_be_wrapped_as_it_is_for_several_processes(folder: Path, kind
 
 
 def styled(folder: Path, **changed: object) -> tuple[CrossEntropyTask, Batch]:
-    setup = ready(folder, {**NO_DROPOUT, **changed})
+    setup = ready(folder, {**tiny.NO_DROPOUT, **changed})
     task = setup.task
     assert isinstance(task, CrossEntropyTask)
     return CrossEntropyTask(

@@ -333,13 +333,7 @@ def trainer(table: Path, run: Path, **changed: object) -> Trainer:
     return Trainer(prepare(config, torch.device("cpu")), run, torch.device("cpu"))
 
 
-STILL = {
-    "decoder__dropout": 0.0,
-    "decoder__embed_dropout": 0.0,
-    "encoder__dropout": 0.0,
-    "optim__ema_decay": 0.0,
-    "optim__clip_norm": 0.0,
-}
+STILL = {**tiny.NO_DROPOUT, "optim__ema_decay": 0.0, "optim__clip_norm": 0.0}
 
 
 def gradients(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
