@@ -68,7 +68,8 @@ def main() -> int:
                 run([*command, "--output", output, "--engine", engine, "--workers", "1"])
                 rates[engine] = engine_rate(output)
             ratios = {name: rate / rates["plain loop"] for name, rate in rates.items()}
-            print({name: f"{rate:.1f}/s, {ratios[name]:.2f}" for name, rate in rates.items()})
+            said = {name: f"{rate:.1f}/s, {ratios[name]:.2f}" for name, rate in rates.items()}
+            print(said, flush=True)
         return 0
     reference = folder / "undisturbed"
     begun = time.monotonic()
