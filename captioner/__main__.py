@@ -11,7 +11,6 @@ from captioner.cli.commands import COMMANDS
 
 EXAMPLES = (
     "captioner caption photo.jpg --output out",
-    "captioner caption holiday/ --recursive --json",
     "captioner train --config configs/flickr8k_soft.yaml --data.root DIR",
 )
 

@@ -19,6 +19,7 @@ from captioner.checkpoint import CARD, MANIFEST, model_folder, save_model
 from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
+from captioner.data.tars import ImagePath
 from captioner.data.transforms import image_transform, open_image, upright_rgb
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
     from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
 
-# A path, the bytes of a file or an open file, a PIL image of any mode, uint8 pixels [H, W, 3] as an
-# array or a tensor, or the result of `Captioner.transform`.
+# A path or a place in a tar file, the bytes of a file or an open file, a PIL image of any mode,
+# uint8 pixels [H, W, 3] as an array or a tensor, or the result of `Captioner.transform`.
 ImageInput: TypeAlias = (
-    "str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
+    "str | ImagePath | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
     " | tuple[Tensor | np.ndarray, Geometry]"
 )
 ACCEPTED = (

@@ -98,6 +98,7 @@ DATA_FORMATS = Registry(
         "karpathy": "captioner.data.formats.karpathy:read",
         "coco": "captioner.data.formats.coco:read",
         "table": "captioner.data.formats.table:read",
+        "webdataset": "captioner.data.formats.webdataset:read",
     },
 )
 TOKENIZERS = Registry(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from captioner.batch.storage import file_system, is_url
 from captioner.errors import DataError
+from captioner.storage import expand, file_system, is_url
 
 Kind = Literal["photos", "tars"]
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -48,7 +48,7 @@ class Source:
     def _rows(self) -> Iterator[tuple[str, str]]:
         lower = self.name.lower()
         if self.kind == "tars":
-            return ((path, path) for path in _expand(self.name))
+            return ((path, path) for path in expand(self.name))
         if lower.endswith(".parquet"):
             return _parquet_rows(self.name)
         system, path = file_system(self.name)
@@ -57,31 +57,6 @@ class Source:
         if lower.endswith(_TABLE_SUFFIXES):
             return _table_rows(self.name, system, path)
         return _list_rows(self.name, system, path)
-
-
-def _expand(pattern: str) -> list[str]:
-    """Return the paths or URLs of a pattern with {00..99}, * or ?, in order.
-
-    Raises:
-        DataError: There is none.
-    """
-    from braceexpand import braceexpand
-
-    try:
-        names = list(braceexpand(pattern))
-    except ValueError:
-        raise DataError(f"{pattern}: a brace is not closed") from None
-    found: list[str] = []
-    for name in names:
-        system, path = file_system(name)
-        if any(sign in name for sign in "*?["):
-            paths = sorted(system.glob(path))
-        else:
-            paths = [path] if system.exists(path) else []
-        if not paths:
-            raise DataError(f"{name}: no such file")
-        found += [system.unstrip_protocol(each) if is_url(name) else each for each in paths]
-    return found
 
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]:
@@ -132,7 +107,7 @@ def _parquet_rows(name: str) -> Iterator[tuple[str, str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    for each in _expand(name):
+    for each in expand(name):
         system, path = file_system(each)
         try:
             with system.open(path, "rb") as file:

@@ -15,8 +15,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from captioner.batch.inputs import Source
-from captioner.batch.storage import Folder
 from captioner.errors import DataError
+from captioner.storage import Folder
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -26,10 +26,10 @@ from captioner.batch.shard import (
     statistics_name,
     verified,
 )
-from captioner.batch.storage import Folder, absolute
 from captioner.checkpoint import MANIFEST, model_folder
 from captioner.errors import CaptionerError
 from captioner.files import locked, remove_temporary_files
+from captioner.storage import Folder, absolute
 
 Engine = Callable[[Job, Sequence[int]], Iterator[Statistics]]
 

@@ -8,7 +8,6 @@ import io
 import json
 import multiprocessing
 import os
-import posixpath
 import sys
 import tarfile
 import time
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.batch.plan import PlanReader, Row, rows_digest
-from captioner.batch.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
 from captioner.errors import CaptionerError, ImageError
+from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -312,17 +311,14 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
     As WebDataset has it, the id of `folder/key.jpg` is `folder/key`. A tar file that cannot be read
     to its end is a photo with that error, after those before.
     """
-    from captioner.data.transforms import IMAGE_SUFFIXES
+    from captioner.data.tars import is_image, sample_key
 
     for _, path in rows:
         try:
             system, name = file_system(path)
             with system.open(name, "rb") as file, tarfile.open(fileobj=file, mode="r|*") as members:
                 for member in members:
-                    folder, base = posixpath.split(member.name)
-                    key, _, extension = base.partition(".")
-                    suffix = posixpath.splitext(base)[1].lower()
-                    if not (member.isfile() and key and extension and suffix in IMAGE_SUFFIXES):
+                    if not is_image(member):
                         continue
                     content: bytes | ImageError
                     if member.size > MAX_FILE_BYTES:
@@ -330,7 +326,7 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
                     else:
                         stream = members.extractfile(member)
                         content = (stream.read() if stream else b"") or _EMPTY
-                    identity = posixpath.join(folder, key)
+                    identity, _ = sample_key(member.name)
                     yield _Photo(identity, f"{path}::{member.name}", content)
                     members.members = []  # type: ignore[attr-defined]  # keep no names
         except (OSError, tarfile.TarError, EOFError) as error:

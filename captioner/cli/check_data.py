@@ -17,6 +17,7 @@ from captioner.registry import DATA_FORMATS, TOKENIZERS
 if TYPE_CHECKING:
     from captioner.data.captioned import Split
     from captioner.data.check import ImageFacts
+    from captioner.data.tars import ImagePath
 
 NAMED = 10  # files of a kind that are named one by one
 ON_SHEET = 36  # photos on a contact sheet
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         "cannot be read.",
         epilog="example: captioner check-data photos.csv --contact-sheet sheet.jpg",
     )
-    parser.add_argument("root", type=Path, help="folder of the data set, or a table's file")
+    parser.add_argument("root", help="folder of the data set, or a table's file")
     parser.add_argument(
         "--format", choices=tuple(DATA_FORMATS), default="table", help="layout (default: table)"
     )
@@ -118,8 +119,8 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
     from captioner.data.formats.table import row_errors
     from captioner.data.readers import read_split
 
-    if arguments.format == "table" and arguments.root.exists():
-        rows = row_errors(arguments.root, arguments.file)
+    if arguments.format == "table" and Path(arguments.root).exists():
+        rows = row_errors(Path(arguments.root), arguments.file)
         for sentence in rows[:-1]:
             show(printable(f"mend: {sentence}"))
         if rows:
@@ -176,7 +177,7 @@ def _language(splits: dict[str, Split], tokenizer: Any) -> list[str]:
     ]
 
 
-def _draw(path: Path, splits: dict[str, Split], facts: dict[Path, ImageFacts]) -> None:
+def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
     import io
 
     from captioner.data.transforms import open_image

@@ -20,6 +20,7 @@ from captioner.cli import (
 )
 from captioner.cli.output import add_at_test
 from captioner.data.captioned import CaptionedImage
+from captioner.data.tars import ImagePath
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, write_json
@@ -129,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     from captioner.evaluation.evaluate import caption_images
 
-    def unreadable(path: Path, error: ImageError) -> None:
+    def unreadable(path: ImagePath, error: ImageError) -> None:
         tqdm.write(f"{path}: {error}", file=sys.stderr)
 
     captioner = load_captioner(chosen_model(arguments), arguments)

@@ -45,8 +45,8 @@ class SourceConfig:
         name: Short name, for `--data.root NAME=PATH`, `train.val_source` and the names of its
             validation metrics; if empty, the format (and the position, as in `table-2`).
         format: Layout of the data set.
-        root: Its folder (for `table` also the file itself).
-        file: Karpathy's dataset_*.json or the table, when the folder holds several.
+        root: Its folder (for `table` also the file itself, for `webdataset` also a URL).
+        file: As `data.file`.
         coco_splits: As `data.coco_splits`.
         train_split: Split to train on; null does not train on this source.
         val_split: Split to validate on; null does not validate on this source.
@@ -75,9 +75,11 @@ class DataConfig:
 
     Args:
         format: Layout of the data set.
-        root: Its folder (for `table` also the file itself). On the command line, where the recipe
-            has several sources: NAME=PATH for one of them, or several, separated by commas.
-        file: Karpathy's dataset_*.json or the table, when the folder holds several.
+        root: Its folder (for `table` also the file itself, for `webdataset` also a URL such as
+            s3://bucket/folder). On the command line, where the recipe has several sources:
+            NAME=PATH for one of them, or several, separated by commas.
+        file: Karpathy's dataset_*.json or the table, when the folder holds several. For
+            `webdataset` the pattern of its tar files; null is `{split}-[0-9]*.tar`.
         coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by
             image names with the `coco` format.
         train_split: Split to train on; `train+restval` joins two.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import DataError
 
 
@@ -15,13 +16,13 @@ class CaptionedImage:
     """An image file with its captions.
 
     Args:
-        path: The file, which may be missing.
+        path: The file, which may be missing, or its place in a tar file.
         captions: Texts with every run of white space made one space.
         image_id: Its id in COCO results, distinct within a source.
         source: Index of the source that it is from, where a run reads several.
     """
 
-    path: Path
+    path: ImagePath
     captions: tuple[str, ...]
     image_id: int | str
     source: int = 0
@@ -40,9 +41,9 @@ class Split:
     """
 
     images: list[CaptionedImage]
-    missing: list[Path]
+    missing: list[ImagePath]
     uncaptioned: list[CaptionedImage] = field(default_factory=list)
-    wordless: list[tuple[Path, str]] = field(default_factory=list)
+    wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
 
     def wordless_sentence(self) -> str | None:
         """Say which captions were left out for want of words; None without any."""
@@ -64,7 +65,9 @@ class ExistingFiles:
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
 
-    def __contains__(self, path: Path) -> bool:
+    def __contains__(self, path: ImagePath) -> bool:
+        if isinstance(path, TarMember):  # the tar file's size was compared with its index
+            return True
         folder, name = os.path.split(path)
         if folder not in self._names:
             try:

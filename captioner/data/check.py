@@ -8,13 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.tars import ImagePath, read_bytes
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
@@ -44,7 +44,7 @@ class ImageFacts:
     thumbnail: np.ndarray
 
 
-def image_facts(path: Path) -> ImageFacts:
+def image_facts(path: ImagePath) -> ImageFacts:
     """Read an image.
 
     Raises:
@@ -53,22 +53,22 @@ def image_facts(path: Path) -> ImageFacts:
     image = open_image(path)
     return ImageFacts(
         *image.size,
-        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        digest=hashlib.sha256(read_bytes(path)).hexdigest(),
         thumbnail=np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX)),
     )
 
 
 def read_images(
     images: Iterable[CaptionedImage], done: Callable[[], object] = lambda: None
-) -> tuple[dict[Path, ImageFacts], dict[Path, str]]:
+) -> tuple[dict[ImagePath, ImageFacts], dict[ImagePath, str]]:
     """Read every image; return facts of those that can be read, and why others cannot.
 
     Args:
         images: An image in several splits is read once.
         done: Called after each.
     """
-    facts: dict[Path, ImageFacts] = {}
-    unreadable: dict[Path, str] = {}
+    facts: dict[ImagePath, ImageFacts] = {}
+    unreadable: dict[ImagePath, str] = {}
     for path in dict.fromkeys(image.path for image in images):
         try:
             facts[path] = image_facts(path)
@@ -78,14 +78,14 @@ def read_images(
     return facts, unreadable
 
 
-def duplicates(facts: Mapping[Path, ImageFacts]) -> list[tuple[Path, Path, str]]:
+def duplicates(facts: Mapping[ImagePath, ImageFacts]) -> list[tuple[ImagePath, ImagePath, str]]:
     """Return pairs of files that hold the same image.
 
     Returns:
         Two paths, and `same file` or `near duplicates`: resized, or saved again.
     """
     found = []
-    by_digest: dict[str, Path] = {}
+    by_digest: dict[str, ImagePath] = {}
     for path, fact in facts.items():
         first = by_digest.setdefault(fact.digest, path)
         if first != path:
@@ -194,7 +194,7 @@ def split_problems(splits: Mapping[str, Split]) -> list[str]:
         shared = {i.path for i in first.images} & {i.path for i in second.images}
         if shared:
             found.append(
-                f"{len(shared)} photos are in {one} and in {other}, as {min(shared)}; keep each in "
-                "one split"
+                f"{len(shared)} photos are in {one} and in {other}, as {min(map(str, shared))}; "
+                "keep each in one split"
             )
     return found

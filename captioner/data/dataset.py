@@ -15,6 +15,7 @@ from captioner.data.batch import Batch
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache, FeatureCrop
 from captioner.data.loading import load_items
+from captioner.data.tars import TarMember, read_members
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import ImageError
@@ -116,12 +117,14 @@ class CaptionDataset(Dataset[Batch]):
         epoch, entries = item
         repeats, chosen = np.divmod(np.asarray(entries, dtype=np.int64), len(self))
         views = self.captions.image_of[chosen] + repeats * len(self.images)
+        wanted = np.unique(views).tolist()
+        contents = self._from_shards({view % len(self.images) for view in wanted})
         inputs: dict[int, Tensor] = {}
         unreadable: dict[str, str] = {}
-        for view in np.unique(views).tolist():
+        for view in wanted:
             repeat, image = divmod(view, len(self.images))
             try:
-                inputs[view] = self._read(image, epoch, repeat)
+                inputs[view] = self._read(image, epoch, repeat, contents.get(image))
             except ImageError as error:
                 unreadable[str(self.images[image].path)] = str(error)
         readable = np.isin(views, list(inputs))
@@ -153,12 +156,19 @@ class CaptionDataset(Dataset[Batch]):
             unreadable=list(unreadable.items()),
         )
 
-    def _read(self, image: int, epoch: int, repeat: int) -> Tensor:
+    def _from_shards(self, images: set[int]) -> dict[int, bytes]:
+        """Return the files of those images that lie in shards, read at the same time."""
+        if self.cache is not None:
+            return {}
+        members = {i: path for i in images if isinstance(path := self.images[i].path, TarMember)}
+        return dict(zip(members, read_members(list(members.values())), strict=True))
+
+    def _read(self, image: int, epoch: int, repeat: int, content: bytes | None) -> Tensor:
         generator = np.random.default_rng((self.seed, epoch, image, repeat))
         if self.cache is not None:
             features = self.cache.read(image, int(generator.integers(self.cache.views)))
             return features if self.cache_crop is None else self.cache_crop(features, generator)
-        return self.transform(open_image(self.images[image].path), generator)[0]
+        return self.transform(open_image(content or self.images[image].path), generator)[0]
 
 
 class CaptionBatches:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from captioner.data.loading import load_items
+from captioner.data.tars import ImagePath, TarMember, file_facts
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import DataError, ImageError
 from captioner.files import locked, remove_temporary_files, replacing
@@ -108,7 +109,7 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
     """
 
     def __init__(
-        self, paths: Sequence[Path], transform: ImageTransform, views: int, seed: int
+        self, paths: Sequence[ImagePath], transform: ImageTransform, views: int, seed: int
     ) -> None:
         self.paths, self.transform, self.views, self.seed = paths, transform, views, seed
 
@@ -131,7 +132,7 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
 
 def build_feature_cache(
     root: Path,
-    paths: Sequence[Path],
+    paths: Sequence[ImagePath],
     transform: ImageTransform,
     encode: Callable[[Tensor], Tensor],
     *,
@@ -266,7 +267,12 @@ def _damaged(folder: Path, reason: str) -> DataError:
 
 
 def _key(
-    paths: Sequence[Path], transform: ImageTransform, *, fingerprint: str, views: int, seed: int
+    paths: Sequence[ImagePath],
+    transform: ImageTransform,
+    *,
+    fingerprint: str,
+    views: int,
+    seed: int,
 ) -> str:
     settings = {
         name: str(value) for name, value in vars(transform).items() if not name.startswith("_")
@@ -276,11 +282,10 @@ def _key(
     digest = hashlib.sha256(json.dumps([fingerprint, settings, views, seed]).encode())
     for path in paths:
         try:
-            facts = path.stat()
-            size, changed = facts.st_size, facts.st_mtime_ns
+            size, changed = file_facts(path)
         except OSError:  # vanished: unreadable, as `open_image` will report
             size = changed = -1
-        name = os.fsencode(os.path.realpath(path))
+        name = os.fsencode(str(path) if isinstance(path, TarMember) else os.path.realpath(path))
         digest.update(name + f"\0{size}\0{changed}\n".encode())
     return digest.hexdigest()
 

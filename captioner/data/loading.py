@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from captioner.errors import DataError
+from captioner.errors import CaptionerError, DataError
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
 HANGS_AFTER_S = 300.0  # without an item of any worker
@@ -107,6 +107,9 @@ def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
                 item = next(items)
             except StopIteration:
                 return
+            except CaptionerError as error:  # a worker's comes with its traceback for a message
+                kind = type(error)
+                raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
             except (RuntimeError, OSError, EOFError) as error:
                 lost = _LOST.search(str(error))
                 # An item's tensors are fetched from its worker, who may be dead by then.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import numpy as np
 
 from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, ExistingFiles, Split
+from captioner.data.tars import file_facts, read_bytes
 from captioner.data.text_files import has_words
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
@@ -41,9 +41,10 @@ def read_split(
 
     Args:
         format: A name in `captioner.registry.DATA_FORMATS`; each is described in its `read`.
-        root: Folder of the data set (for `table` also the file itself).
+        root: Folder of the data set (for `table` also the file itself, for `webdataset` a URL).
         split: Name of the split; "val" of Flickr8k is its "dev".
-        file: Captions file of the formats `karpathy` and `table`, when there are several.
+        file: Captions file of the formats `karpathy` and `table`, when there are several, or the
+            pattern of the tar files of `webdataset`.
         coco_splits: Folder of lists of image names, for the format `coco`.
 
     Raises:
@@ -51,7 +52,7 @@ def read_split(
             that names the file and, where it has lines, the line.
     """
     existing = ExistingFiles()
-    named = _named_images(format, Path(root), split, file, coco_splits, existing)
+    named = _named_images(format, root, split, file, coco_splits, existing)
     wordless = [
         (image.path, text) for image in named for text in image.captions if not has_words(text)
     ]
@@ -83,13 +84,13 @@ def read_captions(
     coco_splits: str | Path | None = None,
 ) -> list[str]:
     """Read all captions of a split, also of images that are not on disk; as `read_split`."""
-    images = _named_images(format, Path(root), split, file, coco_splits, ExistingFiles())
+    images = _named_images(format, root, split, file, coco_splits, ExistingFiles())
     return [text for image in images for text in image.captions]
 
 
 def _named_images(
     format: str,
-    root: Path,
+    root: str | Path,
     split: str,
     file: str | Path | None,
     coco_splits: str | Path | None,
@@ -98,9 +99,15 @@ def _named_images(
     """Return the images that the files of a split name."""
     if format not in DATA_FORMATS:
         raise DataError(f"unknown data format {format!r}; use one of {', '.join(DATA_FORMATS)}")
-    if not root.exists():
+    if isinstance(root, str) and "://" in root:
+        if format != "webdataset":
+            raise DataError(
+                f"{root}: format {format} reads folders of this machine alone; copy the data set, "
+                "or write it as shards (captioner shards) and train from these"
+            )
+    elif not (root := Path(root)).exists():
         raise DataError(f"the data folder {root} does not exist; correct the data root")
-    if root.is_file() and (format != "table" or file is not None):
+    elif root.is_file() and (format != "table" or file is not None):
         raise DataError(f"the data root {root} is a file; name its folder as the root")
     splits = list(dict.fromkeys(name.strip() for name in split.split("+")))
     if not all(splits):
@@ -280,8 +287,7 @@ def files_digest(images: Iterable[CaptionedImage]) -> str:
     digest = hashlib.sha256()
     for image in images:
         try:
-            status = os.stat(image.path)
-            facts = f"{status.st_size} {status.st_mtime_ns}"
+            facts = "{} {}".format(*file_facts(image.path))
         except OSError:  # unreadable, as `open_image` will report
             facts = "-"
         digest.update(f"{facts}\n".encode())
@@ -299,14 +305,13 @@ def content_digest(images: Sequence[CaptionedImage], *, max_bytes: int | None = 
 
     def size(image: CaptionedImage) -> int:
         try:
-            return os.path.getsize(image.path)
+            return file_facts(image.path)[0]
         except OSError:
             return -1
 
     def content(image: CaptionedImage) -> str:
         try:
-            with image.path.open("rb") as file:
-                return hashlib.sha256(file.read()).hexdigest()
+            return hashlib.sha256(read_bytes(image.path)).hexdigest()
         except OSError:
             return "-"
 

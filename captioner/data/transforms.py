@@ -26,6 +26,7 @@ from PIL import (
 
 from captioner.config import PreprocessConfig
 from captioner.data.heif import is_heif, register_heif
+from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import ConfigError, ImageError
 from captioner.runtime.libtiff import silence_libtiff
 from captioner.types import Geometry
@@ -82,7 +83,7 @@ class _PillowWarnings:
 _pillow_warnings = _PillowWarnings()
 
 
-def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
+def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
     """Read an image file as upright 8-bit RGB.
 
     EXIF orientation is applied, CMYK and palettes are converted, 16-bit grey is scaled to 8 bits,
@@ -90,13 +91,18 @@ def open_image(source: str | Path | bytes | IO[bytes]) -> Image.Image:
     MAX_IMAGE_PIXELS is decoded at a half, a quarter or an eighth of its size.
 
     Args:
-        source: A path, the bytes of a file, or a file object that can seek.
+        source: A path, a place in a tar file, the bytes of a file, or a file object that can seek.
 
     Raises:
+        DataError: A tar file cannot be read.
         ImageError: The file is missing, empty, not an image of an accepted format, damaged or too
             large (over MAX_IMAGE_PIXELS; for baseline JPEGs, MAX_JPEG_PIXELS). The message does not
             name the file: the caller does.
     """
+    if isinstance(source, TarMember):
+        if not source.size:
+            raise ImageError("the file is empty")
+        source = source.read()
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:

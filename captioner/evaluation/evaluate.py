@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from tqdm import tqdm
 
+from captioner.data.tars import ImagePath
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts
@@ -76,8 +76,8 @@ class Evaluation:
     results: dict[str, Any]
     captions: dict[ImageId, Caption]
     unreadable: dict[ImageId, str] = field(default_factory=dict)
-    missing: list[Path] = field(default_factory=list)
-    wordless: list[tuple[Path, str]] = field(default_factory=list)
+    missing: list[ImagePath] = field(default_factory=list)
+    wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
 
 
 def evaluate(
@@ -133,7 +133,7 @@ def caption_images(
     *,
     beam_size: int | None = None,
     at_test: HardAttentionMode | None = None,
-    on_unreadable: Callable[[Path, ImageError], None] | None = None,
+    on_unreadable: Callable[[ImagePath, ImageError], None] | None = None,
 ) -> tuple[dict[ImageId, Caption], dict[ImageId, str]]:
     """Caption the images that can be read, in batches and with a progress bar.
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from captioner.data.tars import ImagePath
 from captioner.errors import DataError
 
 # The word list of CHAIR (Rohrbach et al., 2018, "Object Hallucination in Image Captioning", section
@@ -136,7 +137,7 @@ class Objects:
         """
         return cls([_read_instances(path) for path in paths])
 
-    def image(self, path: Path) -> ImageKey | None:
+    def image(self, path: ImagePath) -> ImageKey | None:
         """Return the key of an image, found by its name; COCO's two names are one image."""
         names = (path.name, _number_in(path.name))
         return next((self._by_name[name] for name in names if name in self._by_name), None)

@@ -63,6 +63,16 @@ def test_workers_that_are_lost_are_replaced_and_no_item_is_lost_or_repeated(
     assert not multiprocessing.active_children()
 
 
+def refuse() -> None:
+    raise DataError("a: b cannot be read; mend it")
+
+
+def test_what_a_worker_refuses_is_its_sentence_alone(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        list(load_items(Squares(tmp_path / "harmed", refuse), [5], workers=1))
+    assert str(caught.value) == "a: b cannot be read; mend it"
+
+
 def test_the_death_of_a_worker_does_not_interrupt_the_use_of_an_item(tmp_path: Path) -> None:
     """PyTorch's own handler of SIGCHLD raises anywhere, also between two halves of a step."""
     items = load_items(Squares(tmp_path / "harmed", die), range(20), workers=2)

@@ -688,7 +688,7 @@ def test_a_split_without_a_name_is_refused(flickr8k: Path, split: str) -> None:
 def test_arguments_that_cannot_be_used_are_named(flickr8k: Path) -> None:
     assert (
         sentence(format="voc", root=flickr8k, split="train")
-        == "unknown data format 'voc'; use one of flickr8k, karpathy, coco, table"
+        == "unknown data format 'voc'; use one of flickr8k, karpathy, coco, table, webdataset"
     )
     nowhere = flickr8k / "nowhere"
     assert f"the data folder {nowhere} does not exist" in sentence(

@@ -192,7 +192,11 @@ def test_a_batch_is_shared_by_views() -> None:
     assert batches.share(np.array([3]), 1, 2).size + batches.share(np.array([3]), 0, 2).size == 1
 
 
-@pytest.mark.parametrize("counts", [(2, 1), pytest.param((1, 3), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "counts",
+    [(2, 1), *(pytest.param(c, marks=pytest.mark.slow) for c in ((1, 2), (2, 3)))],
+    ids=str,
+)
 def test_a_run_goes_on_with_another_number_of_processes(
     programs: Programs, table: Path, tmp_path: Path, counts: tuple[int, int]
 ) -> None:
@@ -212,23 +216,67 @@ def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: P
     assert sum("no word occurs 1000 times" in each for each in said) == 1
 
 
-@pytest.mark.slow
-def test_a_run_whose_processes_are_killed_ends_bit_for_bit_as_one_that_was_not(
-    programs: Programs, table: Path, tmp_path: Path
-) -> None:
-    """Kill -9 of one process three times; torchrun begins again from the last checkpoint."""
-    changed = {"train__epochs": 8, "optim__accumulate": 1, "train__checkpoint_every": 3}
-    for name in ("whole", "killed"):
-        recipe = tiny.recipe(table, tmp_path / name, attention__select="hard", **changed)
-        (tmp_path / f"{name}.yaml").write_text(to_yaml(recipe))
+def start_recipe(programs: Programs, recipe: Path, *options: str) -> list[Running]:
+    """Start the command in two processes, as torchrun would."""
     port = str(free_port())
-    whole = [
+    return [
         programs.start(
-            "train.py", "--config", tmp_path / "whole.yaml", OMP_NUM_THREADS="1",
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", RANK=rank, LOCAL_RANK=rank,
+            "train.py", "--config", recipe, *options, OMP_NUM_THREADS="1", WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, LOCAL_RANK=rank,
         )
         for rank in ("0", "1")
     ]  # fmt: skip
+
+
+def write_recipes(table: Path, folder: Path, *names: str) -> None:
+    """Write a recipe NAME.yaml for each run folder NAME."""
+    changed = {"train__epochs": 8, "optim__accumulate": 1, "train__checkpoint_every": 3}
+    for name in names:
+        recipe = tiny.recipe(table, folder / name, attention__select="hard", **changed)
+        (folder / f"{name}.yaml").write_text(to_yaml(recipe))
+
+
+@pytest.fixture(scope="module")
+def whole(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_recipes(table, folder, "whole")
+    finish(start_recipe(programs, folder / "whole.yaml"))
+    return folder / "whole"
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """Losses and weights are those of the other run, bit for bit."""
+    assert losses(run) == losses(whole)
+    for folder in ("last", "best"):
+        ours, theirs = ((r / folder / "model.safetensors").read_bytes() for r in (run, whole))
+        assert ours == theirs, folder
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
+    programs: Programs, table: Path, whole: Path, tmp_path: Path
+) -> None:
+    write_recipes(table, tmp_path, "run")
+    running = start_recipe(programs, tmp_path / "run.yaml")
+    log = tmp_path / "run" / "metrics.jsonl"
+    running[1].wait_until(lambda: log.exists() and log.read_text().count('"train"') > 4)
+    os.kill(running[1].pid, signal.SIGTERM)
+    results = [each.wait() for each in running]
+    assert [result.code for result in results] == [130, 130], results
+    done = len(losses(tmp_path / "run"))
+    assert 4 < done < len(losses(whole))
+    resumed = finish(start_recipe(programs, tmp_path / "run.yaml", "--resume"))
+    assert not any("Traceback" in result.stderr for result in [*results, *resumed])
+    assert_same(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_are_killed_ends_bit_for_bit_as_one_that_was_not(
+    table: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Kill -9 of one process three times; torchrun begins again from the last checkpoint."""
+    write_recipes(table, tmp_path, "killed")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     torchrun += ["--master-port", str(free_port()), "--max-restarts", "3", "--monitor-interval=0.1"]
     command = [*torchrun, "train.py", "--config", tmp_path / "killed.yaml"]
@@ -248,11 +296,4 @@ def test_a_run_whose_processes_are_killed_ends_bit_for_bit_as_one_that_was_not(
         running.kill()
     assert running.returncode == 0, (tmp_path / "said").read_text()
     assert killed == 3
-    finish(whole)
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-    for folder in ("last", "best"):
-        ours, theirs = (
-            (tmp_path / name / folder / "model.safetensors").read_bytes()
-            for name in ("whole", "killed")
-        )
-        assert ours == theirs, folder
+    assert_same(tmp_path / "killed", whole)

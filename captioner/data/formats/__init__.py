@@ -4,7 +4,8 @@ A format is a function
 
     read(root, splits, *, file, coco_splits, existing) -> list[CaptionedImage]
 
-root: Folder of the data set, which exists (for `table` also the file itself).
+root: Folder of the data set, which exists (for `table` also the file itself, for `webdataset` also
+    a URL).
 splits: Names of the splits to join, each once.
 file: Captions file where the format has a choice of it, else None; `coco_splits`: see `coco`. A
     format refuses what it has no use for (`refuse_unused`).

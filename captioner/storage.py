@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, DataError
 from captioner.files import replacing
 
 MAX_FILE_BYTES = 2**28  # of a photo behind a URL
@@ -39,6 +39,38 @@ def file_system(name: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise CaptionerError(f"{name}: {error}") from None
     return system, path
+
+
+def expand(pattern: str) -> list[str]:
+    """Return the paths or URLs of a pattern with {00..99}, * or ?, in order.
+
+    Raises:
+        DataError: There is none.
+    """
+    names = [pattern]
+    if "{" in pattern:
+        try:
+            from braceexpand import braceexpand
+        except ModuleNotFoundError:
+            raise DataError(
+                f"{pattern}: braces need the package braceexpand; install captioner with its extra "
+                "[batch], or use * instead"
+            ) from None
+        try:
+            names = list(braceexpand(pattern))
+        except ValueError:
+            raise DataError(f"{pattern}: a brace is not closed") from None
+    found: list[str] = []
+    for name in names:
+        system, path = file_system(name)
+        if any(sign in name for sign in "*?["):
+            paths = sorted(system.glob(path))
+        else:
+            paths = [path] if system.exists(path) else []
+        if not paths:
+            raise DataError(f"{name}: no such file")
+        found += [system.unstrip_protocol(each) if is_url(name) else each for each in paths]
+    return found
 
 
 class Folder:
@@ -108,16 +140,30 @@ def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:
     Returns:
         The content of each, or why it cannot be read.
     """
-    by_system: dict[str, list[str]] = {}
-    for url in urls:
-        by_system.setdefault(url.partition("://")[0], []).append(url)
-    found: dict[str, bytes | Exception] = {}
-    for group in by_system.values():
-        system, _ = file_system(group[0])
-        # Not `cat`, which takes [ and * in a name for patterns. One byte more than is accepted:
-        # nobody reads a terabyte because a list names it.
-        paths = [system._strip_protocol(url) for url in group]
-        ends = [MAX_FILE_BYTES + 1] * len(group)
-        contents = system.cat_ranges(paths, [0] * len(group), ends, on_error="return")
-        found.update(zip(group, contents, strict=True))
-    return found
+    # One byte more than is accepted: nobody reads a terabyte because a list names it.
+    names = list(dict.fromkeys(urls))
+    contents = fetch_ranges([(url, 0, MAX_FILE_BYTES + 1) for url in names])
+    return dict(zip(names, contents, strict=True))
+
+
+def fetch_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes | Exception]:
+    """Read pieces of files behind URLs, concurrently where the file system can.
+
+    Args:
+        ranges: For each the URL, the first byte and the end.
+
+    Returns:
+        The bytes of each, or why it cannot be read.
+    """
+    by_system: dict[str, list[int]] = {}
+    for number, (url, _, _) in enumerate(ranges):
+        by_system.setdefault(url.partition("://")[0], []).append(number)
+    found: dict[int, bytes | Exception] = {}
+    for numbers in by_system.values():
+        urls, starts, ends = zip(*(ranges[number] for number in numbers), strict=True)
+        system, _ = file_system(urls[0])
+        # Not `cat`, which takes [ and * in a name for patterns.
+        paths = [system._strip_protocol(url) for url in urls]
+        contents = system.cat_ranges(paths, list(starts), list(ends), on_error="return")
+        found.update(zip(numbers, contents, strict=True))
+    return [found[number] for number in range(len(ranges))]

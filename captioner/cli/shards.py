@@ -1,0 +1,97 @@
+"""`captioner shards`: write a data set as WebDataset shards, to train from."""
+
+from __future__ import annotations
+
+import argparse
+
+from tqdm import tqdm
+
+from captioner.cli import CommandParser, printable, report, run_command, show, whole_number_up_to
+from captioner.errors import DataError
+from captioner.registry import DATA_FORMATS
+
+PHOTOS_PER_SHARD = 1000
+NAMED = 10  # missing files that are named one by one
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = CommandParser(
+        prog="captioner shards",
+        description="Write splits of a data set as WebDataset shards: tar files of photos with "
+        "their captions as JSON, each with an index. Train from them with --data.format webdataset "
+        "--data.root DIR. Exit code: 0 all done, 1 some photos are missing, 2 nothing could be "
+        "done.",
+        epilog="example: captioner shards --format coco --root data/coco --split train2017 "
+        "--output s3://bucket/coco",
+    )
+    parser.add_argument(
+        "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
+    )
+    parser.add_argument("--root", required=True, metavar="DIR", help="folder of the data set")
+    parser.add_argument(
+        "--split",
+        action="append",
+        metavar="SPLIT",
+        help="a split; may be given several times (default: train and val)",
+    )
+    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
+    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="folder or URL for the shards",
+    )
+    parser.add_argument(
+        "--photos-per-shard",
+        type=whole_number_up_to(100_000),
+        default=PHOTOS_PER_SHARD,
+        metavar="N",
+        help=f"photos in a tar file, which is held in memory (default: {PHOTOS_PER_SHARD})",
+    )
+    arguments = parser.parse_args(argv)
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.readers import read_split
+    from captioner.data.shards import write_shards
+    from captioner.storage import Folder
+
+    missing = 0
+    names = arguments.split or ["train", "val"]
+    splits = {
+        name: read_split(
+            format=arguments.format,
+            root=arguments.root,
+            split=name,
+            file=arguments.file,
+            coco_splits=arguments.coco_splits,
+        )
+        for name in names
+    }
+    for name, split in splits.items():
+        if not split.images:
+            raise DataError(f"{arguments.root}: no photo of split {name!r} has a caption")
+        for path in split.missing[:NAMED]:
+            report(f"{path}: no such file, left out")
+        if split.missing:
+            report(f"{name}: {len(split.missing)} photos are missing")
+        missing += len(split.missing)
+        if split.uncaptioned:
+            report(f"{name}: {len(split.uncaptioned)} photos without captions are left out")
+        if sentence := split.wordless_sentence():
+            report(f"{name}: {sentence}")
+        with tqdm(total=len(split.images), desc=name, unit="photo", disable=None) as bar:
+            shards = write_shards(
+                split.images,
+                Folder(arguments.output),
+                name,
+                photos_per_shard=arguments.photos_per_shard,
+                done=bar.update,
+            )
+        show(
+            f"{name}: {len(split.images)} photos in {len(shards)} shards: "
+            f"{printable(arguments.output)}/{shards[0]} ..."
+        )
+    return 1 if missing else 0

@@ -1,0 +1,164 @@
+"""Every recipe on a pretended GPU: no tensor of the CPU meets one of the GPU, and few waits for it.
+
+A training step waits once, for whether the gradient is finite; a search once a word and at its end.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from pretend_gpu import CUDA, Pretended, PretendedGPU, move
+
+from captioner.config import Config, read_recipe
+from captioner.runtime.device import autocast
+from captioner.training.optimizer import build_optimizer
+from captioner.training.setup import Setup, prepare
+from captioner.training.step import training_step
+from captioner.training.validation import validate
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+RECIPES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
+QUICK = ("table.yaml", "families/hard.yaml", "families/transformer.yaml")
+STEP = {"training/step.py:training_step"}
+SELF_CRITICAL = {
+    "generation/sampling.py:sample",
+    "training/self_critical.py:_rewards",
+    "training/self_critical.py:_as_batch",
+}
+SEARCH = {
+    "generation/beam_search.py:advance",
+    "generation/beam_search.py:hypotheses",  # at its end, as in the next
+    "generation/arrays.py:to_numpy",
+}
+WORDS = 4
+
+
+def quick(names: list[str]) -> list[object]:
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.draw_table(tmp_path_factory.mktemp("table"), train=4, val=2, test=0)
+    (folder / "texts.tsv").write_text("a\ta red square on a blue field\nb\tthe green disc")
+    return folder
+
+
+def small(recipe: str, table: Path) -> Config:
+    """The recipe on drawn photos: smaller ones, and without weights that are not at hand."""
+    config = read_recipe(CONFIGS / recipe)
+    data = replace(
+        config.data, format="table", root=str(table), sources=None, file=None, coco_splits=None,
+        train_split="train", val_split="val", min_count=1, cache=None, val_share=0.0,
+    )  # fmt: skip
+    text = replace(config.text, file=config.text.file and str(table / "texts.tsv"))
+    return replace(
+        config,
+        data=data,
+        text=text,
+        preprocess=replace(config.preprocess, height_px=96, width_px=96),
+        encoder=replace(config.encoder, weights="none"),
+        loss=replace(config.loss, teachers=(), distillation=0.0, attention_distillation=0.0),
+        train=replace(config.train, start_from=None, device="cpu"),
+    )
+
+
+def step(setup: Setup, device: torch.device, context: Any = nullcontext()) -> torch.Tensor:  # noqa: B008
+    """Take an optimizer step by the first captions, and return its loss."""
+    torch.manual_seed(1)
+    output = training_step(
+        setup.task.train(),
+        [setup.dataset[(0, range(4))]],
+        build_optimizer(setup.task, setup.config.optim),
+        learning_rate_factor=1.0,
+        clip_norm=1.0,
+        autocast=context,
+        device=device,
+    )
+    assert output.updated
+    return output.output.loss.detach()
+
+
+@pytest.mark.parametrize("recipe", quick(RECIPES))
+def test_a_recipe_runs_where_its_tensors_are_on_a_gpu(recipe: str, table: Path) -> None:
+    setup = prepare(small(recipe, table), torch.device("cpu"))
+    with PretendedGPU() as gpu:
+        move(setup.task)
+        loss = step(setup, CUDA)
+        assert isinstance(loss, Pretended)
+        samples = setup.config.self_critical.samples
+        assert gpu.waits.keys() == STEP | (SELF_CRITICAL if samples else set()), gpu.waits
+        assert gpu.waits["training/step.py:training_step"] == 1
+        for beam_size in (1, 3):
+            gpu.waits.clear()
+            found = validate(
+                setup.task.model,
+                setup.validation,
+                setup.validation_transform,
+                setup.vocabulary,
+                device=CUDA,
+                beam_size=beam_size,
+                max_words=WORDS,
+                length_penalty=0.5,
+                no_repeat_ngram=2,
+            )
+            assert len(found.captions) == 2
+            assert gpu.waits.keys() <= SEARCH, gpu.waits
+            assert gpu.waits["generation/beam_search.py:advance"] <= WORDS
+
+
+@pytest.mark.parametrize("recipe", ["table.yaml", "families/hard.yaml"])
+def test_a_step_in_bfloat16_has_nearly_the_same_loss(recipe: str, table: Path) -> None:
+    """On the CPU, where the types meet as on a GPU."""
+    cpu = torch.device("cpu")
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        setup = prepare(small(recipe, table), cpu)
+        losses.append(float(step(setup, cpu, autocast(cpu, precision))))
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["table.yaml", "families/hard.yaml"])
+def test_a_compiled_task_has_the_same_loss(recipe: str, table: Path) -> None:
+    setup = prepare(small(recipe, table), torch.device("cpu"))
+    task = setup.task.train()
+    batch = setup.dataset[(0, range(4))].to(torch.device("cpu"))
+    losses = []
+    for forward in (task, torch.compile(task, backend="aot_eager")):
+        torch.manual_seed(1)
+        losses.append(float(forward(batch).loss.detach()))
+        forward(batch).loss.backward()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_what_a_gpu_refuses_is_refused() -> None:
+    """Or the test above would show nothing."""
+    linear = torch.nn.Linear(3, 2)
+    with PretendedGPU() as gpu:
+        there = torch.ones(2, 3, device="cuda")
+        for mistake in (
+            lambda: linear(there),
+            lambda: there + torch.ones(3),
+            lambda: torch.cat([there, torch.ones(1, 3)]),
+            lambda: torch.ones(3)[torch.zeros(1, dtype=torch.long, device="cuda")],
+        ):
+            with pytest.raises(RuntimeError, match="cuda"):
+                mistake()
+        move(linear)
+        loss = linear(there).square().sum() + torch.tensor(1.0)
+        loss.backward()
+        assert linear.weight.grad is not None
+        assert linear.weight.grad.device.type == loss.device.type == "cuda"
+        assert there.cpu().device.type == "cpu"
+        assert loss > 0
+        assert len(there.tolist()) == len(there[there > 0].view(2, 3))
+    # besides, an index of truth values waits for its count
+    assert sum(gpu.waits.values()) == 4
