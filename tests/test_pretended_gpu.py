@@ -55,7 +55,7 @@ def small(recipe: str, table: Path) -> Config:
     config = read_recipe(CONFIGS / recipe)
     data = replace(
         config.data, format="table", root=str(table), sources=None, file=None, coco_splits=None,
-        train_split="train", val_split="val", min_count=1, cache=None, val_share=0.0,
+        train_split="train", val_split="val", min_count=1, cache=None, cache_min_area=1.0, val_share=0.0,
     )  # fmt: skip
     text = replace(config.text, file=config.text.file and str(table / "texts.tsv"))
     return replace(
