@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from captioner.errors import ConfigError
 from captioner.models.decoders import TeacherForcingOutput
-from captioner.runtime.device import at_least_float32
 
 if TYPE_CHECKING:
     from captioner.training.distillation import TeacherTargets
@@ -83,7 +82,8 @@ def caption_losses(
     packed = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
     words = len(packed) if words is None else words
     captions = len(lengths) if captions is None else captions
-    log_probs = torch.log_softmax(at_least_float32(output.logits), dim=-1)
+    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
+    log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
     word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     if label_smoothing:  # otherwise its gradient of zeros would cost as much as that of the words

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.runtime.device import at_least_float32
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
@@ -143,7 +142,8 @@ class Select(nn.Module, ABC):
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
-        scores = at_least_float32(scores)  # maps sum to 1 under autocast too
+        # at least float32: maps sum to 1 under autocast too
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.temperature != 1:
             scores = scores / self.temperature
         log_map = torch.log_softmax(scores, dim=-1)
