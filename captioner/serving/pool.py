@@ -24,7 +24,7 @@ from captioner.serving import worker
 from captioner.serving.problems import Problem
 from captioner.types import Caption, Geometry
 
-WORKERS = 2  # processes a pool
+WORKERS = 3  # processes a pool; one client has all but one of them at once
 DECODE_MEMORY_BYTES = 2 * 2**30
 DRAW_MEMORY_BYTES = 1 * 2**30
 # A process is replaced after this many tasks, so that memory which its allocator keeps is returned.
