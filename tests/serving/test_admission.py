@@ -57,7 +57,11 @@ def test_silent_uploads_make_room_and_active_ones_do_not() -> None:
         return upload.dropped
 
     async def run() -> None:
-        with admission.upload("a") as old, admission.upload("b") as older, admission.upload("c") as new:
+        with (
+            admission.upload("a") as old,
+            admission.upload("b") as older,
+            admission.upload("c") as new,
+        ):
             holding = [asyncio.create_task(hold(upload, 40)) for upload in (old, older)]
             await asyncio.sleep(0.01)
             with pytest.raises(FullError):

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from captioner.data.transforms import ImageTransform, open_image
+from captioner.serving import pool
 from captioner.serving.pool import DecodedImage, ImageDecoder, Painter, WorkerCrashError
 from captioner.serving.problems import Problem
 from captioner.types import Caption, Geometry
@@ -170,6 +171,34 @@ def test_a_decoder_that_hangs_is_ended_and_replaced(drawn_photos: Path) -> None:
         assert refused(decoder, big)[0] == 422
         decoder.pool.time_limit_s = 20
         assert decode(decoder, photo).pixels.shape == (3, 64, 96)
+    finally:
+        decoder.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no niceness")
+def test_a_slow_task_makes_way_for_others_and_its_process_is_replaced(
+    drawn_photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = (drawn_photos / "01.jpg").read_bytes()
+    monkeypatch.setattr(pool, "SLOW_S", 0.05)
+    decoder = ImageDecoder(max_pixels=10**6, time_limit_s=60, workers=1)
+    try:
+        (slow,) = decoder.pool.process_ids
+        kill(decoder, signal.SIGSTOP)
+        decoding = threading.Thread(target=decode, args=(decoder, photo))
+        decoding.start()
+        end = time.monotonic() + 20
+        while os.getpriority(os.PRIO_PROCESS, slow) < pool.LOW_PRIORITY:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        os.kill(slow, signal.SIGCONT)
+        decoding.join()
+        monkeypatch.setattr(pool, "SLOW_S", 60.0)
+        decode(decoder, photo)
+        (fresh,) = decoder.pool.process_ids
+        assert fresh != slow
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, fresh) == own
     finally:
         decoder.close()
 
