@@ -7,10 +7,8 @@ it. That process is killed and replaced, and only its own request fails.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import multiprocessing
-import os
 import queue
 import sys
 import threading
@@ -31,8 +29,6 @@ DECODE_MEMORY_BYTES = 2 * 2**30
 DRAW_MEMORY_BYTES = 1 * 2**30
 # A process is replaced after this many tasks, so that memory which its allocator keeps is returned.
 TASKS_PER_PROCESS = 200
-# A task of more seconds makes way for the others on a busy processor, by its niceness.
-SLOW_S, LOW_PRIORITY = 2.0, 10
 # Most tasks end sooner by themselves than a new process would start.
 CANCEL_GRACE_S = 0.5
 
@@ -207,29 +203,22 @@ class _WorkerProcess:
             self.kill()
 
         call.begin(self)
-        timers = [threading.Timer(time_limit_s, expire), threading.Timer(SLOW_S, self._make_way)]
-        for timer in timers:
-            timer.daemon = True
-            timer.start()
+        timer = threading.Timer(time_limit_s, expire)
+        timer.daemon = True
+        timer.start()
         try:
             self._connection.send(call.arguments)
             header = json.loads(self._connection.recv_bytes())
+            if header.get("low_priority"):  # which it cannot raise again
+                self.tasks = TASKS_PER_PROCESS
             return header, [self._connection.recv_bytes() for _ in range(int(header["parts"]))]
         except (EOFError, OSError, KeyError, TypeError, ValueError):
             if expired.is_set():
                 raise WorkerTimeoutError from None
             raise
         finally:
-            for timer in timers:
-                timer.cancel()
+            timer.cancel()
             call.end()
-
-    def _make_way(self) -> None:
-        """Let short tasks have the processor before this long one."""
-        self.tasks = TASKS_PER_PROCESS  # then replaced: a priority cannot be raised again
-        if sys.platform != "win32":
-            with contextlib.suppress(OSError):  # it has just ended
-                os.setpriority(os.PRIO_PROCESS, self.pid, LOW_PRIORITY)
 
     def kill(self) -> None:
         self._process.kill()

@@ -21,13 +21,14 @@ import torch
 from PIL import Image
 
 from captioner.data.transforms import ImageTransform, open_image
-from captioner.serving import pool
+from captioner.serving import worker
 from captioner.serving.pool import DecodedImage, ImageDecoder, Painter, WorkerCrashError
 from captioner.serving.problems import Problem
 from captioner.types import Caption, Geometry
 from captioner.visualization import attention_sheet
 
 TRANSFORM = ImageTransform(height_px=64, width_px=96)
+LONG = 200  # words, which take a painter more than worker.SLOW_CPU_S
 
 
 @pytest.fixture(scope="module")
@@ -175,32 +176,23 @@ def test_a_decoder_that_hangs_is_ended_and_replaced(drawn_photos: Path) -> None:
         decoder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no niceness")
-def test_a_slow_task_makes_way_for_others_and_its_process_is_replaced(
-    drawn_photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photo = (drawn_photos / "01.jpg").read_bytes()
-    monkeypatch.setattr(pool, "SLOW_S", 0.05)
-    decoder = ImageDecoder(max_pixels=10**6, time_limit_s=60, workers=1)
+def test_a_long_task_makes_way_for_others_and_its_process_is_replaced() -> None:
+    painter = Painter(time_limit_s=120, workers=1)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        (slow,) = decoder.pool.process_ids
-        kill(decoder, signal.SIGSTOP)
-        decoding = threading.Thread(target=decode, args=(decoder, photo))
-        decoding.start()
-        end = time.monotonic() + 20
-        while os.getpriority(os.PRIO_PROCESS, slow) < pool.LOW_PRIORITY:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        os.kill(slow, signal.SIGCONT)
-        decoding.join()
-        monkeypatch.setattr(pool, "SLOW_S", 60.0)
-        decode(decoder, photo)
-        (fresh,) = decoder.pool.process_ids
+        draw(painter, "png", words=2)
+        (slow,) = painter.pool.process_ids
+        assert os.getpriority(os.PRIO_PROCESS, slow) == own
+        draw(painter, "gif", words=LONG)
+        assert os.getpriority(os.PRIO_PROCESS, slow) == own + worker.LOW_PRIORITY
+        draw(painter, "png", words=2)
+        (fresh,) = painter.pool.process_ids
         assert fresh != slow
-        own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, fresh) == own
     finally:
-        decoder.close()
+        painter.close()
 
 
 def test_a_photo_that_does_not_fit_in_memory_costs_its_own_request(drawn_photos: Path) -> None:
