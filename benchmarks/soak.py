@@ -4,10 +4,11 @@
 
 starts a server on loopback and asks it for captions and pictures from `--clients` clients: first
 alone ("quiet", a tenth of the time), then together with hostile clients, which leave heads and
-uploads unfinished, send nonsense, damaged images, captions at every limit and 13,000 options, and
-leave before their answer. Prints one JSON object: the status and seconds of single attacks before
-that, honest requests, those that were lost or got another image's caption, p50 and p99 in seconds,
-the memory of the server and its processes, and the lines of its log.
+uploads unfinished, send nonsense, damaged images, captions at every limit and 13,000 options, wait
+for the longest pictures, and leave before their answer. Prints one JSON object: the status and
+seconds of single attacks before that, honest requests, those that were lost or got another image's
+caption, p50 and p99 in seconds, the memory of the server and its processes, and the lines of its
+log.
 
 Hostile clients have machines of their own, so here they run in a process of their own, with the
 lowest priority, and from another address (127.0.0.2, where the system has it; `--attack-from
@@ -162,6 +163,7 @@ def hostile_clients(port: int, photo: bytes, address: str) -> dict[str, Callable
         "nonsense": lambda: [stall(b"\0nonsense\r\n\r\n") for _ in range(20)],
         "damaged images": damaged,
         "long captions": lambda: send(f"/v1/pictures?format=gif&caption={ligatures}", photo),
+        "longest pictures": lambda: send(f"/v1/pictures?format=gif&caption={words}", photo),
         "longest captions": lambda: leave(f"/v1/pictures?format=gif&caption={words}"),
         "scores": lambda: leave(f"/v1/scores?caption={words}"),
         "options": lambda: send("/v1/captions?" + "&".join(["a=1"] * 13_000), photo),

@@ -63,7 +63,14 @@ MODELS = Path(__file__).parent / "bundled"  # those that ship in the package
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
 # Bounds on what a folder may ask for.
-_MAX_BYTES = {MANIFEST: 2**20, CONFIG: 2**20, VOCABULARY: 2**26, TOKENIZER: 2**26}
+_MAX_BYTES = {
+    MANIFEST: 2**20,
+    CONFIG: 2**20,
+    VOCABULARY: 2**26,
+    TOKENIZER: 2**26,
+    WEIGHTS: 2**34,  # a file of holes is sent in no time, and would be read for hours
+    STATE: 2**36,
+}
 _MAX_EXTRA_BYTES = 2**29
 _MAX_FILES = 100
 _MAX_INPUT_PX = 4096
@@ -543,7 +550,8 @@ def clean_run_folder(run: Path) -> None:
 
     A model that was about to be replaced when the process was killed gets its name back.
     """
-    remove_temporary_files(run, older_than_s=0)
+    for folder in (run, *run.glob("samples/*")):
+        remove_temporary_files(folder, older_than_s=0)
     for name in ("best", *CHECKPOINTS):
         shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
         aside = run / f".{name}.old"
@@ -570,9 +578,8 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
         if name not in sums:
             raise CheckpointError(f"{folder}: not complete, {name} is not in {MANIFEST}")
     for name, expected in sums.items():
-        is_large = name in (WEIGHTS, STATE)
         try:
-            _check_file(folder / name, None if is_large else _MAX_BYTES.get(name, _MAX_EXTRA_BYTES))
+            _check_file(folder / name, _MAX_BYTES.get(name, _MAX_EXTRA_BYTES))
             digest = _sha256(folder / name)
         except OSError as error:
             raise CheckpointError(
@@ -637,7 +644,7 @@ def file_sums(folder: Path) -> dict[str, str]:
     return sums
 
 
-def _check_file(path: Path, max_bytes: int | None) -> None:
+def _check_file(path: Path, max_bytes: int) -> None:
     """Refuse what is no regular file, or too large. Links to regular files are accepted.
 
     Raises:
@@ -646,7 +653,7 @@ def _check_file(path: Path, max_bytes: int | None) -> None:
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
         raise OSError("it is no regular file")
-    if max_bytes is not None and facts.st_size > max_bytes:
+    if facts.st_size > max_bytes:
         raise OSError(f"it has more than {max_bytes} bytes")
 
 

@@ -673,6 +673,12 @@ def test_a_special_file_is_refused_at_once(
     assert str(saved) in sentence(lambda: load_model(saved))
 
 
+def test_weights_of_unreasonable_size_are_refused_unread(saved: Path) -> None:
+    """A file of holes takes no space, but hours to read."""
+    os.truncate(saved / "model.safetensors", 2**40)
+    assert "it has more than" in sentence(lambda: load_model(saved))
+
+
 def test_links_to_regular_files_as_of_a_hub_s_cache_are_followed(
     saved: Path, tmp_path: Path
 ) -> None:
@@ -834,7 +840,11 @@ def test_a_killed_replacement_is_undone_or_finished(tmp_path: Path, parts: Parts
     (run / "best").rename(run / ".best.old")  # killed between the two renames
     (run / ".best.writing").mkdir()
     (run / ".last.writing").mkdir()
-    (run / ".0123456789abcdef.tmp").write_bytes(b"half")
+    sample = run / "samples" / "1"
+    sample.mkdir(parents=True)
+    for folder in (run, sample):
+        (folder / ".0123456789abcdef.tmp").write_bytes(b"half")
     clean_run_folder(run)
-    assert [path.name for path in run.iterdir()] == ["best"]
+    assert sorted(path.name for path in run.iterdir()) == ["best", "samples"]
+    assert not list(sample.iterdir())
     load_model(run / "best")

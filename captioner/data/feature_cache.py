@@ -175,6 +175,7 @@ def build_feature_cache(
                 _verify(folder, done)
                 _fill(folder, key, items, encode, done, unreadable, workers, progress)
         else:
+            remove_temporary_files(folder)
             _verify(folder, done)
     except OSError as error:
         raise DataError(

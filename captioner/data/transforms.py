@@ -7,6 +7,7 @@ can crash on damaged files.
 from __future__ import annotations
 
 import io
+import logging
 import stat
 import threading
 import warnings
@@ -42,6 +43,9 @@ IMAGE_SUFFIXES = frozenset(
 MAX_IMAGE_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
 # Baseline JPEGs, as phones write them, are decoded at half their size or less up to this limit.
 MAX_JPEG_PIXELS = 200_000_000
+
+# Some of what Pillow refuses it also logs as an error, which Python prints where nobody listens.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 ResizeMode = Literal["squash", "letterbox", "crop"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]

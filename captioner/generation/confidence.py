@@ -193,7 +193,7 @@ class Calibrator:
                 fitted_on=str(content.get("fitted_on", "")),
                 features=tuple(map(str, content["features"])),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 f"{CALIBRATOR}: not a calibrator of this version of captioner ({error}); make one "
                 "with captioner calibrate, or remove the file and its line in manifest.json"

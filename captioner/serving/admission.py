@@ -46,11 +46,13 @@ class Upload:
     """A request's body on its way, and its share of the memory.
 
     Attributes:
+        client: who sends it, as `client_key` gives it.
         scope: what reads the body; it is cancelled to make room for others.
         dropped: whether that has happened.
     """
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, client: str) -> None:
+        self.client = client
         self.scope = anyio.CancelScope()
         self.dropped = False
         self.size = 0
@@ -77,8 +79,9 @@ class Admission:
 
     Args:
         max_requests: complete requests at once; one client has at most `client_share` of them.
-        max_held_bytes: bytes of all bodies, unfinished ones included. Where they do not fit, the
-            upload that has been silent for longest makes room.
+        max_held_bytes: bytes of all bodies, unfinished ones included; one client's are at most
+            `client_share` of them. Where they do not fit, the upload that has been silent for
+            longest makes room.
     """
 
     def __init__(self, max_requests: int, max_held_bytes: int) -> None:
@@ -86,7 +89,7 @@ class Admission:
         self.requests = 0
         self._by_client: Counter[str] = Counter()
         self._uploads: set[Upload] = set()
-        self._held_bytes = 0
+        self._held_bytes: Counter[str] = Counter()  # by client
 
     @property
     def in_progress(self) -> int:
@@ -98,21 +101,24 @@ class Admission:
         return self.requests >= self.max_requests
 
     @contextmanager
-    def upload(self) -> Iterator[Upload]:
+    def upload(self, client: str) -> Iterator[Upload]:
         """Hold a body in memory, from its first byte to the answer.
+
+        Args:
+            client: as `client_key` gives it.
 
         Raises:
             FullError: no request would be taken now.
         """
         if self.full:
             raise FullError
-        upload = Upload(self)
+        upload = Upload(self, client)
         self._uploads.add(upload)
         try:
             yield upload
         finally:
             self._uploads.discard(upload)
-            self._held_bytes -= upload.size
+            self._release(upload)
 
     @contextmanager
     def request(self, client: str) -> Iterator[None]:
@@ -142,8 +148,8 @@ class Admission:
         Raises:
             FullError: they do not fit, and no other upload is silent.
         """
-        self._held_bytes += size
-        if self._held_bytes <= self.max_held_bytes:
+        self._held_bytes[upload.client] += size
+        if self._fits(upload):
             return
         silent_since = time.monotonic() - STALLED_S
         silent = [
@@ -152,11 +158,25 @@ class Admission:
             if each is not upload and not each.complete and each.last_progress <= silent_since
         ]
         for each in sorted(silent, key=lambda each: each.last_progress):
-            if self._held_bytes <= self.max_held_bytes:
+            if self._fits(upload):
                 return
-            self._held_bytes -= each.size
-            each.size = 0
-            each.dropped = True
-            each.scope.cancel()
-        if self._held_bytes > self.max_held_bytes:
+            if each.client == upload.client or not self._all_fit:
+                self._release(each)
+                each.dropped = True
+                each.scope.cancel()
+        if not self._fits(upload):
             raise FullError
+
+    @property
+    def _all_fit(self) -> bool:
+        return self._held_bytes.total() <= self.max_held_bytes
+
+    def _fits(self, upload: Upload) -> bool:
+        share = client_share(self.max_held_bytes)
+        return self._all_fit and self._held_bytes[upload.client] <= share
+
+    def _release(self, upload: Upload) -> None:
+        self._held_bytes[upload.client] -= upload.size
+        upload.size = 0
+        if not self._held_bytes[upload.client]:
+            del self._held_bytes[upload.client]

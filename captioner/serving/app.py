@@ -189,7 +189,7 @@ async def _answer(
     deadline_s = service.limits.deadline_s
     client = client_key(request.client.host if request.client else "")
     try:
-        with service.admission.upload() as upload:
+        with service.admission.upload(client) as upload:
             try:
                 with anyio.fail_after(deadline_s):
                     data, options = await read_image_and_options(

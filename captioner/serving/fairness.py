@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
@@ -50,14 +50,18 @@ class _Waiting:
 
 
 class FairSemaphore:
-    """A semaphore that serves clients in turns.
+    """A semaphore that serves clients in turns, and keeps a place free of each of them.
+
+    Turns alone would let one client's long tasks take all places: another would wait for their end.
 
     Args:
-        places: how many may hold it at once.
+        places: how many may hold it at once; one client has all but one of them.
     """
 
     def __init__(self, places: int) -> None:
         self._free = places
+        self._client_places = max(1, places - 1)
+        self._held: Counter[str] = Counter()  # places by client
         self._turns = Turns()
         self._waiting: list[_Waiting] = []
 
@@ -75,15 +79,23 @@ class FairSemaphore:
                 self._waiting.remove(waiting)
             else:
                 self._free += 1
+                self._held[client] -= 1
+                if not self._held[client]:
+                    del self._held[client]
                 self._begin()
 
     def _begin(self) -> None:
         # One whose future was cancelled removes itself.
         while self._free and (
-            ready := [each for each in self._waiting if not each.begin.cancelled()]
+            ready := [
+                each
+                for each in self._waiting
+                if not each.begin.cancelled() and self._held[each.client] < self._client_places
+            ]
         ):
             following = self._turns.first(ready)
             self._waiting.remove(following)
             self._free -= 1
+            self._held[following.client] += 1
             self._turns.serve(following.client)
             following.begin.set_result(None)

@@ -24,7 +24,7 @@ from captioner.serving import worker
 from captioner.serving.problems import Problem
 from captioner.types import Caption, Geometry
 
-WORKERS = 2  # processes a pool
+WORKERS = 3  # processes a pool; one client has all but one of them at once
 DECODE_MEMORY_BYTES = 2 * 2**30
 DRAW_MEMORY_BYTES = 1 * 2**30
 # A process is replaced after this many tasks, so that memory which its allocator keeps is returned.
@@ -209,6 +209,8 @@ class _WorkerProcess:
         try:
             self._connection.send(call.arguments)
             header = json.loads(self._connection.recv_bytes())
+            if header.get("low_priority"):  # which it cannot raise again
+                self.tasks = TASKS_PER_PROCESS
             return header, [self._connection.recv_bytes() for _ in range(int(header["parts"]))]
         except (EOFError, OSError, KeyError, TypeError, ValueError):
             if expired.is_set():

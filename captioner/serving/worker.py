@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 import traceback
@@ -24,6 +25,9 @@ from captioner.types import Caption
 
 # The answer of a task: a JSON header, and further parts as plain bytes.
 Answer = tuple[dict[str, Any], list[bytes]]
+
+# A task that takes more seconds of the processor makes way for short ones, by its niceness.
+SLOW_CPU_S, LOW_PRIORITY = 2.0, 10
 
 IMAGE_NAME = "your photo"  # the name of the uploaded file appears in no picture
 
@@ -52,6 +56,8 @@ def main(connection: Connection, task: str, memory_bytes: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _limit_memory(memory_bytes)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGPROF, lambda *_: os.nice(LOW_PRIORITY))
     try:
         while True:
             _run_task(connection, *TASKS[task])
@@ -61,8 +67,10 @@ def main(connection: Connection, task: str, memory_bytes: int) -> None:
 
 def _run_task(connection: Connection, run: Callable[..., Answer], too_large: str) -> None:
     arguments = connection.recv()
+    priority = 0 if sys.platform == "win32" else os.nice(0)
     header: dict[str, Any]
     parts: list[bytes] = []
+    _set_processor_timer(SLOW_CPU_S)
     try:
         header, parts = run(*arguments)
     except RefusedError as error:
@@ -71,6 +79,8 @@ def _run_task(connection: Connection, run: Callable[..., Answer], too_large: str
         header = {"refused": {"status": 422, "detail": too_large}}
     except Exception:  # noqa: BLE001  the server logs it
         header = {"failed": traceback.format_exc()}
+    _set_processor_timer(0)
+    header["low_priority"] = sys.platform != "win32" and os.nice(0) > priority
     connection.send_bytes(json.dumps({**header, "parts": len(parts)}).encode())
     for part in parts:
         connection.send_bytes(part)
@@ -172,6 +182,11 @@ TASKS: dict[str, tuple[Callable[..., Answer], str]] = {
     "decode": (decode, "the photo does not fit in memory; make it smaller"),
     "draw": (draw, "the picture does not fit in memory; use a shorter caption"),
 }
+
+
+def _set_processor_timer(seconds: float) -> None:
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _limit_memory(memory_bytes: int) -> None:

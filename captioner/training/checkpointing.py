@@ -80,6 +80,8 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
 def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
     """Refuse to resume with other data; of photos only the times of change may differ.
 
+    Bytes decide, as far as both have hashes of them: a photo may change and keep its time.
+
     Raises:
         CheckpointError: Captions or photos are not those that the run began with.
     """
@@ -90,10 +92,11 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
         "training photos",
         "validation photos",
     ):
-        if before[name] == now[name]:
-            continue
         contents = {key for key in before if key in now and key.endswith(f" bytes of {name}")}
-        if contents and all(before[key] == now[key] for key in contents):
+        same_bytes = all(before[key] == now[key] for key in contents)
+        if before[name] == now[name] and same_bytes:
+            continue
+        if contents and same_bytes:
             print(
                 f"{name}: other times of change than when the run began, but the same bytes; "
                 "going on",

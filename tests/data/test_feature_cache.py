@@ -586,5 +586,9 @@ def test_remains_of_a_killed_build_are_removed(
     (folder,) = (tmp_path / "cache").iterdir()
     (folder / ".0123456789abcdef.tmp").write_bytes(b"half")
     build(tmp_path / "cache", photos, Encode(encoder))
+    old = folder / ".fedcba9876543210.tmp"
+    old.touch()
+    os.utime(old, (0, 0))
+    build(tmp_path / "cache", photos, Encode(encoder))
     names = {path.name for path in folder.iterdir()}
     assert names == {"features.npy", "checksums.npy", "progress.json", ".lock"}

@@ -192,7 +192,7 @@ def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
     ):
         with pytest.raises(CheckpointError, match="calibrator"):
             Calibrator.from_json(json.dumps(content | changed).encode())
-    for data in (b"", b"[]", b"\xff", b"3"):
+    for data in (b"", b"[]", b"\xff", b"3", b"[" * 100_000):
         with pytest.raises(CheckpointError, match="calibrator"):
             Calibrator.from_json(data)
 

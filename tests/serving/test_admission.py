@@ -17,9 +17,9 @@ def test_so_many_requests_are_taken_and_again_when_they_are_answered() -> None:
             assert admission.full
             with pytest.raises(FullError), admission.request("c"):
                 pass
-            with pytest.raises(FullError), admission.upload():
+            with pytest.raises(FullError), admission.upload("c"):
                 pass
-        with admission.request("c"), admission.upload():
+        with admission.request("c"), admission.upload("c"):
             assert (admission.requests, admission.in_progress) == (1, 1)
         assert (admission.requests, admission.in_progress) == (0, 0)
 
@@ -41,7 +41,7 @@ def test_one_client_leaves_a_quarter_to_others() -> None:
 def test_unfinished_uploads_are_no_requests() -> None:
     async def run() -> None:
         admission = Admission(max_requests=1, max_held_bytes=100)
-        with admission.upload(), admission.upload(), admission.request("a"):
+        with admission.upload("a"), admission.upload("a"), admission.request("a"):
             assert (admission.requests, admission.in_progress) == (1, 2)
 
     asyncio.run(run())
@@ -57,7 +57,11 @@ def test_silent_uploads_make_room_and_active_ones_do_not() -> None:
         return upload.dropped
 
     async def run() -> None:
-        with admission.upload() as old, admission.upload() as older, admission.upload() as new:
+        with (
+            admission.upload("a") as old,
+            admission.upload("b") as older,
+            admission.upload("c") as new,
+        ):
             holding = [asyncio.create_task(hold(upload, 40)) for upload in (old, older)]
             await asyncio.sleep(0.01)
             with pytest.raises(FullError):
@@ -80,11 +84,32 @@ def test_memory_is_free_again_after_the_answer() -> None:
     async def run() -> None:
         admission = Admission(max_requests=8, max_held_bytes=100)
         for _ in range(3):
-            with admission.upload() as upload:
-                upload.add(60)
+            with admission.upload("a") as upload:
+                upload.add(35)
                 upload.add(40)
                 with pytest.raises(FullError):
                     upload.add(1)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_fills_its_memory_leaves_a_quarter_to_others() -> None:
+    async def run() -> None:
+        admission = Admission(max_requests=8, max_held_bytes=100)
+        with admission.upload("a") as one, admission.upload("a") as two:
+            one.add(75)
+            with pytest.raises(FullError):
+                two.add(5)
+            two.last_progress -= 5
+            with admission.upload("b") as other:
+                other.add(20)
+                assert not one.dropped
+                assert not two.dropped
+        with admission.upload("a") as again, admission.upload("a") as more:
+            again.add(75)
+            again.last_progress -= 5
+            more.add(5)  # a client's own silent upload makes room for it
+            assert again.dropped
 
     asyncio.run(run())
 

@@ -54,15 +54,29 @@ def test_a_place_is_never_lost_whenever_its_task_is_cancelled() -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         with anyio.fail_after(5):
-            async with semaphore.hold("a"), semaphore.hold("a"):
+            async with semaphore.hold("a"), semaphore.hold("b"):
                 pass
         with anyio.move_on_after(0.01) as third:
-            async with semaphore.hold("a"), semaphore.hold("a"), semaphore.hold("a"):
+            async with semaphore.hold("a"), semaphore.hold("b"), semaphore.hold("c"):
                 pass
         assert third.cancelled_caught
         return most
 
     assert asyncio.run(run()) == 2
+
+
+def test_one_client_never_holds_all_places() -> None:
+    async def run() -> None:
+        semaphore = FairSemaphore(3)
+        async with semaphore.hold("greedy"), semaphore.hold("greedy"):
+            third = asyncio.create_task(semaphore.hold("greedy").__aenter__())
+            with anyio.fail_after(5):
+                async with semaphore.hold("modest"):
+                    assert not third.done()
+        with anyio.fail_after(5):
+            await third
+
+    asyncio.run(run())
 
 
 def test_cancelled_work_costs_its_client_no_turn() -> None:

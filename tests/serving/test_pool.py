@@ -21,12 +21,14 @@ import torch
 from PIL import Image
 
 from captioner.data.transforms import ImageTransform, open_image
+from captioner.serving import worker
 from captioner.serving.pool import DecodedImage, ImageDecoder, Painter, WorkerCrashError
 from captioner.serving.problems import Problem
 from captioner.types import Caption, Geometry
 from captioner.visualization import attention_sheet
 
 TRANSFORM = ImageTransform(height_px=64, width_px=96)
+LONG = 200  # words, which take a painter more than worker.SLOW_CPU_S
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +174,25 @@ def test_a_decoder_that_hangs_is_ended_and_replaced(drawn_photos: Path) -> None:
         assert decode(decoder, photo).pixels.shape == (3, 64, 96)
     finally:
         decoder.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no niceness")
+def test_a_long_task_makes_way_for_others_and_its_process_is_replaced() -> None:
+    painter = Painter(time_limit_s=120, workers=1)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        draw(painter, "png", words=2)
+        (slow,) = painter.pool.process_ids
+        assert os.getpriority(os.PRIO_PROCESS, slow) == own
+        draw(painter, "gif", words=LONG)
+        assert os.getpriority(os.PRIO_PROCESS, slow) == own + worker.LOW_PRIORITY
+        draw(painter, "png", words=2)
+        (fresh,) = painter.pool.process_ids
+        assert fresh != slow
+        assert os.getpriority(os.PRIO_PROCESS, fresh) == own
+    finally:
+        painter.close()
 
 
 def test_a_photo_that_does_not_fit_in_memory_costs_its_own_request(drawn_photos: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -289,14 +290,20 @@ def test_photos_of_which_only_the_times_changed_are_the_same(
     assert "the same bytes" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("check", ["sample", "all"])
+@pytest.mark.parametrize(
+    ("check", "keep_times"), [("sample", False), ("sample", True), ("all", False)]
+)
 def test_photos_of_other_pixels_and_the_same_size_are_others(
-    check: str, begun: Path, table: Path, tmp_path: Path
+    check: str, keep_times: bool, begun: Path, table: Path, tmp_path: Path
 ) -> None:
-    copy = Path(shutil.copytree(table, tmp_path / "copy", copy_function=shutil.copyfile))
-    content = bytearray((copy / "03.jpg").read_bytes())
+    copy_function = shutil.copy2 if keep_times else shutil.copyfile
+    copy = Path(shutil.copytree(table, tmp_path / "copy", copy_function=copy_function))
+    photo = copy / "03.jpg"
+    facts, content = photo.stat(), bytearray(photo.read_bytes())
     content[-20] ^= 1
-    (copy / "03.jpg").write_bytes(content)
+    photo.write_bytes(content)
+    if keep_times:
+        os.utime(photo, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     with pytest.raises(CheckpointError, match="began with other training photos than"):
         train(tiny.recipe(copy, begun, train__epochs=2, data__check_photos=check), resume=True)
 
