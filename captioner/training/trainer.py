@@ -86,9 +86,13 @@ class Trainer(StepLoop):
             references = {image.image_id: image.captions for image in self.setup.validation}
             bias = bias_counts(validation.captions, references)  # of no caption but in process 0
             self._write("best", with_state=False, bias=bias)
-        self.save()
+        try:
+            if log is not None:  # before the checkpoint: a kill between the two loses no picture
+                self._log_samples(log, validation)
+        finally:
+            self.save()  # a failure to draw loses no work
         if log is not None:
-            self._report(log, validation)  # after the save: a failure here loses no work
+            self._report(log, validation)
         self.interrupts.release()
 
     @property
@@ -120,6 +124,8 @@ class Trainer(StepLoop):
         log.write_validation(self.last_validation)
         attends = self.config.decoder.kind != "mean"
         print_validation(self.epoch, validation, attends=attends)
+
+    def _log_samples(self, log: RunLog, validation: Validation) -> None:
         samples = self.config.train.samples
         self.report_unreadable(
             log_samples(log, self.setup, validation, self.epoch, self.step, samples)

@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, object]] = {
     "soft, no checkpoint in an epoch": {"train__checkpoint_every": 0},
     "hard": {"attention__select": "hard", "loss__doubly_stochastic": 0.0},
     "self-critical": {"self_critical__samples": 2, "loss__doubly_stochastic": 0.0},
-    TWO_RANKS: {"attention__select": "hard"},
+    TWO_RANKS: {"attention__select": "hard", "train__samples": 1},
 }
 QUICK = ("soft, cached", "self-critical")  # kinds of which a kill is tried by default
 KILLS, MANY_KILLS = 1, 26  # of each kind
