@@ -48,6 +48,7 @@ def test_a_setting_that_cannot_be_used_is_refused_by_name(
     assert not (tmp_path / "small").exists()
 
 
+@pytest.mark.slow
 def test_a_bundled_model_is_exported_by_its_name(programs: Programs, tmp_path: Path) -> None:
     assert export(programs, "soft", tmp_path / "small").code == 0
     assert "nothing" in export(programs, "nothing", tmp_path / "none").sentence()

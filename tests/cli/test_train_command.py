@@ -143,7 +143,9 @@ def assert_same_run(run: Path, whole: Path) -> None:
         assert weights[0] == weights[1], f"the weights in {folder} differ"
 
 
-@pytest.mark.parametrize(("workers", "step"), [(2, 5), (0, STEPS + 5)])
+@pytest.mark.parametrize(
+    ("workers", "step"), [(2, 5), pytest.param(0, STEPS + 5, marks=pytest.mark.slow)]
+)
 def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     whole: tuple[Path, ProgramResult],
     table: Path,
@@ -165,7 +167,12 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    ("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGHUP, 2)]
+    ("number", "workers"),
+    [
+        (signal.SIGINT, 2),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
     whole: tuple[Path, ProgramResult],
@@ -215,8 +222,8 @@ def test_an_interrupt_before_there_is_a_run_does_not_promise_to_resume_it(
     "changed",
     [
         {"data__batch_by": "length", "optim__name": "adam", "optim__schedule": "constant"},
-        {"encoder__trainable_from": "layer4", "optim__name": "rmsprop",
-         "optim__schedule": "plateau", "preprocess__resize": "letterbox"},
+        pytest.param({"encoder__trainable_from": "layer4", "optim__name": "rmsprop",
+         "optim__schedule": "plateau", "preprocess__resize": "letterbox"}, marks=pytest.mark.slow),
         {"data__cache": "cache", "data__cache_views": 2, "optim__name": "adamw",
          "data__workers": 1},
     ],
@@ -438,6 +445,7 @@ def test_ctrl_c_again_and_again_prints_no_traceback(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process need Linux")
+@pytest.mark.slow
 def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
     whole: tuple[Path, ProgramResult], table: Path, tmp_path: Path, programs: Programs
 ) -> None:

@@ -48,6 +48,7 @@ def test_bleu_of_any_multiset_of_images_follows_from_summed_counts(seed: int) ->
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="METEOR needs Java")
+@pytest.mark.slow
 def test_meteor_of_any_multiset_of_images_follows_from_summed_counts() -> None:
     from captioner.evaluation.java_metrics import meteor_scores
 

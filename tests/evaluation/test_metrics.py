@@ -121,6 +121,7 @@ def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave() -> None
 
 
 @pytest.mark.java
+@pytest.mark.slow
 def test_modules_in_the_user_s_folder_are_not_the_scorers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -689,6 +690,7 @@ def test_a_spice_that_fails_is_not_computed_and_costs_nothing_else(tmp_path: Pat
     assert scores.metrics["METEOR"] == 0.5
 
 
+@pytest.mark.slow
 def test_references_without_words_lower_no_score() -> None:
     captions = {1: "a dog runs", 2: "a cat"}
     references = {1: ["a dog runs fast", "the dog"], 2: ["a cat sleeps"]}
