@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from programs import ProgramResult, Programs
 
 from captioner.captioner import Captioner
