@@ -57,9 +57,11 @@ class Ranks:
         """Return how the killed one ended (else the first); end the other then, as torchrun does."""
         ended = self.running[self.killed].wait()
         other = self.running[1 - self.killed]
-        if ended.code:
+        if ended.code:  # the other may be through: only the first writes at the end
             other.signal(signal.SIGKILL)
-        assert (other.wait().code == 0) == (ended.code == 0), ended
+            other.wait()
+        else:
+            assert other.wait().code == 0, ended
         return ended
 
 
