@@ -91,6 +91,8 @@ class Grid:
             where the encoder has no self-attention.
         seeds: int64 [B], of what hard attention draws for each image in training; None draws from
             PyTorch's own generator.
+        at_random: Attention ignores its scores and weighs all cells of the window alike, so that
+            hard attention draws random cells: for training that compares with them.
     """
 
     features: Any  # tensors, or NumPy arrays where exported graphs compute
@@ -98,6 +100,7 @@ class Grid:
     width: int
     local: Any = None
     seeds: Tensor | None = None
+    at_random: bool = False
 
     def select(self, index: Any) -> Grid:
         """Return the grid of the images of `index`, [B'] or a slice."""

@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from captioner import Captioner
-from captioner.checkpoint import load_model, load_training_state
+from captioner.checkpoint import load_model
 from captioner.generation import sample, search
 from captioner.training import train
 from captioner.training.setup import prepare
@@ -79,13 +79,11 @@ def test_a_run_is_resumed_and_read_on_the_cpu(
     for name, value in first.items():  # a GPU adds up in any order
         torch.testing.assert_close(second[name], value, rtol=5e-2, atol=5e-2, msg=name)
     if not changed:  # else a sum that is rounded otherwise may draw another word
-        states = [load_training_state(folder.with_name("last")) for folder in (whole, parts)]
-        assert torch.equal(states[0]["cuda_rng"], states[1]["cuda_rng"])
         # Six small steps move weights less than that tolerance; what they lose would be off by
         # 0.0025 and more (seen on a CPU) if the averaged weights were gone on with.
         losses = [losses_of(folder.parent) for folder in (whole, parts)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-3 if precision == "float32" else 1e-2)
-    Captioner.from_pretrained(parts, device="cpu").caption(drawn_photos / "00.jpg")
+    Captioner.from_pretrained(parts, device="cpu", engine="torch").caption(drawn_photos / "00.jpg")
 
 
 def losses_of(run: Path) -> list[float]:
@@ -96,7 +94,7 @@ def losses_of(run: Path) -> list[float]:
 @pytest.mark.parametrize("model", ["soft", "hard"])
 def test_captions_are_the_cpu_s(drawn_photos: Path, model: str) -> None:
     photos = sorted(drawn_photos.glob("*.jpg"))[:6]
-    ours = Captioner.from_pretrained(model, device="cpu").caption_batch(photos)
+    ours = Captioner.from_pretrained(model, device="cpu", engine="torch").caption_batch(photos)
     theirs = Captioner.from_pretrained(model, device=GPU.type).caption_batch(photos)
     same = sum(a.text == b.text for a, b in zip(ours, theirs, strict=True))
     assert same >= 5, "convolutions in TF32 may turn one over"

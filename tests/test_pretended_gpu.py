@@ -162,3 +162,19 @@ def test_what_a_gpu_refuses_is_refused() -> None:
         assert len(there.tolist()) == len(there[there > 0].view(2, 3))
     # besides, an index of truth values waits for its count
     assert sum(gpu.waits.values()) == 4
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, 1), (3, 4), (4, 4), (33, 64), (65, 128)])
+def test_the_encoder_sees_few_different_numbers_of_images(count: int, wanted: int) -> None:
+    model = tiny.model()[0].eval()
+    images = torch.randn(count, 3, 64, 96)
+    expected = model.encoder(images).features
+    seen = []
+    model.encoder.backbone.stages[0].register_forward_pre_hook(
+        lambda _, inputs: seen.append(len(inputs[0]))
+    )
+    with PretendedGPU():
+        move(model)
+        features = model.encoder(images.to(CUDA)).features
+    assert seen == [wanted]
+    torch.testing.assert_close(features.as_subclass(torch.Tensor), expected)

@@ -323,6 +323,12 @@ class LossConfig:
         attention_distillation: Weight of the cross-entropy, a word, between the teachers' attention
             and the model's, so that attention learns where to go from models whose gradient has
             no noise (Zagoruyko and Komodakis, 2017). Needs `teachers`.
+        attention_effect: Nats a word that a caption is to lose when random cells are read in place
+            of the attended ones (for soft attention, the mean of all cells), so that words depend
+            on where the model attends; how far each caption is from that is added to the loss
+            (after Rao et al., 2021). 0 leaves this out, and the second pass of the decoder that it
+            needs.
+        attention_effect_weight: Weight of that.
     """
 
     doubly_stochastic: NonNegativeFloat = 1.0
@@ -332,6 +338,8 @@ class LossConfig:
     teachers: tuple[str, ...] = ()
     distillation: UnitInterval = 0.5
     attention_distillation: NonNegativeFloat = 0.0
+    attention_effect: NonNegativeFloat = 0.0
+    attention_effect_weight: NonNegativeFloat = 1.0
 
 
 @dataclass(frozen=True)

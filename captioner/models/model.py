@@ -18,6 +18,8 @@ from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 
+GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
+
 
 class Encoder(nn.Module):
     """A pretrained CNN, frozen or fine-tuned from a stage on: annotation vectors (section 3.1.1).
@@ -84,8 +86,23 @@ class Encoder(nn.Module):
 
     def forward(self, inputs: Tensor, *, from_frozen: bool = False) -> Grid:
         """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
+        count = len(inputs)
+        inputs = self._padded(inputs)
         features = inputs if from_frozen else self.frozen_features(inputs)
-        return self.grid_of(self.backbone.stages[self.frozen_stages :](features))
+        return self.grid_of(self.backbone.stages[self.frozen_stages :](features)[:count])
+
+    def _padded(self, inputs: Tensor) -> Tensor:
+        """Return the inputs, on a GPU with empty images up to a number that comes often.
+
+        cuDNN plans each convolution anew for each new number of images, which takes it seconds for
+        all of them, and batches of whole photos differ in it.
+        """
+        count = len(inputs)
+        step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
+        missing = -count % step
+        if not inputs.is_cuda or not missing or (self.training and self.batch_norm == "train"):
+            return inputs  # empty images would enter the statistics of batch norm
+        return torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
 
     def grid_of(self, features: Tensor) -> Grid:
         """Map the backbone's feature map [B, C, h, w] to a Grid."""

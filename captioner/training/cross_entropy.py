@@ -13,7 +13,7 @@ from captioner.data.batch import Batch
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
 from captioner.training.distillation import Teachers, load_teachers
-from captioner.training.losses import caption_losses
+from captioner.training.losses import attention_effect_loss, caption_losses
 from captioner.training.reinforce import Reinforce, build_reinforce
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.training.word_concepts import WordConcepts, build_word_concepts
@@ -112,6 +112,25 @@ class CrossEntropyTask(TrainingTask):
         )
         metrics |= attention_statistics(output, lengths, repeated.words, repeated.captions)
         total = metrics["total"]
+        if self.loss.attention_effect:
+            at_random = self.model(
+                replace(grid, at_random=True),
+                repeated.image_index,
+                repeated.tokens,
+                lengths,
+                style,
+                None if seeds is None else seeds + 1,
+            )
+            effect_loss, effect_metrics = attention_effect_loss(
+                output,
+                at_random,
+                repeated.targets,
+                lengths,
+                effect=self.loss.attention_effect,
+                words=repeated.words,
+            )
+            total = total + self.loss.attention_effect_weight * effect_loss
+            metrics |= effect_metrics
         if self.word_concepts is not None:
             concepts_loss, concepts_metrics = self.word_concepts(self.model, grid, batch)
             total = total + concepts_loss

@@ -13,7 +13,11 @@ from torch.nn import functional
 from captioner.errors import ConfigError
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step
 from captioner.training.distillation import TeacherTargets
-from captioner.training.losses import caption_losses, doubly_stochastic_penalty
+from captioner.training.losses import (
+    attention_effect_loss,
+    caption_losses,
+    doubly_stochastic_penalty,
+)
 
 V, L = 7, 5
 LENGTHS = [[4, 4, 2, 1], [3, 3, 3], [1], [6, 1, 1]]
@@ -275,3 +279,24 @@ def test_teachers_have_their_share_in_the_target(label_smoothing: float) -> None
                 wanted += 1 - label_smoothing
             total -= weights[caption] * (0.7 * wanted + 0.3 * teacher[word]) * log_prob
     assert parts["total"].item() == pytest.approx(total / sum(lengths), rel=CLOSE)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_the_effect_of_attention_is_a_plain_loop_with_a_gradient_for_random_cells_alone(
+    lengths: list[int],
+) -> None:
+    own, targets, counts = random_batch(lengths)
+    other = random_batch(lengths, seed=1)[0]
+    loss, metrics = attention_effect_loss(own, other, targets, counts, effect=0.8, words=10.0)
+    lost = [0.0] * len(lengths)
+    rows = zip(places(lengths), own.logits.tolist(), other.logits.tolist(), strict=True)
+    for (n, t), with_own, with_other in rows:
+        word = int(targets[n, t])
+        lost[n] += plain_log_probs(with_own)[word] - plain_log_probs(with_other)[word]
+    expected = sum(abs(0.8 * length - each) for length, each in zip(lengths, lost, strict=True))
+    assert float(loss.detach()) == pytest.approx(expected / 10, rel=1e-12)
+    assert float(metrics["random_cell_loss"]) == pytest.approx(sum(lost) / 10, rel=1e-12)
+    loss.backward()
+    assert own.logits.grad is None
+    assert other.logits.grad is not None
+    assert other.logits.grad.abs().sum() > 0

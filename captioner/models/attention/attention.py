@@ -24,6 +24,7 @@ class Memory:
             cells themselves are the values, as in the paper.
         expected: bool [B], images whose context is the expectation in this batch (HardSelect).
         seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
+        at_random: As of `Grid`.
     """
 
     grid: Grid
@@ -31,6 +32,7 @@ class Memory:
     values: Tensor | None = None
     expected: Tensor | None = None
     seeds: Tensor | None = None
+    at_random: bool = False
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
@@ -42,6 +44,7 @@ class Memory:
             None if self.values is None else self.values[index],
             None if self.expected is None else self.expected[index],
             seeds,
+            self.at_random,
         )
 
 
@@ -217,6 +220,7 @@ class Attention(nn.Module):
             Grid(cells, grid.height, grid.width),
             self.score.keys(grid.features),
             expected=self.select.draw_expected(cells.shape[0], cells.device, grid.seeds),
+            at_random=grid.at_random,
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
@@ -230,6 +234,8 @@ class Attention(nn.Module):
     def scores(self, query: Tensor, memory: Memory, position: int | Tensor) -> Tensor:
         """Return scores [B, heads, K, L], -inf outside of the window."""
         scores = self.score(query, memory.keys)
+        if memory.at_random:
+            scores = torch.zeros_like(scores)
         bias = self.window(query, memory.grid, position)
         return scores if bias is None else scores + bias.unsqueeze(1)
 
