@@ -12,8 +12,9 @@ from captioner.config import Config, LossConfig
 from captioner.data.batch import Batch
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
+from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import Teachers, load_teachers
-from captioner.training.losses import attention_effect_loss, caption_losses
+from captioner.training.losses import caption_losses
 from captioner.training.reinforce import Reinforce, build_reinforce
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.training.word_concepts import WordConcepts, build_word_concepts

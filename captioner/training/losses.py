@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from captioner.errors import ConfigError
-from captioner.models.decoders import TeacherForcingOutput, pack_by_step, unpack_by_step
-from captioner.runtime.device import at_least_float32
+from captioner.models.decoders import TeacherForcingOutput
 
 if TYPE_CHECKING:
     from captioner.training.distillation import TeacherTargets
@@ -79,10 +79,11 @@ def caption_losses(
     Raises:
         ConfigError: The teachers' grid has another number of cells than the model's.
     """
-    packed = pack_by_step(targets, lengths)
+    packed = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
     words = len(packed) if words is None else words
     captions = len(lengths) if captions is None else captions
-    log_probs = torch.log_softmax(at_least_float32(output.logits), dim=-1)
+    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
+    log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
     word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     if label_smoothing:  # otherwise its gradient of zeros would cost as much as that of the words
@@ -92,7 +93,7 @@ def caption_losses(
         losses = (1 - distillation) * losses - distillation * from_teachers
     if weights is not None:
         by_word = weights.unsqueeze(1).expand_as(targets)
-        losses = losses * pack_by_step(by_word, lengths)
+        losses = losses * pack_padded_sequence(by_word, lengths, batch_first=True).data
     smoothed = losses.sum() / words
     penalty = doubly_stochastic_penalty(output.maps).sum() / captions
     total = smoothed + doubly_stochastic * (captions / words) * penalty
@@ -127,45 +128,3 @@ def _attention_divergence(maps: Tensor, wanted: Tensor) -> Tensor:
     smallest = torch.finfo(maps.dtype).tiny
     ratio = wanted.clamp_min(smallest).log() - maps.clamp_min(smallest).log()
     return (wanted * ratio).sum(-1)
-
-
-def attention_effect_loss(
-    output: TeacherForcingOutput,
-    at_random: TeacherForcingOutput,
-    targets: Tensor,
-    lengths: Tensor,
-    *,
-    effect: float,
-    words: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return how far captions are from losing `effect` nats a word where attention is random.
-
-    Rao et al., 2021 (counterfactual attention) raise the effect of attention on a classifier's
-    prediction, against random attention, without a limit. Here it has a goal: without one, the
-    decoder learns to write nonsense as soon as a cell does not fit. No gradient reaches the words
-    with the model's own attention, which have the cross-entropy.
-
-    Args:
-        output: Teacher-forced output of the captions.
-        at_random: The same with random cells.
-        targets: [N, T].
-        lengths: [N] on the CPU, falling.
-        effect: Nats a word that each caption is to lose.
-        words: Number of words to divide by; None takes those of these captions.
-
-    Returns:
-        The sum over captions of |effect T - lost|, per word, and the metric `random_cell_loss`,
-        what is lost, in nats a word.
-    """
-    packed = pack_by_step(targets, lengths)
-    own, other = (
-        torch.log_softmax(at_least_float32(each.logits), dim=-1)
-        .gather(1, packed.unsqueeze(1))
-        .squeeze(1)
-        for each in (output, at_random)
-    )
-    words = len(packed) if words is None else words
-    lost = unpack_by_step(own.detach() - other, lengths).sum(1)  # [N], nats
-    wanted = effect * lengths.to(lost.device, lost.dtype)
-    metrics = {"random_cell_loss": lost.detach().sum() / words}
-    return (wanted - lost).abs().sum() / words, metrics

@@ -12,12 +12,9 @@ from torch.nn import functional
 
 from captioner.errors import ConfigError
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step
+from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import TeacherTargets
-from captioner.training.losses import (
-    attention_effect_loss,
-    caption_losses,
-    doubly_stochastic_penalty,
-)
+from captioner.training.losses import caption_losses, doubly_stochastic_penalty
 
 V, L = 7, 5
 LENGTHS = [[4, 4, 2, 1], [3, 3, 3], [1], [6, 1, 1]]

@@ -1,0 +1,49 @@
+"""The effect of attention on the words, as a term of the loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captioner.models.decoders import TeacherForcingOutput, pack_by_step, unpack_by_step
+
+
+def attention_effect_loss(
+    output: TeacherForcingOutput,
+    at_random: TeacherForcingOutput,
+    targets: Tensor,
+    lengths: Tensor,
+    *,
+    effect: float,
+    words: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return how far captions are from losing `effect` nats a word where attention is random.
+
+    Rao et al., 2021 (counterfactual attention) raise the effect of attention on a classifier's
+    prediction, against random attention, without a limit. Here it has a goal: without one, the
+    decoder learns to write nonsense as soon as a cell does not fit. No gradient reaches the words
+    with the model's own attention, which have the cross-entropy.
+
+    Args:
+        output: Teacher-forced output of the captions.
+        at_random: The same with random cells.
+        targets: [N, T].
+        lengths: [N] on the CPU, falling.
+        effect: Nats a word that each caption is to lose.
+        words: Number of words to divide by; None takes those of these captions.
+
+    Returns:
+        The sum over captions of |effect T - lost|, per word, and the metric `random_cell_loss`,
+        what is lost, in nats a word.
+    """
+    packed = pack_by_step(targets, lengths).unsqueeze(1)
+    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
+    own, other = (
+        torch.log_softmax(each.logits, dim=-1, dtype=at_least_float32).gather(1, packed).squeeze(1)
+        for each in (output, at_random)
+    )
+    words = len(packed) if words is None else words
+    lost = unpack_by_step(own.detach() - other, lengths).sum(1)  # [N], nats
+    wanted = effect * lengths.to(lost.device, lost.dtype)
+    metrics = {"random_cell_loss": lost.detach().sum() / words}
+    return (wanted - lost).abs().sum() / words, metrics
