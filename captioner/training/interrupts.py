@@ -15,7 +15,9 @@ class DeferredInterrupts:
 
     A step changes weights, optimizer and cursor one after another, and a checkpoint from between
     them would resume as another run. So a signal that comes while `deferred` is true waits for
-    `release` or `interrupt`; a second one does not wait, and `deferred` then still is true.
+    `release` or `interrupt`. A second one of its kind ends the process at once, as a kill does: a
+    KeyboardInterrupt anywhere would also come out of a callback, as a traceback that nobody can
+    catch, while checkpoints are whole at every moment.
 
     Where several processes train together, signals are always deferred, because one that leaves
     alone leaves the others waiting: `release` finds out whether any of them received one.
@@ -61,6 +63,7 @@ class DeferredInterrupts:
         raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self.deferred or self.pending:
+        signal.signal(number, signal.SIG_DFL)  # for the second one
+        if not self.deferred:
             raise KeyboardInterrupt
         self.pending = True
