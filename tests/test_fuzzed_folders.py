@@ -12,7 +12,7 @@ from programs import Programs
 
 from captioner.checkpoint import MODELS, add_files, save_model
 
-CHUNK = 150  # cases of one process
+CHUNK = 30  # cases of one process, which has a time limit
 
 
 @pytest.fixture(scope="module")
