@@ -20,7 +20,8 @@ class DeferredInterrupts:
     catch, while checkpoints are whole at every moment.
 
     Where several processes train together, signals are always deferred, because one that leaves
-    alone leaves the others waiting: `release` finds out whether any of them received one.
+    alone leaves the others waiting: `release` finds out whether any of them received one. A second
+    one changes nothing there: torchrun passes on what a terminal has sent to all of them already.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,8 @@ class DeferredInterrupts:
         raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # for the second one
-        if not self.deferred:
-            raise KeyboardInterrupt
+        if world_size() == 1:
+            signal.signal(number, signal.SIG_DFL)  # for the second one
+            if not self.deferred:
+                raise KeyboardInterrupt
         self.pending = True

@@ -298,7 +298,9 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
     running = start_recipe(programs, tmp_path / "run.yaml")
     log = tmp_path / "run" / "metrics.jsonl"
     running[1].wait_until(lambda: log.exists() and log.read_text().count('"train"') > 4)
-    os.kill(running[1].pid, signal.SIGTERM)
+    for _ in range(2):  # as from a terminal, and once more from torchrun
+        os.kill(running[1].pid, signal.SIGTERM)
+        time.sleep(0.02)
     results = [each.wait() for each in running]
     assert [result.code for result in results] == [130, 130], results
     done = len(losses(tmp_path / "run"))
