@@ -147,7 +147,7 @@ light-lock: $(installed)
 	$(call compile,,requirements-light.lock)
 
 audit: $(installed)
-	$(python) -m uv tool run pip-audit --disable-pip --require-hashes --requirement requirements.lock
+	$(python) -m uv tool run pip-audit --strict --disable-pip --require-hashes --requirement requirements.lock
 
 clean:
 	rm -rf $(VENV) $(LIGHT) out build dist captioner.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
-
-from captioner import __version__
-from captioner.cli import INTERRUPTED, end_at_next_interrupt, printable
-from captioner.cli.commands import COMMANDS
 
 EXAMPLES = (
     "captioner caption photo.jpg --output out",
@@ -17,14 +14,23 @@ EXAMPLES = (
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # before the command could say so itself
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    # Here, for an interrupt amid the imports is one as well.
+    from captioner import __version__
+    from captioner.cli import printable
+    from captioner.cli.commands import COMMANDS
+
     if arguments and arguments[0] in COMMANDS:
-        try:
-            module = importlib.import_module(f"captioner.cli.{arguments[0].replace('-', '_')}")
-            return int(module.main(arguments[1:]))
-        except KeyboardInterrupt:  # before the command could say so itself
-            end_at_next_interrupt()
-            print("interrupted", file=sys.stderr)
-            return INTERRUPTED
+        module = importlib.import_module(f"captioner.cli.{arguments[0].replace('-', '_')}")
+        return int(module.main(arguments[1:]))
     if arguments and arguments[0] in ("--version", "-V"):
         print(f"captioner {__version__}")
         return 0

@@ -20,6 +20,7 @@ import shutil
 import stat
 import sys
 import threading
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -511,8 +512,12 @@ def load_training_state(folder: Path) -> dict[str, Any]:
     """
     import torch
 
+    path = folder / STATE
     try:
-        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:  # of stored files, so that a small one stays small
+            if sum(part.file_size for part in archive.infolist()) > path.stat().st_size:
+                raise ValueError("it is compressed")
+        state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):
             raise TypeError(f"it holds a {type(state).__name__}")
     # Damaged pickles raise almost anything: UnpicklingError, EOFError, struct.error, KeyError ...
@@ -520,7 +525,7 @@ def load_training_state(folder: Path) -> dict[str, Any]:
         # torch's message goes on with advice to programmers after the first sentence
         reason = one_line(str(error)).partition(". ")[0][:200]
         raise CheckpointError(
-            f"{folder / STATE}: the training state is damaged ({type(error).__name__}: {reason}); "
+            f"{path}: the training state is damaged ({type(error).__name__}: {reason}); "
             "resume from another checkpoint, or begin another run with train.start_from"
         ) from None
     return state

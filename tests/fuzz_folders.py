@@ -1,9 +1,11 @@
 """Damage the files of a model folder or of a run, load them, and report what came of it.
 
-    python tests/fuzz_folders.py model|run FOLDER WORK SEED COUNT
+    python tests/fuzz_folders.py model|run|state FOLDER WORK SEED COUNT
 
 Each case takes a fresh copy of FOLDER in WORK, damages one file, half of the time makes the manifest
-agree with it, and loads the model and captions a photo, or resumes the run. Prints the number of
+agree with it, and loads the model and captions a photo, or resumes the run. `state` damages the
+training state alone, always with a manifest that agrees, and resumes the run for one epoch more, so
+that all of it is used. Prints the number of
 each outcome as JSON; ends with an exit code other than 0 when anything else than success or one
 sentence came of a case, or it took more than LIMIT_S. Memory is limited, so that a case that fills
 it fails.
@@ -11,7 +13,6 @@ it fails.
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import resource
@@ -22,6 +23,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,10 @@ import yaml
 
 LIMIT_S = 5.0  # of processor time: the machine may be busy with other work
 MEMORY_BYTES = 4 * 2**30
+
+
+class TooSlow(BaseException):
+    """A case took more than LIMIT_S; no handler of errors takes it for damage."""
 
 
 def damage(path: Path, generator: random.Random) -> None:
@@ -54,12 +60,7 @@ def damage(path: Path, generator: random.Random) -> None:
         changed = json.dumps(mutations.damage_values(header, generator)).encode()
         data = struct.pack("<Q", len(changed)) + changed + data[8 + length :]
     elif path.suffix == ".pt":
-        import torch
-
-        state = torch.load(io.BytesIO(data), weights_only=True)
-        buffer = io.BytesIO()
-        torch.save(mutations.damage_values(state, generator), buffer)
-        data = buffer.getvalue()
+        data = mutations.damage_state(data, generator)
     else:
         data = mutations.damage_bytes(data, generator)
     path.write_bytes(data)
@@ -77,25 +78,38 @@ def resume_run(folder: Path, photo: Path) -> None:
     train(tiny.recipe(photo.parent, folder, train__epochs=1), resume=True)
 
 
+def resume_further(folder: Path, photo: Path) -> None:
+    from captioner.config import Config, from_yaml
+    from captioner.training import train
+
+    config = from_yaml(Config, (folder / "config.yaml").read_text(encoding="utf-8"))
+    output, epochs = str(folder), config.train.epochs + 1
+    train(replace(config, train=replace(config.train, output=output, epochs=epochs)), resume=True)
+
+
 def main(what: str, folder: Path, work: Path, seed: int, count: int) -> int:
     from captioner.checkpoint import MANIFEST, write_manifest
     from captioner.errors import CaptionerError
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    use = {"model": use_model, "run": resume_run}[what]
+    use = {"model": use_model, "run": resume_run, "state": resume_further}[what]
     photo = folder.parent / "photos" / "00.jpg"
     generator = random.Random(seed)
     skipped = ("tensorboard", "samples", "best", "previous", ".lock")
-    names = sorted(
-        path.relative_to(folder)
-        for path in folder.rglob("*")
-        if path.is_file() and not set(skipped) & set(path.relative_to(folder).parts)
+    names = (
+        [Path("last", "training_state.pt")]
+        if what == "state"
+        else sorted(
+            path.relative_to(folder)
+            for path in folder.rglob("*")
+            if path.is_file() and not set(skipped) & set(path.relative_to(folder).parts)
+        )
     )
     outcomes: Counter[str] = Counter()
     slowest_s = 0.0
 
     def too_slow(*_: object) -> None:
-        raise TimeoutError(f"it took more than {LIMIT_S:g} s")
+        raise TooSlow
 
     signal.signal(signal.SIGPROF, too_slow)
     for number in range(count):
@@ -109,7 +123,7 @@ def main(what: str, folder: Path, work: Path, seed: int, count: int) -> int:
         except (TypeError, ValueError, OverflowError, yaml.YAMLError):
             outcomes["cannot be written"] += 1  # such as a key of YAML or JSON that is no text
             continue
-        signed = generator.random() < 0.5 and name.name != MANIFEST
+        signed = what == "state" or (generator.random() < 0.5 and name.name != MANIFEST)
         if signed and (case / name).with_name(MANIFEST).exists():
             write_manifest((case / name).parent)
         began = time.process_time()
@@ -121,7 +135,7 @@ def main(what: str, folder: Path, work: Path, seed: int, count: int) -> int:
             outcome = "refused"
             if "\n" in str(error):
                 outcome = f"FAILED {name}: no sentence: {error}"
-        except Exception:  # noqa: BLE001  whatever it is, it is a finding
+        except (Exception, TooSlow):  # noqa: BLE001  whatever it is, it is a finding
             shutil.copytree(case, work / f"failed-{what}-{seed}-{number}")
             traceback.print_exc()
             outcome = f"FAILED {name} (signed: {signed})"

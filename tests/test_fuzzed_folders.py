@@ -12,7 +12,7 @@ from programs import Programs
 
 from captioner.checkpoint import MODELS, add_files, save_model
 
-CHUNK = 150  # cases of one process
+CHUNK = 30  # cases of one process, which has a time limit
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     calibrator = (MODELS / "soft" / "calibrator.json").read_bytes()
     add_files(root / "model", {"calibrator.json": calibrator})
     train(tiny.recipe(root / "photos", root / "run", train__epochs=1))
-    return {"model": root / "model", "run": root / "run"}
+    hard = {"attention__select": "hard", "hard__baseline": "learned", "hard__samples": 2}
+    train(tiny.recipe(root / "photos", root / "state", train__epochs=1, **hard))
+    return {name: root / name for name in ("model", "run", "state")}
 
 
 @pytest.mark.parametrize(
     "count", [30, pytest.param(1050, marks=pytest.mark.slow)], ids=["some", "many"]
 )
-@pytest.mark.parametrize("what", ["model", "run"])
+@pytest.mark.parametrize("what", ["model", "run", "state"])
 def test_damaged_folders_are_used_or_refused_in_one_sentence(
     what: str, count: int, folders: dict[str, Path], programs: Programs, tmp_path: Path
 ) -> None:

@@ -89,8 +89,11 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-            entries.append({**entry, "kind": str(entry["kind"]), "step": int(entry["step"])})
-        except (ValueError, KeyError, TypeError):
+            step = int(entry["step"])
+            if abs(step) >= 2**63:
+                raise ValueError
+            entries.append({**entry, "kind": str(entry["kind"]), "step": step})
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             if number < len(lines):
                 raise CheckpointError(
                     f"{path}: line {number} is damaged; take it out to draw the rest"

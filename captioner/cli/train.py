@@ -41,6 +41,7 @@ def train_and_show(config: Config, resume: bool) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
+    end_at_next_interrupt()  # an exception amid the export can abort the process
     _add_graphs(best)
     show(str(best))
     return 0

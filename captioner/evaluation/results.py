@@ -91,7 +91,8 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
         for image in images:
             for kind, table in tables.items():
                 for name, value in image[kind].items():
-                    if not np.isfinite(np.asarray(value, dtype=float)).all():
+                    # nor a number whose sum over images would overflow
+                    if not (np.abs(np.asarray(value, dtype=float)) < 1e30).all():
                         raise ValueError(f"{name} is no number")
                     table.setdefault(name, {})[image["image_id"]] = value
         signature = content["signature"]

@@ -152,8 +152,9 @@ class Calibrator:
             raise ValueError("other features")
         if any(len(vector) != len(self.features) for vector in vectors):
             raise ValueError(f"a calibrator needs {len(self.features)} numbers of each kind")
-        if not all(math.isfinite(number) for number in numbers) or min(self.scale) <= 0:
-            raise ValueError("a calibrator's numbers must be finite, its scales above 0")
+        # Larger ones would overflow in `probabilities`.
+        if not all(abs(number) < 1e30 for number in numbers) or min(self.scale) < 1e-30:
+            raise ValueError("a calibrator's numbers must be below 1e30, its scales above 1e-30")
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
         """Return the probability [N] that captions of these features [N, features] are right."""

@@ -36,7 +36,9 @@ def rank() -> int:
 
 
 @contextmanager
-def processes(device: str, *, timeout_s: float = 1800.0) -> Iterator[None]:
+def processes(
+    device: str, *, timeout_s: float = 1800.0, join_timeout_s: float = 300.0
+) -> Iterator[None]:
     """Join the processes that torchrun started, or none, and leave them at the end.
 
     Args:
@@ -44,30 +46,27 @@ def processes(device: str, *, timeout_s: float = 1800.0) -> Iterator[None]:
             `cpu` and there are GPUs.
         timeout_s: A process that says nothing for so long is given up. One that ended is noticed
             at once.
+        join_timeout_s: As long as this process waits for all others to join.
 
     Raises:
         ConfigError: There are more processes on this machine than GPUs.
-        CaptionerError: Another process ended.
+        CaptionerError: Another process ended, or did not join.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
-        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        # without torchrun: all processes on one machine
+        local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+        gpus = torch.cuda.device_count()
         if ":" in device:
             raise ConfigError(f"train.device: {device} is one GPU; use cuda with several processes")
         if local >= gpus:
             raise ConfigError(f"--nproc-per-node: this machine has {gpus} GPUs; use {gpus} or less")
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    # Names of its own for each attempt: processes that torchrun started again would otherwise find
-    # the addresses of those before them.
-    timeout = timedelta(seconds=timeout_s)
-    store, number, count = next(rendezvous("env://", timeout=timeout))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"captioner attempt {attempt}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=timeout)
+    _join(backend, timedelta(seconds=timeout_s), timedelta(seconds=join_timeout_s))
     try:
         yield
     except CaptionerError:
@@ -82,6 +81,32 @@ def processes(device: str, *, timeout_s: float = 1800.0) -> Iterator[None]:
         ) from None
     finally:
         dist.destroy_process_group()
+
+
+def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
+    """Make the process group of the run.
+
+    Raises:
+        CaptionerError: The environment does not name the processes, or some did not come in time.
+    """
+    try:
+        store, number, count = next(rendezvous("env://", timeout=join_timeout))
+        # Names of its own for each attempt: processes that torchrun started again would otherwise
+        # find the addresses of those before them.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"captioner attempt {attempt}", store)  # type: ignore[attr-defined]
+        # Here, because the group itself would wait for them as long as for a result.
+        store.set(f"joined {number}", "")
+        store.wait([f"joined {each}" for each in range(count)], join_timeout)
+        dist.init_process_group(
+            backend, store=store, rank=number, world_size=count, timeout=timeout
+        )
+    except (RuntimeError, ValueError) as error:
+        raise CaptionerError(
+            f"the {os.environ['WORLD_SIZE']} processes of this run did not all join within "
+            f"{join_timeout.total_seconds():g} s ({str(error).splitlines()[0]}); start each of "
+            "them, which torchrun does, with the same MASTER_ADDR and MASTER_PORT"
+        ) from None
 
 
 def parallel(module: nn.Module, *, compress: bool = False) -> Any:

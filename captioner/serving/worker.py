@@ -27,7 +27,7 @@ from captioner.types import Caption
 Answer = tuple[dict[str, Any], list[bytes]]
 
 # A task that takes more seconds of the processor makes way for short ones, by its niceness.
-SLOW_CPU_S, LOW_PRIORITY = 2.0, 10
+SLOW_CPU_S, LOW_PRIORITY = 0.5, 10
 
 IMAGE_NAME = "your photo"  # the name of the uploaded file appears in no picture
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 import os
 import platform
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
+from captioner.config import one_line
 from captioner.errors import CheckpointError
 from captioner.evaluation.bias import Counts
 from captioner.training.model_card import model_card
@@ -28,6 +34,9 @@ COUNTERS = (
     *("epoch", "batch", "step", "skipped_steps", "best", "bad_epochs", "drops"),
     *("figures", "last_validation"),
 )  # attributes of the trainer that a checkpoint holds as they are
+
+FIGURES_COUNTS = {"figures": ("epoch",), "last_validation": ("step", "epoch")}
+MAX_COUNT = 2**40  # of epochs, batches, steps
 
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # whose versions it names
@@ -69,12 +78,17 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
         "task": trainer.task.training_state(),
     }
     if trainer.averaged:  # the model file holds the averaged weights
-        state["raw"] = {
-            name: value
-            for name, value in trainer.model.state_dict().items()
-            if not name.startswith("encoder.backbone.") or trainer.config.encoder.trainable_from
-        }
+        state["raw"] = _raw_weights(trainer)
     return state
+
+
+def _raw_weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the weights of which an average is kept, and what goes with them."""
+    return {
+        name: value
+        for name, value in trainer.model.state_dict().items()
+        if not name.startswith("encoder.backbone.") or trainer.config.encoder.trainable_from
+    }
 
 
 def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
@@ -112,10 +126,16 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
 
 
 def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
-    """Say in which versions and threads this process differs from the one that wrote it."""
+    """Say in which versions and threads this process differs from the one that wrote it.
+
+    Raises:
+        ValueError: The checkpoint holds something else than names of versions.
+    """
     now = made_with()
+    if not all(isinstance(text, str) and text.isprintable() for text in before.values()):
+        raise ValueError("made_with holds other things than versions")
     differing = [
-        f"{name} {before[name]} (now {now[name]})"
+        f"{name} {before[name][:50]} (now {now[name]})"
         for name in before
         if name in now and name != "revision" and before[name] != now[name]
     ]
@@ -130,8 +150,12 @@ def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
 def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
     """Go back to a checkpoint.
 
+    A manifest that agrees does not make the state whole: all of it is checked here, so that nothing
+    is left to fail in a later step.
+
     Raises:
-        CheckpointError: It does not belong to this recipe or data, or an earlier version wrote it.
+        CheckpointError: It does not belong to this recipe or data, it is damaged, or an earlier
+            version wrote it.
     """
     state = load_training_state(folder)
     if "objective" in state:
@@ -143,23 +167,126 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
         _check_data(folder, state["data"], trainer.setup.data_digests)
         _report_other_origin(folder, state.get("made_with", {}))
         load_weights(trainer.evaluated_model, folder)
+        weights = trainer.evaluated_model.state_dict()
+        _check_tensors("the weights", weights, weights)
         if trainer.averaged:
+            _check_tensors("raw", state["raw"], _raw_weights(trainer))
             trainer.model.load_state_dict(state["raw"], strict=False)
-        load_optimizer_state(trainer.optimizer, state["optimizer"])
+        _restore_optimizer(trainer.optimizer, state["optimizer"])
+        _check_tensors("task", state["task"], trainer.task.training_state())
         trainer.task.load_training_state(state["task"])
-        for name in COUNTERS:
-            own = type(getattr(trainer, name))
-            if not isinstance(state[name], own):
-                raise TypeError(f"{name} is {state[name]!r:.50}, not of type {own.__name__}")
-            setattr(trainer, name, state[name])
-        if trainer.figures:  # `train.metric` may be another one now
-            trainer.best = trainer.figures[trainer.config.train.metric]
+        _restore_counters(trainer, state)
     except (CheckpointError, torch.OutOfMemoryError):
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(
-            f"{folder}: does not fit this recipe ({error}); resume with the run's own settings"
+            f"{folder}: does not fit this recipe, or is damaged ({one_line(str(error))[:300]}); "
+            "resume with the run's own settings"
         ) from None
+
+
+def _check_tensors(what: str, saved: Any, own: Mapping[str, object]) -> None:
+    """Refuse other names, shapes or types of tensors than one's own, and what is not finite.
+
+    Raises:
+        ValueError: Names the first that is wrong.
+    """
+    if saved.keys() != own.keys():
+        odd = sorted(map(repr, saved.keys() ^ own.keys()))
+        raise ValueError(f"{what}: names differ, the first is {odd[0]:.100}")
+    for name, value in saved.items():
+        expected = own[name]
+        assert isinstance(expected, Tensor)
+        if (
+            not isinstance(value, Tensor)
+            or (value.shape, value.dtype) != (expected.shape, expected.dtype)
+            or value.layout != torch.strided
+        ):
+            raise ValueError(
+                f"{what}: {name} is not of shape {[*expected.shape]}, {expected.dtype}"
+            )
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{what}: {name} holds NaN or infinity")
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """Load what the optimizer remembers of each parameter; its settings are those of the recipe.
+
+    Raises:
+        ValueError, KeyError: It is of other parameters or another optimizer, or damaged.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    numbers = [number for group in groups for number in group["params"]]
+    if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in groups]:
+        raise ValueError("optimizer: the groups of parameters differ")
+    parameters = dict(
+        zip(numbers, (p for g in optimizer.param_groups for p in g["params"]), strict=True)
+    )
+    for number, moments in saved["state"].items():
+        own = _moments_of_a_step(optimizer, parameters[number])
+        _check_tensors(f"optimizer: parameter {number}", moments, own)
+        if "step" in moments and moments["step"] < 1:
+            raise ValueError(f"optimizer: parameter {number} has made {moments['step']} steps")
+    load_optimizer_state(optimizer, {"state": saved["state"], "param_groups": groups})
+
+
+def _moments_of_a_step(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return what the optimizer remembers after the first step of a parameter of this shape."""
+    probe = torch.zeros_like(parameter, requires_grad=True)
+    probe.grad = torch.zeros_like(parameter)
+    twin = copy.copy(optimizer)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**optimizer.param_groups[0], "params": [probe]}]
+    twin.step()
+    moments: dict[str, Tensor] = twin.state[probe]
+    return moments
+
+
+def _restore_counters(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Set the attributes of the trainer that a checkpoint holds as they are.
+
+    Raises:
+        TypeError, ValueError, KeyError: One is missing, or is nothing that a run can have come to.
+    """
+    for name in COUNTERS:
+        value, own = state[name], type(getattr(trainer, name))
+        if not isinstance(value, own):
+            raise TypeError(f"{name} is not of type {own.__name__}")
+        if isinstance(value, dict):
+            _check_figures(name, value)
+        elif not (-math.inf <= value < MAX_COUNT and (own is float or value >= 0)):
+            raise ValueError(f"{name} is {value:.3g}")
+        setattr(trainer, name, value)
+    batches = len(trainer.setup.batches.epoch(trainer.epoch))
+    if trainer.batch > batches:
+        raise ValueError(f"batch is {trainer.batch} of {batches}")
+    if trainer.figures:  # `train.metric` may be another one now
+        trainer.best = trainer.figures[trainer.config.train.metric]
+
+
+def _check_figures(what: str, figures: dict[Any, Any]) -> None:
+    """Refuse what are no figures of a validation; there may be none.
+
+    Raises:
+        TypeError, KeyError: They are not.
+    """
+    for name, value in figures.items():
+        is_count = isinstance(value, int) and 0 <= value < MAX_COUNT
+        if not isinstance(name, str) or not name.isprintable():
+            raise TypeError(f"{what} holds names that are no text")
+        if not isinstance(value, float) and not is_count:
+            raise TypeError(f"{what}: {name[:50]} is no figure")
+    for name in FIGURES_COUNTS[what] if figures else ():
+        if not isinstance(figures[name], int):
+            raise TypeError(f"{what}: {name} is no whole number")
 
 
 @functools.cache

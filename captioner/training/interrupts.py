@@ -15,10 +15,13 @@ class DeferredInterrupts:
 
     A step changes weights, optimizer and cursor one after another, and a checkpoint from between
     them would resume as another run. So a signal that comes while `deferred` is true waits for
-    `release` or `interrupt`; a second one does not wait, and `deferred` then still is true.
+    `release` or `interrupt`. A second one of its kind ends the process at once, as a kill does: a
+    KeyboardInterrupt anywhere would also come out of a callback, as a traceback that nobody can
+    catch, while checkpoints are whole at every moment.
 
     Where several processes train together, signals are always deferred, because one that leaves
-    alone leaves the others waiting: `release` finds out whether any of them received one.
+    alone leaves the others waiting: `release` finds out whether any of them received one. A second
+    one changes nothing there: torchrun passes on what a terminal has sent to all of them already.
     """
 
     def __init__(self) -> None:
@@ -61,6 +64,8 @@ class DeferredInterrupts:
         raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self.deferred or self.pending:
-            raise KeyboardInterrupt
+        if world_size() == 1:
+            signal.signal(number, signal.SIG_DFL)  # for the second one
+            if not self.deferred:
+                raise KeyboardInterrupt
         self.pending = True

@@ -38,6 +38,7 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 # Okabe and Ito's colours, distinct for every kind of colour vision; and lines differ too.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
+LARGEST = 3.5e38  # of float32: nothing that a run logs is larger, and sums of larger ones overflow
 _PANEL_INCHES = (4.4, 2.9)
 _ACROSS = 3
 
@@ -100,11 +101,18 @@ def _lines(
         logged = [entry for entry in entries if entry["kind"] == kind and name in entry]
         if logged:
             steps = np.array([entry["step"] for entry in logged], dtype=float)
-            values = [math.nan if entry[name] is None else entry[name] for entry in logged]
+            values = [_finite(entry[name]) for entry in logged]
             both = len({one for one, _ in keys}) > 1
             label = {"train": "training", "validation": "validation"}[kind] if both else name
-            lines[label] = (steps, np.array(values, dtype=float), kind == "validation")
+            lines[label] = (steps, np.array(values), kind == "validation")
     return lines
+
+
+def _finite(value: object) -> float:
+    """Return a figure, or NaN for what no run logs."""
+    if isinstance(value, (int, float)) and abs(value) <= LARGEST:
+        return float(value)
+    return math.nan
 
 
 def _draw_panel(

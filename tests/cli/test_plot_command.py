@@ -11,6 +11,7 @@ from PIL import Image
 
 from captioner.cli.plot import main, read_metrics, read_samples
 from captioner.errors import CheckpointError
+from captioner.visualization.curves import save_curves
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,19 @@ def test_a_run_is_drawn_with_its_curves_and_the_growth_of_its_attention(
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
     with Image.open(tmp_path / "growth-1.gif") as growth:
         assert growth.n_frames == 2  # epochs
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [1e308, 10**400, "x", None])
+def test_figures_that_no_run_logs_are_gaps_without_a_warning(
+    run: Path, tmp_path: Path, value: object
+) -> None:
+    entries = read_metrics(run)
+    for entry in entries:
+        if entry["kind"] == "train":
+            entry["total"] = value
+    save_curves(entries, [tmp_path / "curves.png"], title="a run")
+    assert (tmp_path / "curves.png").exists()
 
 
 def test_training_keeps_samples_as_small_photos_with_captions(run: Path) -> None:

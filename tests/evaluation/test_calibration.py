@@ -189,6 +189,8 @@ def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
         {"bias": "x"},
         {"scale": [0.0] * len(FEATURES)},
         {"bias": float("nan")},
+        {"weights": [1e308] * len(FEATURES)},
+        {"scale": [1e-320] * len(FEATURES)},
     ):
         with pytest.raises(CheckpointError, match="calibrator"):
             Calibrator.from_json(json.dumps(content | changed).encode())

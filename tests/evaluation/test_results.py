@@ -72,6 +72,15 @@ def test_counts_of_another_kind_are_refused(tmp_path: Path, name: str, size: int
         read_results(path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), 1e308])
+def test_a_figure_that_no_metric_gives_is_refused(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "results.json"
+    images = [{"image_id": 1, "scores": {"CIDEr": value}, "counts": {}}]
+    path.write_text(json.dumps({"images": images, "signature": {}}))
+    with pytest.raises(DataError, match="has no scores of each image"):
+        read_results(path)
+
+
 def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None:
     from pycocotools.coco import COCO
 

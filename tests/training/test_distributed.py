@@ -19,9 +19,11 @@ import tiny
 import torch
 from programs import REPOSITORY, ProgramResult, Programs, Running
 
-from captioner.checkpoint import load_model
+from captioner.checkpoint import load_model, verify
 from captioner.config import to_yaml
 from captioner.data.dataset import CaptionBatches, EncodedCaptions
+from captioner.errors import CaptionerError
+from captioner.runtime.distributed import processes
 
 # Dropout draws by process, so that equality between numbers of processes needs it to be 0.
 STILL = {
@@ -216,6 +218,41 @@ def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: P
     assert sum("no word occurs 1000 times" in each for each in said) == 1
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_process_whose_fellow_never_comes_ends_with_a_sentence(
+    rank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the other is killed before it joins, and no torchrun is there to end this one."""
+    for name, value in (("ADDR", "127.0.0.1"), ("PORT", str(free_port()))):
+        monkeypatch.setenv(f"MASTER_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    began_s = time.monotonic()
+    with (
+        pytest.raises(CaptionerError, match=r"^the 2 processes .* within 2 s .*torchrun") as raised,
+        processes("cpu", join_timeout_s=2.0),
+    ):
+        pytest.fail("it joined nobody")
+    assert time.monotonic() - began_s < 60
+    assert "\n" not in str(raised.value)
+
+
+def test_a_process_whose_fellow_is_killed_ends_with_a_sentence(
+    programs: Programs, table: Path, tmp_path: Path
+) -> None:
+    write_recipes(table, tmp_path, "run")
+    running = start_recipe(programs, tmp_path / "run.yaml")
+    last = tmp_path / "run" / "last"
+    running[0].wait_until(last.exists)
+    os.kill(running[1].pid, signal.SIGKILL)
+    sentence = running[0].wait()  # without torchrun to end it
+    running[1].wait()
+    assert sentence.code == 2, sentence
+    assert "Traceback" not in sentence.stderr, sentence.stderr
+    assert "another process of this run ended" in sentence.stderr.splitlines()[-1]
+    verify(last, needs_state=True)
+
+
 def start_recipe(programs: Programs, recipe: Path, *options: str) -> list[Running]:
     """Start the command in two processes, as torchrun would."""
     port = str(free_port())
@@ -261,7 +298,9 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
     running = start_recipe(programs, tmp_path / "run.yaml")
     log = tmp_path / "run" / "metrics.jsonl"
     running[1].wait_until(lambda: log.exists() and log.read_text().count('"train"') > 4)
-    os.kill(running[1].pid, signal.SIGTERM)
+    for _ in range(2):  # as from a terminal, and once more from torchrun
+        os.kill(running[1].pid, signal.SIGTERM)
+        time.sleep(0.02)
     results = [each.wait() for each in running]
     assert [result.code for result in results] == [130, 130], results
     done = len(losses(tmp_path / "run"))
