@@ -6,8 +6,9 @@ import importlib
 import sys
 
 from captioner import __version__
-from captioner.cli import INTERRUPTED, end_at_next_interrupt, printable
+from captioner.cli import INTERRUPTED, end_at_next_interrupt
 from captioner.cli.commands import COMMANDS
+from captioner.log import printable
 
 EXAMPLES = (
     "captioner caption photo.jpg --output out",

@@ -35,6 +35,7 @@ from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.files import remove_temporary_files
+from captioner.log import logger
 
 if TYPE_CHECKING:
     import torch
@@ -540,7 +541,7 @@ def newest_checkpoint(run: Path) -> Path:
             reasons.append(str(error))
             continue
         if reasons:
-            print(f"{reasons[0]}; going on from {run / name}", file=sys.stderr)
+            logger.warning(f"{reasons[0]}; going on from {run / name}")
         return run / name
     raise CheckpointError(f"{run}: no checkpoint to resume from ({'; '.join(reasons)})")
 

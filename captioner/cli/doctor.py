@@ -18,15 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 import captioner
-from captioner.cli import (
-    OF_TRAINING,
-    CommandParser,
-    printable,
-    run_command,
-    show,
-    speed_ratio,
-)
+from captioner.cli import OF_TRAINING, CommandParser, run_command, show, speed_ratio
 from captioner.errors import CaptionerError
+from captioner.log import printable
 from captioner.runtime.device import torch_is_installed
 
 Status = Literal["ok", "optional", "missing"]

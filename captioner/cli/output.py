@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import printable, show, whole_number
+from captioner.cli import show, whole_number
 from captioner.cli.lines import json_line, text_lines
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
+from captioner.log import printable
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner

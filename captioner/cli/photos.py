@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
-from captioner.cli import printable
 from captioner.cli.journal import pictures_in
 from captioner.errors import CaptionerError, ImageError
+from captioner.log import printable
 
 if TYPE_CHECKING:
     from captioner.runtime.parallel import Device

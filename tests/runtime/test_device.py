@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 import torch
 
@@ -37,6 +40,23 @@ def test_bfloat16_is_taken_where_it_is_asked_for() -> None:
     for precision, taken in (("auto", False), ("float32", False), ("bfloat16", True)):
         with autocast(cpu, precision):
             assert torch.is_autocast_enabled("cpu") == taken
+
+
+@pytest.mark.parametrize("slower", [True, False])
+def test_a_step_in_bfloat16_is_never_slower_in_silence(
+    slower: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is slower is played: a convolution waits in one of the formats."""
+    convolve = torch.nn.Conv2d.forward
+
+    def slow(self: torch.nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.3 * (torch.is_autocast_enabled("cpu") == slower))
+        return convolve(self, images)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", slow)
+    autocast(choose_device("cpu"), "bfloat16")
+    told = capsys.readouterr().err
+    assert bool(re.search(r"bfloat16: .* [\d.]+ times slower", told)) == slower
 
 
 def test_a_full_gpu_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
