@@ -75,8 +75,8 @@ _MAX_BYTES = {
 _MAX_EXTRA_BYTES = 2**29
 _MAX_FILES = 100
 _MAX_INPUT_PX = 4096
-_MAX_BEAM_SIZE = 1000
-_MAX_WORDS = 10_000
+MAX_BEAM_SIZE = 1000
+MAX_WORDS = 10_000
 _MAX_YAML_DEPTH = 8
 # A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million.
 _UNUSED_ELEMENTS, _UNUSED_TENSORS = 150_000_000, 1000
@@ -265,8 +265,8 @@ def _read_config(folder: Path) -> ModelConfig:
     for key, value, limit in (
         ("preprocess.height_px", config.preprocess.height_px, _MAX_INPUT_PX),
         ("preprocess.width_px", config.preprocess.width_px, _MAX_INPUT_PX),
-        ("decoding.beam_size", config.decoding.beam_size, _MAX_BEAM_SIZE),
-        ("decoding.max_words", config.decoding.max_words, _MAX_WORDS),
+        ("decoding.beam_size", config.decoding.beam_size, MAX_BEAM_SIZE),
+        ("decoding.max_words", config.decoding.max_words, MAX_WORDS),
     ):
         if value > limit:
             raise ValueError(f"{key}: {value} is over the limit of {limit} in a model folder")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import show, whole_number
+from captioner.cli import MAX_WORDS, show, whole_number, whole_number_up_to
 from captioner.cli.lines import json_line, text_lines
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
@@ -74,7 +74,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add_at_test(parser)
     parser.add_argument(
         "--paths",
-        type=whole_number,
+        type=whole_number_up_to(MAX_WORDS),
         default=0,
         metavar="M",
         help="with hard attention and --output: draw M sampled paths of attention",

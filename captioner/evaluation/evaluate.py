@@ -358,7 +358,7 @@ def measure_attention(
         if not tokens:
             continue
         try:
-            grid, _ = captioner.encode([image.path])
+            grid, _ = captioner.encode([open_image(image.path)])
             with captioner.attention_mode(at_test):
                 rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
         except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
