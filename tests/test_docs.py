@@ -141,8 +141,9 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_recipes_named_on_a_page_are_there() -> None:
     for page, words in DOCUMENTED:
         for option, value in itertools.pairwise(words):
-            if option == "--config" and "/" in value:
-                assert (REPOSITORY / value).is_file(), f"{page} names {value}"
+            if option == "--config":
+                file = value if value.endswith(".yaml") else f"configs/{value}.yaml"
+                assert (REPOSITORY / file).is_file(), f"{page} names {value}"
 
 
 def test_the_readme_fits_a_short_reading() -> None:

@@ -23,6 +23,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import tiny
 from programs import REPOSITORY
@@ -143,9 +144,8 @@ def home(tmp_path: Path, made: Path) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     for run in ("one", "two", "mine", "flickr8k_soft"):
         shutil.copytree(made / "run", tmp_path / "runs" / run)
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.pa.table({"path": [str(tmp_path / "photo.jpg")]})
-    parquet.write_table(table, tmp_path / "manifest.parquet")
+    manifest = pyarrow.table({"path": [str(tmp_path / "photo.jpg")]})
+    pyarrow.parquet.write_table(manifest, tmp_path / "manifest.parquet")
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     programs = tmp_path / "bin"
     programs.mkdir()
