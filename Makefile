@@ -10,7 +10,8 @@
 #                                 score them; the file has captions without photos (text.file)
 #   make docs                     build the docs site into out/site
 #   make dist                     sdist and wheel; the wheel captions a photo in an empty environment
-#   make oldest                   the same with the oldest libraries that are allowed
+#   make oldest                   the same, and training, with the oldest libraries that are allowed
+#                                 and PyTorch (several GB)
 #   make lint | types | format    one of them; format rewrites the files
 #   make lock                     renew both lock files to the newest versions
 #   make light-lock               renew requirements-light.lock alone
@@ -110,11 +111,14 @@ reproduce-flickr8k: $(installed)
 docs: $(installed)
 	$(python) -m mkdocs build --strict
 
-# $(1): an environment to make; $(2): options of its installation
+# Captions and draws a photograph from a wheel alone, in an environment of its own.
+# $(1): the environment to make; $(2): libraries to install before the wheel; $(3): options of caption
 smoke = $(python) -m uv venv --quiet --clear --python $(python) $(1) && \
-	$(python) -m uv pip install --quiet --python $(1)/bin/python $(2) dist/*.whl && \
-	cd dist && ../$(1)/bin/captioner doctor && ../$(1)/bin/captioner caption --output pictures \
-	  "$$(../$(1)/bin/python -c 'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))')"
+	$(if $(2),$(python) -m uv pip install --quiet --python $(1)/bin/python $(2) &&) \
+	$(python) -m uv pip install --quiet --python $(1)/bin/python dist/*.whl && \
+	cd dist && ../$(1)/bin/captioner doctor && \
+	samples=$$(../$(1)/bin/python -c 'import matplotlib as m; print(m.get_data_path() + "/sample_data")') && \
+	rm -rf smoke && ../$(1)/bin/captioner caption "$$samples/grace_hopper.jpg" --output smoke $(3)
 
 dist: $(installed)
 	rm -rf dist
@@ -122,7 +126,11 @@ dist: $(installed)
 	$(call smoke,out/empty)
 
 oldest: dist
-	$(call smoke,out/oldest,--resolution lowest-direct)
+	$(call smoke,out/oldest,--resolution lowest-direct -r pyproject.toml --extra train,--engine torch) && \
+	printf 'image,caption\n%s/grace_hopper.jpg,a woman in a uniform\n%s/logo2.png,a blue word\n%s/Minduka_Present_Blue_Pack.png,a blue present\n' \
+	  "$$samples" "$$samples" "$$samples" > smoke/own.csv && \
+	../out/oldest/bin/captioner finetune smoke/own.csv --output smoke/run --train.epochs 1 && \
+	../out/oldest/bin/captioner caption "$$samples/grace_hopper.jpg" --checkpoint smoke/run
 
 lint: $(installed)
 	$(python) -m ruff check .

@@ -25,8 +25,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     # Here, for an interrupt amid the imports is one as well.
     from captioner import __version__
-    from captioner.cli import printable
     from captioner.cli.commands import COMMANDS
+    from captioner.log import printable
 
     if arguments and arguments[0] in COMMANDS:
         module = importlib.import_module(f"captioner.cli.{arguments[0].replace('-', '_')}")

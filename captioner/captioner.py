@@ -15,7 +15,14 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 import numpy as np
 from PIL import Image
 
-from captioner.checkpoint import CARD, MANIFEST, model_folder, save_model
+from captioner.checkpoint import (
+    CARD,
+    MANIFEST,
+    MAX_BEAM_SIZE,
+    MAX_WORDS,
+    model_folder,
+    save_model,
+)
 from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
@@ -186,6 +193,10 @@ class Captioner:
         captioner._set(chosen, folder, config, vocabulary, read_calibrator(folder))
         return captioner
 
+    def __repr__(self) -> str:
+        model = self._saved.name if isinstance(self._saved, Path) else "a model"
+        return f"<Captioner of {model} on {self.device.type}>"
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model folder: the folder that was loaded, or the model given to the constructor.
 
@@ -307,8 +318,8 @@ class Captioner:
             ImageError: An image cannot be read.
             ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
         """
-        _check_count("count", count)
-        _check_count("paths", paths, least=0)
+        _check_count("count", count, most=MAX_BEAM_SIZE)
+        _check_count("paths", paths, least=0, most=MAX_WORDS)
         if diversity is not None and not (_is_number(diversity) and 0 <= diversity <= 100):
             raise ConfigError(f"diversity: {diversity!r} is not accepted; use a number from 0 up")
         given: dict[str, Any] = {
@@ -404,7 +415,7 @@ class Captioner:
             ImageError: The image cannot be read.
             ConfigError: A setting that cannot be used.
         """
-        _check_count("count", count)
+        _check_count("count", count, most=MAX_WORDS)
         if top_k is not None:
             _check_count("top_k", top_k)
         if not (_is_number(temperature) and 0 < temperature <= 100):
@@ -462,7 +473,7 @@ class Captioner:
         """
         if not isinstance(text, str):
             raise ConfigError(f"text: {_type_name(text)} is not accepted; use a string")
-        _check_count("paths", paths, least=0)
+        _check_count("paths", paths, least=0, most=MAX_WORDS)
         words = self.vocabulary.tokenizer.split(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
@@ -561,7 +572,15 @@ class Captioner:
             if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would make zeros of it
                 raise ImageError("has pixels that are not finite; make it by Captioner.transform")
             return pixels, image[1]
-        return self.transform.array(as_image(image))
+        try:
+            return self.transform.array(as_image(image))
+        except ImageError as error:
+            if not isinstance(image, (str, Path)):
+                raise
+            reason = str(error)
+            if "://" in str(image):
+                reason = "is a URL; give an open file, as of fsspec.open(URL).open()"
+            raise ImageError(f"{image}: {reason}") from None
 
     def _decoding(self, given: dict[str, Any]) -> DecodingConfig:
         """The model's settings with those that are given.
@@ -570,9 +589,10 @@ class Captioner:
             ConfigError: One of them cannot be used.
         """
         given = {name: value for name, value in given.items() if value is not None}
-        for name in ("beam_size", "max_words"):
+        for name, limit in (("beam_size", MAX_BEAM_SIZE), ("max_words", MAX_WORDS)):
             if name in given:
-                _check_count(name, given[name])
+                _check_count(name, given[name], most=limit)
+                given[name] = int(given[name])  # NumPy's whole numbers too
         decoding = replace(self.config.decoding, **given)
         validate_section(decoding)
         return decoding
@@ -705,11 +725,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
-def _check_count(name: str, value: object, *, least: int = 1) -> None:
+def _check_count(name: str, value: object, *, least: int = 1, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise ConfigError(f"{name}: {value!r} is not accepted; use a whole number from {least} up")
     if value < least:
         raise ConfigError(f"{name}: {value} is too small; use a whole number from {least} up")
+    if most is not None and value > most:  # memory grows with it, until the kernel ends the process
+        raise ConfigError(f"{name}: {value} is too large; use at most {most}")
 
 
 def read_calibrator(folder: Path) -> Calibrator | None:

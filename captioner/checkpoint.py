@@ -36,6 +36,7 @@ from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.files import remove_temporary_files
+from captioner.log import logger
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +76,8 @@ _MAX_BYTES = {
 _MAX_EXTRA_BYTES = 2**29
 _MAX_FILES = 100
 _MAX_INPUT_PX = 4096
-_MAX_BEAM_SIZE = 1000
-_MAX_WORDS = 10_000
+MAX_BEAM_SIZE = 1000
+MAX_WORDS = 10_000
 _MAX_YAML_DEPTH = 8
 # A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million.
 _UNUSED_ELEMENTS, _UNUSED_TENSORS = 150_000_000, 1000
@@ -265,8 +266,8 @@ def _read_config(folder: Path) -> ModelConfig:
     for key, value, limit in (
         ("preprocess.height_px", config.preprocess.height_px, _MAX_INPUT_PX),
         ("preprocess.width_px", config.preprocess.width_px, _MAX_INPUT_PX),
-        ("decoding.beam_size", config.decoding.beam_size, _MAX_BEAM_SIZE),
-        ("decoding.max_words", config.decoding.max_words, _MAX_WORDS),
+        ("decoding.beam_size", config.decoding.beam_size, MAX_BEAM_SIZE),
+        ("decoding.max_words", config.decoding.max_words, MAX_WORDS),
     ):
         if value > limit:
             raise ValueError(f"{key}: {value} is over the limit of {limit} in a model folder")
@@ -545,7 +546,7 @@ def newest_checkpoint(run: Path) -> Path:
             reasons.append(str(error))
             continue
         if reasons:
-            print(f"{reasons[0]}; going on from {run / name}", file=sys.stderr)
+            logger.warning(f"{reasons[0]}; going on from {run / name}")
         return run / name
     raise CheckpointError(f"{run}: no checkpoint to resume from ({'; '.join(reasons)})")
 

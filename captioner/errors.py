@@ -15,7 +15,7 @@ class ConfigError(CaptionerError):
 
 
 class ImageError(CaptionerError):
-    """A photo that cannot be read; the message does not repeat the photo's name."""
+    """A photo that cannot be read; only `Captioner` begins the message with the photo's path."""
 
 
 class DataError(CaptionerError):

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from captioner.errors import CaptionerError
+from captioner.log import logger
 
 _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _ABANDONED_AFTER_S = 3600.0  # without a change; nothing takes so long between two writes
@@ -131,14 +131,13 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         except Timeout:
             if not wait:
                 raise BlockingIOError(f"{path} is locked") from None
-            print(f"{path.parent}: waiting for another run that writes there", file=sys.stderr)
+            logger.warning(f"{path.parent}: waiting for another run that writes there")
             lock.acquire()
     except BlockingIOError:
         raise
     except OSError as error:  # some network file systems
-        print(
-            f"{path.parent} cannot be locked ({error.strerror}); let no other process write there",
-            file=sys.stderr,
+        logger.warning(
+            f"{path.parent} cannot be locked ({error.strerror}); let no other process write there"
         )
     try:
         yield

@@ -148,16 +148,25 @@ def serve() -> None:
     """Answer requests, one a line."""
     sys.path[0] = str(REPOSITORY)  # as for a script that lies there
     # Not only what the commands import at once: what each child had to import again costs the most.
+    import docstring_parser  # noqa: F401
+    import matplotlib.backends.backend_pdf
+    import matplotlib.backends.backend_svg
     import matplotlib.cm  # noqa: F401
     import nltk.tokenize.treebank  # noqa: F401
+    import onnxscript  # noqa: F401
+    import openvino  # noqa: F401
     import pycocoevalcap.bleu.bleu
     import pycocoevalcap.cider.cider
     import pycocoevalcap.rouge.rouge  # noqa: F401
     import timm  # noqa: F401
     import torch._dynamo
+    import torch.onnx._internal.exporter._core
     import torch.utils.tensorboard  # noqa: F401
 
-    import captioner.training  # noqa: F401
+    import captioner.engines.graphs
+    import captioner.export
+    import captioner.training
+    import captioner.visualization  # noqa: F401
 
     gc.freeze()  # a child that collected garbage among all of that would copy its memory
     # The answers keep a descriptor of their own, for nothing that a child prints may come between.

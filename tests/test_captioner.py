@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -222,8 +223,10 @@ def test_a_photo_that_cannot_be_read_raises_a_photo_error(
 ) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no photo")
     for photo in (tmp_path / "bad.jpg", tmp_path / "none.jpg", tmp_path, b"", b"no photo"):
-        with pytest.raises(ImageError):
-            captioner.caption(photo)
+        with pytest.raises(
+            ImageError, match=re.escape(str(photo)) if isinstance(photo, Path) else ""
+        ):
+            captioner.caption_batch([photo])
         with pytest.raises(ImageError):
             captioner.score(photo, "a disc")
 
@@ -316,6 +319,9 @@ def test_an_argument_that_is_no_image_is_refused_by_its_type(
     "settings",
     [
         {"beam_size": "3"},
+        {"beam_size": 10**6},  # refused, before it fills the memory
+        {"max_words": 10**6},
+        {"paths": 10**6},
         {"beam_size": 2.5},
         {"beam_size": True},
         {"max_words": 1.5},
@@ -339,6 +345,16 @@ def test_settings_of_a_wrong_type_or_range_are_refused_by_name(
     with pytest.raises(ConfigError, match=name) as caught:
         captioner.caption(paths[0], **settings)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers(captioner: Captioner, paths: list[Path]) -> None:
+    one = captioner.caption(paths[0], beam_size=np.int64(2), max_words=np.int32(5))  # type: ignore[arg-type]
+    assert close(one, captioner.caption(paths[0], beam_size=2, max_words=5))
+
+
+def test_a_url_is_said_to_be_one(captioner: Captioner) -> None:
+    with pytest.raises(ImageError, match=r"https://host/a.jpg: is a URL; .*fsspec"):
+        captioner.caption("https://host/a.jpg")
 
 
 def test_a_photo_of_one_pixel_is_captioned(captioner: Captioner) -> None:

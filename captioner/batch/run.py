@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from captioner.batch.shard import (
 from captioner.checkpoint import MANIFEST, model_folder
 from captioner.errors import CaptionerError
 from captioner.files import locked, remove_temporary_files
+from captioner.log import logger, progress_bar
 from captioner.storage import Folder, absolute
 
 Engine = Callable[[Job, Sequence[int]], Iterator[Statistics]]
@@ -69,8 +69,6 @@ def run_batch(
     engine: Engine,
     *,
     shard_size: int,
-    report: Callable[[str], None],
-    quiet: bool = False,
 ) -> Totals:
     """Caption all photos of a source that are not captioned yet.
 
@@ -79,8 +77,6 @@ def run_batch(
         job: What to do with them; `settings` and `tars` are filled in.
         engine: Does shards; yields their statistics in any order.
         shard_size: Photos in a shard.
-        report: Called with each failure and with the progress, a line at a time.
-        quiet: Report failures only.
 
     Returns:
         The sums over all shards, those of earlier runs included.
@@ -104,12 +100,12 @@ def run_batch(
         for statistics in found.values():
             totals.add(statistics)
         todo = [shard for shard in range(len(plan.digests)) if shard not in found]
-        if found and not quiet:
-            report(f"{len(found)} of {len(plan.digests)} shards were done before")
+        if found:
+            logger.info(f"{len(found)} of {len(plan.digests)} shards were done before")
         before, started = totals.photos, time.monotonic()
-        failures = Failures(report)
+        failures = Failures()
         failures.add(found.values())
-        with Progress(plan, totals, job, report=report, quiet=quiet) as progress:
+        with Progress(plan, totals, job) as progress:
             for statistics in engine(job, todo) if todo else ():
                 totals.add(statistics)
                 failures.add([statistics])
@@ -215,18 +211,18 @@ def _verify(output: Folder, plan: Plan, job: Job) -> dict[int, Statistics]:
 class Failures:
     """Names some of the photos that failed, and says where all of them stand."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self.report, self.named = report, 0
+    def __init__(self) -> None:
+        self.named = 0
 
     def add(self, finished: Iterable[Statistics]) -> None:
         for statistics in finished:
             for path, reason in statistics.examples[: MAX_NAMED - self.named]:
-                self.report(f"{path}: {reason}")
+                logger.warning(f"{path}: {reason}")
                 self.named += 1
 
     def finish(self, errors: int, output: str) -> None:
         if errors > self.named:
-            self.report(
+            logger.warning(
                 f"{errors} photos failed in all; the column error in {output}/parts says why"
             )
 
@@ -234,24 +230,14 @@ class Failures:
 class Progress:
     """A bar on a terminal, else a line a minute: photos done, rate and time left."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        totals: Totals,
-        job: Job,
-        *,
-        report: Callable[[str], None],
-        quiet: bool,
-    ) -> None:
+    def __init__(self, plan: Plan, totals: Totals, job: Job) -> None:
         self.tars, self.totals, self.total = job.tars, totals, plan.rows
         self.initial = self.done = totals.shards if job.tars else totals.photos
-        self.report = report if not quiet and not sys.stderr.isatty() else None
         self.unit = "tar file" if job.tars else "photo"
-        self.bar = tqdm(
+        self.bar = progress_bar(
             total=plan.rows,
             initial=self.initial,
             unit=self.unit,
-            disable=True if quiet else None,
             smoothing=0.05,
         )
         self.started = self.reported = time.monotonic()
@@ -268,7 +254,7 @@ class Progress:
         self.bar.update(step)
         self.bar.set_postfix(failed=self.totals.errors, refresh=False)
         now = time.monotonic()
-        if self.report is not None and now - self.reported >= _LOG_INTERVAL_S:
+        if self.bar.disable and now - self.reported >= _LOG_INTERVAL_S:
             self.reported = now
             line = tqdm.format_meter(
                 self.done,
@@ -278,4 +264,4 @@ class Progress:
                 ncols=0,
                 unit=self.unit,
             )
-            self.report(f"{line}, failed={self.totals.errors}")
+            logger.info(f"{line}, failed={self.totals.errors}")

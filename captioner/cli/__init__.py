@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import logging
 import os
 import re
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
 from captioner.errors import CaptionerError
+from captioner.log import logger, printable, visible
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
@@ -25,33 +29,44 @@ MAX_BEAM_SIZE = 100  # memory grows with it; beyond 10 captions hardly change
 MAX_WORDS = 1000
 _LONGEST_MESSAGE = 600
 
-# Control characters but line feed and tab, line separators, and marks that change the direction of
-# text: a file name or a word could use them to rewrite what stands on the terminal.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-
-
-def printable(text: object) -> str:
-    """Return one line of text with its control characters as visible `\\u001b` escapes.
-
-    The escapes are JSON's, so a line of JSON stays the same JSON.
-
-    >>> printable("dog\\x1b[2J.jpg")
-    'dog\\\\u001b[2J.jpg'
-    """
-    return _visible(str(text)).replace("\n", r"\u000a").replace("\t", r"\u0009")
-
-
-def _visible(text: str) -> str:
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser whose messages show control characters instead of obeying them."""
+    """A command's parser: with `--quiet` and `--verbose`, and messages in visible characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        add_log_options(self)
+
+    def parse_args(self, *arguments: Any, **options: Any) -> Any:
+        parsed = super().parse_args(*arguments, **options)
+        set_log_level(parsed)
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose how much is said on stderr."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="no notes and no progress bar: results, warnings and failures alone",
+    )
+    group.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also say which model runs where, how long it took, and where an error came from",
+    )
+
+
+def set_log_level(arguments: Any) -> None:
+    """Follow the options that `add_log_options` added."""
+    quiet, verbose = arguments.quiet, arguments.verbose
+    logger.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
 
 
 # Modules of the extra [train].
@@ -66,9 +81,14 @@ def run_command(command: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal's encoding may lack letters of a caption.
         sys.stdout.reconfigure(errors="backslashreplace")
+    started = time.perf_counter()
     try:
-        return command()
+        code = command()
+        logger.debug(f"{time.perf_counter() - started:.1f} s")
+        return code
     except CaptionerError as error:
+        for line in traceback.format_exception(error):
+            logger.debug(line.rstrip())
         print(f"error: {_sentence(error)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
@@ -137,7 +157,7 @@ def show(line: str) -> None:
         CaptionerError: They cannot be written, as on a full disk.
     """
     try:
-        tqdm.write(_visible(line), file=sys.stdout)
+        tqdm.write(visible(line), file=sys.stdout)
         sys.stdout.flush()
     except OSError as error:
         # What is left in the buffer would fail again when the interpreter ends.
@@ -148,11 +168,6 @@ def show(line: str) -> None:
             f"the results cannot be written to standard output ({error.strerror}); free space or "
             "send them elsewhere"
         ) from None
-
-
-def report(message: str) -> None:
-    """Print a line for people on stderr, above the progress bar if there is one."""
-    tqdm.write(printable(message), file=sys.stderr)
 
 
 def whole_number(text: str) -> int:
@@ -251,7 +266,7 @@ def add_engine_option(parser: argparse.ArgumentParser) -> None:
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
     """Load a model onto the device that `add_device_options` parsed.
 
-    On a CPU, bfloat16 is measured against float32, and it is said where it is slower.
+    On a CPU, bfloat16 is measured against float32, with a warning where it is slower.
     """
     from captioner.captioner import Captioner
 
@@ -264,17 +279,17 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     if arguments.precision == "bfloat16" and captioner.device.type == "cpu":
         ratio = speed_ratio(captioner, Captioner.from_pretrained(model, device="cpu"), passes=3)
         if ratio < 1:
-            report(
+            logger.warning(
                 f"--precision bfloat16: the encoder is {1 / ratio:.1f} times slower than in "
                 "float32 on this machine; leave the option out"
             )
+    dtype = str(captioner.dtype).removeprefix("torch.")
+    logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")
     return captioner
 
 
 def speed_ratio(one: Captioner, other: Captioner, *, passes: int, batch: int = 4) -> float:
     """Return how many times as fast the encoder of one model is, by the best of some passes."""
-    import time
-
     import numpy as np
 
     size = one.config.preprocess

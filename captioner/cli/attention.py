@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli import whole_number
 from captioner.errors import DataError
+from captioner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,10 +76,9 @@ def settings(images: Sequence[CaptionedImage], arguments: argparse.Namespace) ->
                 "photos"
             )
         if len(known) < len(images):
-            print(
+            logger.info(
                 f"{files} {verb} {len(known)} of the {len(images)} photos; grounding is measured "
-                "on these",
-                file=sys.stderr,
+                "on these"
             )
     return AttentionSettings(
         objects=objects,

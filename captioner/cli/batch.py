@@ -11,14 +11,14 @@ from captioner.cli import (
     add_model_options,
     add_search_options,
     chosen_model,
+    load_captioner,
     needs_extra,
-    printable,
-    report,
     run_command,
     show,
     whole_number,
     whole_number_up_to,
 )
+from captioner.log import printable, shows_notes
 
 if TYPE_CHECKING:
     from captioner.batch.shard import Job, Statistics
@@ -96,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument(
         "--retry-errors", action="store_true", help="do parts again that have photos that failed"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but failures")
     return parser
 
 
@@ -109,6 +108,9 @@ def _run(arguments: argparse.Namespace) -> int:
         from captioner.batch.run import run_batch
         from captioner.batch.shard import Job
 
+    if arguments.precision == "bfloat16" and arguments.engine == "local":
+        chosen = argparse.Namespace(device=arguments.device, precision=arguments.precision)
+        load_captioner(chosen_model(arguments), chosen)  # warns where it is slower
     search = {
         name: getattr(arguments, name)
         for name in ("beam_size", "max_words", "length_penalty")
@@ -129,10 +131,8 @@ def _run(arguments: argparse.Namespace) -> int:
         job,
         lambda job, shards: _engine(job, shards, arguments),
         shard_size=arguments.shard_size,
-        report=report,
-        quiet=arguments.quiet,
     )
-    if not arguments.quiet:
+    if shows_notes():
         show(f"{totals.photos} photos, {totals.errors} failed: {printable(arguments.output)}/parts")
     if not totals.errors:
         return 0

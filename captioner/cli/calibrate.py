@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioner.cli import add_device_options, load_captioner, run_command, show, whole_number
+from captioner.cli import (
+    CommandParser,
+    add_device_options,
+    load_captioner,
+    run_command,
+    show,
+    whole_number,
+)
 from captioner.errors import ConfigError, DataError
 from captioner.registry import DATA_FORMATS
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner calibrate",
         description="Fit, on validation photos, the probability that a caption is right (its "
         "CIDEr-D against the references reaches --right-from), and write it into the model folder "

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
-from tqdm import tqdm
 
 from captioner.cli import (
     CommandParser,
@@ -18,8 +16,6 @@ from captioner.cli import (
     add_search_options,
     chosen_model,
     load_captioner,
-    printable,
-    report,
     run_command,
     show,
     whole_number_up_to,
@@ -46,6 +42,7 @@ from captioner.cli.output import (
 from captioner.cli.photos import STANDARD_INPUT, Skipped, opened, photos_in
 from captioner.errors import CaptionerError
 from captioner.files import check_writable, save_bytes
+from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
@@ -131,13 +128,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"with --write: cut texts to N characters, at a word (default: {MAX_LENGTH})",
     )
-    talk = parser.add_mutually_exclusive_group()
-    talk.add_argument(
-        "-q", "--quiet", action="store_true", help="say nothing but results and failures"
-    )
-    talk.add_argument(
-        "-v", "--verbose", action="store_true", help="also say which model runs where, and how fast"
-    )
     return parser
 
 
@@ -204,7 +194,6 @@ class _CaptionRun:
         paths = self._collect()
         if not paths and not self.pages:
             return 2
-        started = time.monotonic()
         names, records = self._names_and_records(paths)
         todo = [path for path in paths if path not in records]
         models = self._load_models() if todo else []
@@ -220,9 +209,6 @@ class _CaptionRun:
             self._show_file(file)
         for page in self.pages:
             self._save_page(page)
-        if arguments.verbose:
-            seconds = time.monotonic() - started
-            report(f"{len(todo)} photos in {seconds:.1f} s, loading the model included")
         if self.failures:
             return 1 if self.done else 2
         return 0
@@ -254,13 +240,13 @@ class _CaptionRun:
                 self.pages.append(page)
                 paths += page.images
                 if not page.images:
-                    self._note(f"{name}: no image lacks an alternative text")
+                    logger.info(f"{name}: no image lacks an alternative text")
                 if page.elsewhere:
-                    self._note(f"{name}: {page.elsewhere} images that are no local files are left")
+                    logger.info(f"{name}: {page.elsewhere} images that are no local files are left")
             else:
                 paths.append(Path(name))
         if skipped.sentence():
-            self._note(skipped.sentence())
+            logger.info(skipped.sentence())
         return paths
 
     def _load_models(self) -> _Models:
@@ -274,9 +260,6 @@ class _CaptionRun:
                     f"--min-confidence: the model {name} has no calibrator, so its captions have "
                     "no confidence; make one with captioner calibrate"
                 )
-            if arguments.verbose:
-                dtype = str(captioner.dtype).removeprefix("torch.")
-                report(f"model {name} on {captioner.device}, encoder in {dtype}")
         return models
 
     def _model_names(self) -> list[str | Path]:
@@ -299,7 +282,7 @@ class _CaptionRun:
         proposed = dict(zip(paths, output_names(shown), strict=True))
         names, moved = self.journal.names(proposed)
         for path in moved if arguments.save else ():
-            self._note(
+            logger.info(
                 f"{path}: its pictures are named {names[path]}, because {arguments.output} has "
                 f"{proposed[path]} of another photo"
             )
@@ -308,11 +291,11 @@ class _CaptionRun:
             found = {path: self.journal.done(path) for path in paths if path != STANDARD_INPUT}
             records = {path: record for path, record in found.items() if record is not None}
             if records:
-                self._note(f"{len(records)} of {len(paths)} photos were done before")
+                logger.info(f"{len(records)} of {len(paths)} photos were done before")
         unknown = self.journal.unknown_pictures(names.values()) if arguments.save else []
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            self._note(f"{arguments.output}: {unknown[0]}{more} of an earlier run may be replaced")
+            logger.info(f"{arguments.output}: {unknown[0]}{more} of an earlier run may be replaced")
         return names, records
 
     # ------------------------------------------------------------------------------- during
@@ -321,8 +304,7 @@ class _CaptionRun:
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments
-        disable = None if len(paths) > 1 and not arguments.quiet else True
-        with tqdm(total=len(paths), unit="photo", disable=disable) as bar:
+        with progress_bar(total=len(paths), unit="photo", disable=len(paths) == 1) as bar:
 
             def unreadable(path: Path, reason: object) -> None:
                 self._failed(path, reason)
@@ -368,7 +350,7 @@ class _CaptionRun:
         confidence = confidence_of(caption)
         withheld = is_withheld(caption, arguments.min_confidence)
         if withheld:
-            report(
+            logger.warning(
                 f"{path}: no caption, because the confidence {confidence:.2f} is below "
                 f"{arguments.min_confidence:g}"
             )
@@ -435,11 +417,7 @@ class _CaptionRun:
 
     def _failed(self, path: Path | None, reason: object) -> None:
         self.failures += 1
-        report(str(reason) if path is None else f"{path}: {reason}")
-
-    def _note(self, text: str) -> None:
-        if not self.arguments.quiet:
-            report(text)
+        logger.warning(str(reason) if path is None else f"{path}: {reason}")
 
 
 def _captions(

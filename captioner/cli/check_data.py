@@ -7,11 +7,10 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
-from captioner.cli import CommandParser, printable, run_command, show
+from captioner.cli import CommandParser, run_command, show
 from captioner.errors import DataError
 from captioner.files import check_writable, save_bytes
+from captioner.log import printable, progress_bar
 from captioner.registry import DATA_FORMATS, TOKENIZERS
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     splits = _read_splits(arguments)
     tokenizer = TOKENIZERS[arguments.tokenizer]()
     images = [image for split in splits.values() for image in [*split.images, *split.uncaptioned]]
-    with tqdm(total=len({image.path for image in images}), unit="photo", disable=None) as bar:
+    with progress_bar(total=len({image.path for image in images}), unit="photo") as bar:
         facts, unreadable = read_images(images, bar.update)
     problems = split_problems(splits)
     statistics = {}

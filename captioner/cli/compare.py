@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
-from captioner.cli import run_command, show
+from captioner.cli import CommandParser, run_command, show
 from captioner.errors import DataError
+from captioner.log import logger
 
 # Scores of different tokenizers or scorers are not of one scale, other parts may well differ.
 SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner compare",
         description="Compare two results files of captioner evaluate on the same photos: every "
         "metric of both, B - A with its 95 % interval, and p by the paired bootstrap over photos "
@@ -33,10 +32,9 @@ def _run(a: Path, b: Path) -> int:
     (signature_a, scores_a), (signature_b, scores_b) = read_results(a), read_results(b)
     for part in SAME:
         if signature_a.get(part) != signature_b.get(part):
-            print(
+            logger.warning(
                 f"{part} differs: {signature_a.get(part)} in {a}, {signature_b.get(part)} in {b}; "
-                "what they score is not quite the same",
-                file=sys.stderr,
+                "what they score is not quite the same"
             )
     photos_a, photos_b = signature_a.get("photos"), signature_b.get("photos")
     if photos_a != photos_b and None not in (photos_a, photos_b):

@@ -18,15 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 import captioner
-from captioner.cli import (
-    OF_TRAINING,
-    CommandParser,
-    printable,
-    run_command,
-    show,
-    speed_ratio,
-)
+from captioner.cli import OF_TRAINING, CommandParser, run_command, show, speed_ratio
 from captioner.errors import CaptionerError
+from captioner.log import printable
 from captioner.runtime.device import torch_is_installed
 
 Status = Literal["ok", "optional", "missing"]
@@ -136,12 +130,16 @@ def _packages() -> Iterator[Check]:
         required = [line.partition("#")[0].strip() for line in lines]
     of_training = {name.replace("_", "-") for name in OF_TRAINING}
     for requirement in map(Requirement, filter(None, required)):
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        marker = requirement.marker
+        extra = marker is not None and not marker.evaluate({"extra": ""})
+        if marker is not None and extra and not marker.evaluate({"extra": "train"}):
             continue
         remedy = f"pip install '{requirement.name}{requirement.specifier}'"
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
+            if extra:
+                continue  # `_device` says that PyTorch is not there, and how to get it with these
             # A checkout's list has the packages of the extra [train] too.
             if requirement.name in of_training:
                 remedy = "needed to train and evaluate: pip install 'captioner[train]'"

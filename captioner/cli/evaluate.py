@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from captioner.cli import (
+    CommandParser,
     add_model_options,
     attention,
     chosen_model,
@@ -25,6 +23,7 @@ from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, write_json
 from captioner.files import check_writable, save_bytes
+from captioner.log import logger
 from captioner.registry import DATA_FORMATS
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner evaluate",
         description="Caption a split of a data set and score the captions with BLEU, METEOR, "
         "ROUGE-L and CIDEr (pycocoevalcap). Exit code: 0 all done, 1 some photos failed, 2 nothing "
@@ -117,21 +116,18 @@ def _run(arguments: argparse.Namespace) -> int:
     measured = attention.settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, other photos stand in
     for path in missing[:NAMED]:
-        print(f"{path}: no such file", file=sys.stderr)
+        logger.warning(f"{path}: no such file")
     if len(missing) > NAMED:
-        print(f"... and {len(missing) - NAMED} more that are not there", file=sys.stderr)
+        logger.warning(f"... and {len(missing) - NAMED} more that are not there")
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
     if sentence := split.wordless_sentence():
-        print(sentence, file=sys.stderr)
+        logger.warning(sentence)
     if split.uncaptioned:
-        print(
-            f"{len(split.uncaptioned)} photos have no references: they are not scored",
-            file=sys.stderr,
-        )
+        logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")
     from captioner.evaluation.evaluate import caption_images
 
     def unreadable(path: ImagePath, error: ImageError) -> None:
-        tqdm.write(f"{path}: {error}", file=sys.stderr)
+        logger.warning(f"{path}: {error}")
 
     captioner = load_captioner(chosen_model(arguments), arguments)
     requested = images + unscored
@@ -196,13 +192,12 @@ def _score(
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     signature, intervals = results["signature"], results["intervals"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
-        print(
-            "scored with the Python tokenizer, whose figures differ a little from published ones",
-            file=sys.stderr,
+        logger.warning(
+            "scored with the Python tokenizer, whose figures differ a little from published ones"
         )
     for name, value in results["metrics"].items():
         if value is None:
-            print(f"{name}: {signature[name]}", file=sys.stderr)
+            logger.warning(f"{name}: {signature[name]}")
             show(f"{name:8} not computed")
         else:
             show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *intervals[name]))

@@ -6,8 +6,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import CommandParser, add_search_options, printable, run_command, show
+from captioner.cli import CommandParser, add_search_options, run_command, show
 from captioner.errors import CheckpointError
+from captioner.log import printable
 from captioner.runtime.device import require_torch
 
 

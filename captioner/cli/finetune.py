@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import run_command
+from captioner.cli import run_command, set_log_level
 from captioner.cli.train import recipe_parser, split_options, train_and_show
 from captioner.config import (
     Config,
@@ -54,6 +54,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     )
     set_defaults(parser, recipe)
     arguments = parser.parse_args(options)
+    set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # that of another table may be there

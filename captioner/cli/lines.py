@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import printable
+from captioner.log import printable
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import printable, show, whole_number
+from captioner.cli import MAX_WORDS, show, whole_number, whole_number_up_to
 from captioner.cli.lines import json_line, text_lines
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
+from captioner.log import printable
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
@@ -73,7 +74,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add_at_test(parser)
     parser.add_argument(
         "--paths",
-        type=whole_number,
+        type=whole_number_up_to(MAX_WORDS),
         default=0,
         metavar="M",
         help="with hard attention and --output: draw M sampled paths of attention",

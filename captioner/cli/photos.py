@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
-from captioner.cli import printable
 from captioner.cli.journal import pictures_in
 from captioner.errors import CaptionerError, ImageError
+from captioner.log import printable
 
 if TYPE_CHECKING:
     from captioner.runtime.parallel import Device
@@ -95,15 +95,17 @@ def photos_in(
             continue
         if recursive and not path.is_symlink():
             yield from photos_in(path, skipped, recursive=True, leave_out=leave_out)
-        elif not recursive and any(member.suffix.lower() in suffixes for member in _members(path)):
+        elif not recursive and _holds_a_photo(path, suffixes):
             skipped.folders += 1
 
 
-def _members(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
+def _holds_a_photo(folder: Path, suffixes: Collection[str]) -> bool:
+    """Whether a folder or one inside it, as of a year with its months, has a file with a suffix."""
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(os.path.splitext(name)[1].lower() in suffixes for name in names):
+            return True
+    return False
 
 
 def opened(

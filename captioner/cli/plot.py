@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from captioner.cli import run_command, show
+from captioner.cli import CommandParser, run_command, show
 from captioner.errors import CheckpointError, ImageError
+from captioner.log import logger
 
 CURVE_KINDS = ("png", "pdf", "svg")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner plot",
         description="Draw a run's curves (losses, rates, metrics, entropy of attention), and for "
         "each of its sample photos a GIF of the caption and its attention, epoch by epoch.",
@@ -62,10 +62,9 @@ def _run(arguments: argparse.Namespace) -> int:
             save_bytes(growth_gif(image, captions), file)
             show(str(file))
         if not folders:
-            print(
+            logger.warning(
                 f"{arguments.run}: keeps no maps of sample photos (train.samples is 0, or an older "
-                "captioner trained it), so there is no growth of attention to draw",
-                file=sys.stderr,
+                "captioner trained it), so there is no growth of attention to draw"
             )
     return 0
 

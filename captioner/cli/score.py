@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from captioner.cli import add_model_options, chosen_model, load_captioner, run_command
+from captioner.cli import (
+    CommandParser,
+    add_model_options,
+    chosen_model,
+    load_captioner,
+    run_command,
+)
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
@@ -15,10 +20,11 @@ from captioner.cli.output import (
     check_output_options,
 )
 from captioner.errors import CaptionerError, ImageError
+from captioner.log import logger
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner score",
         description="Score a given caption: the model's attention for each word, and how likely "
         "each is. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
@@ -40,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
     def failed(path: Path, reason: object) -> None:
         nonlocal failures
         failures += 1
-        print(f"{path}: {reason}", file=sys.stderr)
+        logger.warning(f"{path}: {reason}")
 
     try:
         image = open_image(arguments.photo)
@@ -56,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if word not in captioner.vocabulary
     ]
     if unknown:
-        print(f"read as unknown words: {', '.join(unknown)}", file=sys.stderr)
+        logger.info(f"read as unknown words: {', '.join(unknown)}")
     writer = CaptionWriter(arguments, [arguments.photo], failed)
     writer.write(arguments.photo, image, caption, model=str(model), scored=True)
     return 1 if failures else 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from captioner.cli import (
+    CommandParser,
     add_device_options,
     load_captioner,
     needs_extra,
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="captioner serve",
         description="A web page and a REST interface on this machine. Ctrl-C or SIGTERM: answer "
         "the requests that have arrived, then end. Exit code: 0 ended so, 2 could not start.",

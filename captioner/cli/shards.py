@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from tqdm import tqdm
-
-from captioner.cli import CommandParser, printable, report, run_command, show, whole_number_up_to
+from captioner.cli import CommandParser, run_command, show, whole_number_up_to
 from captioner.errors import DataError
+from captioner.log import logger, printable, progress_bar
 from captioner.registry import DATA_FORMATS
 
 PHOTOS_PER_SHARD = 1000
@@ -74,15 +73,15 @@ def _run(arguments: argparse.Namespace) -> int:
         if not split.images:
             raise DataError(f"{arguments.root}: no photo of split {name!r} has a caption")
         for path in split.missing[:NAMED]:
-            report(f"{path}: no such file, left out")
+            logger.warning(f"{path}: no such file, left out")
         if split.missing:
-            report(f"{name}: {len(split.missing)} photos are missing")
+            logger.warning(f"{name}: {len(split.missing)} photos are missing")
         missing += len(split.missing)
         if split.uncaptioned:
-            report(f"{name}: {len(split.uncaptioned)} photos without captions are left out")
+            logger.warning(f"{name}: {len(split.uncaptioned)} photos without captions are left out")
         if sentence := split.wordless_sentence():
-            report(f"{name}: {sentence}")
-        with tqdm(total=len(split.images), desc=name, unit="photo", disable=None) as bar:
+            logger.warning(f"{name}: {sentence}")
+        with progress_bar(total=len(split.images), desc=name, unit="photo") as bar:
             shards = write_shards(
                 split.images,
                 Folder(arguments.output),

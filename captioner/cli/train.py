@@ -9,7 +9,14 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from captioner.cli import INTERRUPTED, end_at_next_interrupt, run_command, show
+from captioner.cli import (
+    INTERRUPTED,
+    add_log_options,
+    end_at_next_interrupt,
+    run_command,
+    set_log_level,
+    show,
+)
 from captioner.config import (
     Config,
     instantiate,
@@ -19,6 +26,7 @@ from captioner.config import (
     with_source_roots,
 )
 from captioner.errors import CaptionerError
+from captioner.log import logger
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +64,7 @@ def _add_graphs(folder: Path) -> None:
     try:
         export_graphs(folder)
     except CaptionerError as error:
-        print(f"{error}; the model is complete, but needs PyTorch", file=sys.stderr)
+        logger.warning(f"{error}; the model is complete, but needs PyTorch")
 
 
 def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
@@ -73,6 +81,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     )
     set_defaults(parser, read_recipe(*recipes))
     arguments = parser.parse_args(options)
+    set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
     if roots:
         # Of several roots for the one data set the last counts, as for other options.
@@ -93,6 +102,7 @@ def recipe_parser(usage: str, *, recipe: str, **texts: str) -> ArgumentParser:
     parser = parser_for(Config, usage=usage, **texts)
     parser.add_argument("--config", metavar="RECIPE", help=recipe)
     parser.add_argument("--resume", action="store_true", help="Go on with the run in its folder.")
+    add_log_options(parser)
     return parser
 
 

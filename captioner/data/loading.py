@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError
+from captioner.log import logger
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
 HANGS_AFTER_S = 300.0  # without an item of any worker
@@ -81,7 +82,7 @@ def load_items(
                     "see whether memory or open files run out (ulimit -n), or the disk hangs, and "
                     "lower data.workers (0 reads without further processes)"
                 ) from None
-            print(f"a process that reads photos was lost ({lost}) and is replaced", file=sys.stderr)
+            logger.warning(f"a process that reads photos was lost ({lost}) and is replaced")
 
 
 class _WorkersLost(Exception):

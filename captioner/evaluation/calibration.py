@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from captioner.checkpoint import MANIFEST
 from captioner.data.transforms import open_image
@@ -28,6 +27,7 @@ from captioner.generation.confidence import (
     Calibrator,
     confidence_features,
 )
+from captioner.log import logger, progress_bar
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
@@ -91,14 +91,14 @@ def collect(
         training: Training images, whose captions give the document frequencies.
     """
     rows, texts, references = [], [], []
-    for first in tqdm(range(0, len(images), BATCH), desc=name, unit="batch", disable=None):
+    for first in progress_bar(range(0, len(images), BATCH), desc=name, unit="batch"):
         readable, opened = [], []
         for image in images[first : first + BATCH]:
             try:
                 opened.append(open_image(image.path))
                 readable.append(image)
             except ImageError as error:
-                tqdm.write(f"{image.path}: left out: {error}")
+                logger.warning(f"{image.path}: left out: {error}")
         for image, (found, statistics) in zip(readable, captioner.hypotheses(opened), strict=True):
             features = confidence_features(found, statistics)
             rows.append(np.array([features[name] for name in FEATURES]))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from captioner.data.tars import ImagePath
 from captioner.data.transforms import open_image
@@ -25,6 +24,7 @@ from captioner.evaluation.statistics import (
     scores_by_group,
     scores_by_length,
 )
+from captioner.log import logger, progress_bar
 from captioner.runtime.parallel import parallel_map, prefetch
 from captioner.types import Caption
 
@@ -149,7 +149,7 @@ def caption_images(
     """
     captions: dict[ImageId, Caption] = {}
     unreadable: dict[ImageId, str] = {}
-    with tqdm(total=len(images), unit="photo", disable=None) as bar:
+    with progress_bar(total=len(images), unit="photo") as bar:
 
         def failed(image: CaptionedImage, error: ImageError) -> None:
             bar.update()
@@ -352,17 +352,17 @@ def measure_attention(
     captioner = captioner.in_torch()
     measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
     rows = []
-    for image in tqdm(images, desc="attention", unit="photo", disable=None):
+    for image in progress_bar(images, desc="attention", unit="photo"):
         words = [captioner.vocabulary.tokenizer.split(text) for text in image.captions]
         tokens = [captioner.vocabulary.encode(text) for text in words if text]
         if not tokens:
             continue
         try:
-            grid, _ = captioner.encode([image.path])
+            grid, _ = captioner.encode([open_image(image.path)])
             with captioner.attention_mode(at_test):
                 rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
         except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
-            tqdm.write(f"{image.path}: left out: {error}")
+            logger.warning(f"{image.path}: left out: {error}")
     return attention_summary(rows)
 
 
@@ -380,7 +380,7 @@ def _grounding(
     keys = object_keys(settings.objects, images)
     known = [image for image in images if image.image_id in keys]
     split = captioner.vocabulary.tokenizer.split
-    for image in tqdm(known, desc="grounding", unit="photo", disable=None):
+    for image in progress_bar(known, desc="grounding", unit="photo"):
         key, boxes = keys[image.image_id], settings.boxes
         written += ground(captions[image.image_id], key, settings.objects, boxes=boxes)
         reference = next((text for text in image.captions if split(text)), None)
@@ -389,7 +389,7 @@ def _grounding(
         try:
             caption = captioner.score(image.path, reference, at_test=at_test)
         except CaptionerError as error:  # a text longer than the model can read
-            tqdm.write(f"{image.path}: its first reference is left out: {error}")
+            logger.warning(f"{image.path}: its first reference is left out: {error}")
         else:
             given += ground(caption, key, settings.objects, boxes=boxes)
     return {"captions": grounding_summary(written), "references": grounding_summary(given)}
@@ -412,7 +412,7 @@ def _deletions(
     captioner = captioner.in_torch()
     generator = np.random.default_rng(0)
     falls = []
-    for image in tqdm(images, desc="faithfulness", unit="photo", disable=None):
+    for image in progress_bar(images, desc="faithfulness", unit="photo"):
         caption = captions[image.image_id]
         if not caption.words:
             continue

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.config import one_line
 from captioner.errors import CheckpointError
 from captioner.evaluation.bias import Counts
+from captioner.log import logger
 from captioner.training.model_card import model_card
 from captioner.training.optimizer import load_optimizer_state
 
@@ -111,10 +111,9 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
         if before[name] == now[name] and same_bytes:
             continue
         if contents and same_bytes:
-            print(
+            logger.info(
                 f"{name}: other times of change than when the run began, but the same bytes; "
-                "going on",
-                file=sys.stderr,
+                "going on"
             )
             continue
         changed.append(name)
@@ -140,10 +139,9 @@ def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
         if name in now and name != "revision" and before[name] != now[name]
     ]
     if differing:
-        print(
+        logger.warning(
             f"{folder}: written with {', '.join(differing)}; the run goes on, but perhaps not to "
-            "the last bit as it would have there",
-            file=sys.stderr,
+            "the last bit as it would have there"
         )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from PIL import Image
-from tqdm import tqdm
 
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.files import save_bytes
+from captioner.log import logger
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.validation import Validation
@@ -34,14 +33,13 @@ def print_validation(epoch: int, validation: Validation, *, attends: bool) -> No
     """
     figures = validation.figures
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
-    tqdm.write(
+    logger.info(
         f"epoch {epoch}: "
         + ", ".join(f"{name} {figures[name]:.4f}" for name in names)
-        + f", {figures['distinct_captions']:.0%} distinct captions",
-        file=sys.stderr,
+        + f", {figures['distinct_captions']:.0%} distinct captions"
     )
     for sentence in warnings(figures, len(validation.captions), attends=attends):
-        print(f"warning: {sentence}", file=sys.stderr)
+        logger.warning(f"warning: {sentence}")
 
 
 def warnings(figures: dict[str, float], num_captions: int, *, attends: bool = True) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked, save_bytes
 from captioner.generation.confidence import CALIBRATOR
+from captioner.log import logger
 from captioner.runtime.device import choose_device
 from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
 from captioner.training.setup import Setup, prepare
@@ -136,13 +136,12 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
         calibrator, report = fit(data)
         write_calibrator(best, calibrator)
     except (CaptionerError, OSError, RuntimeError) as error:
-        print(f"{best}: without a calibrator ({one_line(str(error))})", file=sys.stderr)
+        logger.warning(f"{best}: without a calibrator ({one_line(str(error))})")
         return
     everything = report["all"]
-    print(
+    logger.info(
         f"calibrator: area under the curve {everything['auc']:.3f}, expected calibration error "
-        f"{everything['ece']:.3f}, by cross-fitting on {everything['num_images']} photos",
-        file=sys.stderr,
+        f"{everything['ece']:.3f}, by cross-fitting on {everything['num_images']} photos"
     )
 
 
@@ -190,7 +189,7 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
             f"(--config {run / 'config.yaml'}), or start another run"
         )
     if changed:
-        print(f"{', '.join(changed)}: changed since {run} began", file=sys.stderr)
+        logger.info(f"{', '.join(changed)}: changed since {run} began")
     return newest_checkpoint(run)
 
 

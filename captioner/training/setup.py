@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from captioner.checkpoint import PretrainedReport, load_config, load_pretrained, load_vocabulary
 from captioner.config import Config, data_sources, unused_settings, validate
@@ -27,6 +25,7 @@ from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.average import TRAINING_ONLY
+from captioner.log import logger, progress_bar
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
 from captioner.registry import TASKS, TOKENIZERS
 from captioner.runtime.distributed import rank
@@ -205,7 +204,7 @@ def _content_digests(
 
 def _warn(sentence: str) -> None:
     if rank() == 0:  # the others find the same
-        print(sentence, file=sys.stderr)
+        logger.warning(sentence)
 
 
 def _joined_validation(
@@ -343,7 +342,7 @@ def _cache(
             "data.cache: nothing is frozen to be cached; fine-tune from a later stage or leave "
             "data.cache out"
         )
-    bar = tqdm(desc="caching features", unit="photo", disable=True if rank() else None)
+    bar = progress_bar(desc="caching features", unit="photo", disable=rank() > 0)
 
     def progress(done: int, total: int) -> None:
         bar.total = total

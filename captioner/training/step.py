@@ -6,7 +6,6 @@ import copy
 import io
 import math
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
+from captioner.log import logger, progress_bar
 from captioner.models.build import CaptionModel
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import (
@@ -86,12 +85,12 @@ class StepLoop(ABC):
         config = self.config.train
         num_batches = len(self.setup.batches.epoch(self.epoch))
         self.task.train()
-        bar = tqdm(
+        bar = progress_bar(
             desc=f"epoch {self.epoch + 1}/{config.epochs}",
             total=num_batches,
             initial=self.batch,
             unit="batch",
-            disable=True if self.rank else None,
+            disable=self.rank > 0,
         )
         first_step = saved_step = self.step
         started, waiting = time.perf_counter(), 0.0
@@ -191,7 +190,7 @@ class StepLoop(ABC):
     def _report_skipped(self, batches: list[Batch]) -> None:
         """Report a step whose gradient is not finite, and end the run after many in a row."""
         if self.rank == 0:
-            print(f"step {self.step}: the gradient is not finite, step skipped", file=sys.stderr)
+            logger.warning(f"step {self.step}: the gradient is not finite, step skipped")
         if self.skipped_steps < MAX_SKIPPED_STEPS:
             return
         path = self.run / f"not_finite_batch{self.rank or ''}.pt"
@@ -221,9 +220,7 @@ class StepLoop(ABC):
         for path, reason in images:
             if path not in self.unreadable:
                 self.unreadable.add(path)
-                print(
-                    f"{path}: {reason}, left out ({len(self.unreadable)} so far)", file=sys.stderr
-                )
+                logger.warning(f"{path}: {reason}, left out ({len(self.unreadable)} so far)")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from captioner.errors import CaptionerError
 from captioner.evaluation.bias import bias_counts
+from captioner.log import logger
 from captioner.models.build import CaptionModel
 from captioner.runtime.distributed import from_first_process
 from captioner.runtime.draws import seed_of
@@ -54,10 +54,9 @@ class Trainer(StepLoop):
                 while self.epoch < self.config.train.epochs and not self._out_of_patience():
                     self._fit_epoch(log)
         if self._out_of_patience() and self.rank == 0:
-            print(
+            logger.info(
                 f"stopped: {self.bad_epochs} epochs without a better {self.config.train.metric} "
-                f"than that of epoch {self.figures.get('epoch')} (train.patience)",
-                file=sys.stderr,
+                f"than that of epoch {self.figures.get('epoch')} (train.patience)"
             )
 
     def _log(self) -> AbstractContextManager[RunLog | None]:

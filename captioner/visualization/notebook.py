@@ -79,8 +79,8 @@ def caption_figure(caption: Caption, style: OverlayStyle | None = None) -> Figur
     from matplotlib.figure import Figure  # slow to import: only here
 
     sheet = attention_sheet(_image(caption), caption, style)
-    figure = Figure(figsize=(sheet.width / _FIGURE_DPI, sheet.height / _FIGURE_DPI))
-    figure.set_dpi(_FIGURE_DPI)
+    size = (sheet.width / _FIGURE_DPI, sheet.height / _FIGURE_DPI)
+    figure = Figure(figsize=size, dpi=_FIGURE_DPI)  # `savefig` has the sheet's pixels
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.imshow(np.asarray(sheet), interpolation="none")

@@ -5,7 +5,6 @@ DejaVu Sans comes with matplotlib; for letters that it lacks, a font of the syst
 
 from __future__ import annotations
 
-import sys
 import unicodedata
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from PIL import ImageFont, features
 
 from captioner.data.tokenizer import begins_unspaced
+from captioner.log import logger
 
 INK = "#16191d"
 MUTED = "#667080"
@@ -83,7 +83,7 @@ def _font_with(characters: str) -> str | None:
 
 @lru_cache(maxsize=16)
 def _say_once(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)
+    logger.warning(f"warning: {sentence}")
 
 
 def one_line(text: str) -> str:

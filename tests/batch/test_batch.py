@@ -128,7 +128,7 @@ def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     assert all(row["caption"] for row in found)
 
 
-def test_input_and_output_may_be_urls(tiny_model: Path, collection: Path, tmp_path: Path) -> None:
+def test_input_and_output_may_be_urls(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one process, because no other sees this one's memory."""
     from captioner.batch.inputs import Source
     from captioner.batch.run import run_batch
@@ -143,12 +143,12 @@ def test_input_and_output_may_be_urls(tiny_model: Path, collection: Path, tmp_pa
         return map(ShardWorker(job).run, shards)  # type: ignore[call-overload]
 
     job = Job("memory://out", tiny_model, device="cpu")
-    told: list[str] = []
-    totals = run_batch(Source("memory://far"), job, engine, shard_size=5, report=told.append)  # type: ignore[arg-type]
+    totals = run_batch(Source("memory://far"), job, engine, shard_size=5)  # type: ignore[arg-type]
     assert (totals.photos, totals.errors, totals.shards) == (13, 1, 3)
+    told = capsys.readouterr().err.splitlines()
     assert any("12.png: " in line and "empty" in line for line in told)
     assert system.exists("/out/parts/000002.parquet")
-    again = run_batch(Source("memory://far"), job, None, shard_size=5, report=told.append)  # type: ignore[arg-type]
+    again = run_batch(Source("memory://far"), job, None, shard_size=5)  # type: ignore[arg-type]
     assert again == totals
 
 

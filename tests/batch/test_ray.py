@@ -47,6 +47,7 @@ def actors() -> list[int]:
     return found
 
 
+@pytest.mark.slow  # a cluster, and PyTorch imported anew in each of its processes
 def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
     programs: Programs,
     cluster: str,
@@ -74,6 +75,7 @@ def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
     assert parts(output) == parts(undisturbed)
 
 
+@pytest.mark.slow
 def test_more_workers_than_cpus_are_refused_at_once(
     programs: Programs, cluster: str, collection: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

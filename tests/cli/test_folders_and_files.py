@@ -61,6 +61,13 @@ def test_folders_inside_are_said_to_be_skipped_or_gone_into(run, folder: Path) -
     assert "folder" not in deep.stderr
 
 
+def test_photos_two_folders_down_are_said_to_be_skipped(run, folder: Path) -> None:
+    (folder / "2026" / "11").mkdir(parents=True)
+    (folder / "deeper").rename(folder / "2026" / "11" / "deeper")
+    (folder / "empty").mkdir()
+    assert "1 folder skipped: add --recursive" in run("photos").stderr
+
+
 def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
     run, folder: Path, tmp_path: Path
 ) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from programs import REPOSITORY, Programs
 
-from captioner import __version__
+from captioner import Captioner, __version__, cli
 from captioner.__main__ import main
-from captioner.cli import printable, run_command
+from captioner.cli import run_command
 from captioner.cli.commands import COMMANDS
 from captioner.errors import CheckpointError
+from captioner.log import logger, printable
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
@@ -140,6 +146,128 @@ def test_a_device_that_is_not_there_is_not_suggested() -> None:
     with pytest.raises(ConfigError) as error:
         choose_device("cuda")
     assert "use auto or cpu" in str(error.value)
+
+
+# ------------------------------------------------------------------------------ quiet and verbose
+
+
+@pytest.fixture
+def level() -> Iterator[None]:
+    """The log as it was, for what follows in this process."""
+    before = logger.level
+    yield
+    logger.setLevel(before)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said(command: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a command says on stderr, a terminal."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert command() == 0
+    return terminal.getvalue()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_can_be_quiet_or_verbose_but_not_both(
+    programs: Programs, command: str
+) -> None:
+    listed = programs.run("captioner", command, "--help").stdout
+    assert "-q, --quiet" in listed
+    assert "-v, --verbose" in listed
+    both = programs.run("captioner", command, "-q", "--verbose")
+    assert both.code == 2
+    assert "not allowed with" in both.stderr
+
+
+@pytest.mark.usefixtures("level")
+def test_quiet_leaves_out_notes_and_the_bar_but_no_warning(
+    drawn_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(drawn_photos, tmp_path / "data")
+    (tmp_path / "data/00.jpg").unlink()
+    arguments = ["shards", "--format", "table", "--root", str(tmp_path / "data"), "--split"]
+
+    def write(split: str, *options: str) -> Callable[[], int]:
+        output = str(tmp_path / f"{split}{len(options)}")
+        return lambda: int(main([*arguments, split, "--output", output, *options]) not in (0, 1))
+
+    assert "100%" in said(write("val"), monkeypatch)
+    assert said(write("val", "--quiet"), monkeypatch) == ""
+    assert "00.jpg: no such file" in said(write("train", "-q"), monkeypatch)
+    verbose = said(write("val", "-v", "--photos-per-shard=2"), monkeypatch)
+    assert re.search(r"\d s$", verbose.strip())
+
+
+@pytest.mark.usefixtures("level")
+def test_verbose_names_the_model_and_quiet_keeps_the_result(
+    tiny_model: Path,
+    drawn_photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["score", str(drawn_photos / "00.jpg"), "a zebra", "--device", "cpu"]
+    arguments += ["--checkpoint", str(tiny_model)]
+    note = "read as unknown words: zebra"
+    assert said(lambda: main(arguments), monkeypatch) == f"{note}\n"
+    assert said(lambda: main([*arguments, "-q"]), monkeypatch) == ""
+    verbose = said(lambda: main([*arguments, "-v"]), monkeypatch)
+    assert note in verbose
+    assert f"model {tiny_model} on cpu, encoder in float32" in verbose
+    assert capsys.readouterr().out.count("00.jpg: ") == 3
+
+
+@pytest.mark.usefixtures("level")
+def test_verbose_says_where_an_error_came_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plot", str(tmp_path / "nowhere")]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main([*arguments, "--verbose"]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert "read_metrics" in told
+    assert told.splitlines()[-1].startswith("error: ")
+
+
+def test_the_log_is_python_s_for_programs_that_use_captioner() -> None:
+    code = (
+        "import logging, captioner.log as log\n"
+        "logging.getLogger('captioner').setLevel('WARNING')\n"
+        "log.logger.info('a note'); log.logger.warning('a dog\x1b[2J')\n"
+        "assert log.progress_bar([]).disable\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stderr == "a dog\\u001b[2J\n"
+
+
+@pytest.mark.parametrize("slower", ["bfloat16", "float32"])
+@pytest.mark.usefixtures("level")
+def test_bfloat16_is_never_slower_in_silence(
+    slower: str,
+    tiny_model: Path,
+    drawn_photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock of its own, because a busy machine is slow at random."""
+    encode, clock = Captioner.encode, [0.0]
+
+    def timed_encode(self: Captioner, images: list[Any]) -> Any:
+        clock[0] += 1 + (str(self.dtype).removeprefix("torch.") == slower)
+        return encode(self, images)
+
+    monkeypatch.setattr(Captioner, "encode", timed_encode)
+    monkeypatch.setattr(cli, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    arguments = ["caption", str(drawn_photos / "00.jpg"), "--checkpoint", str(tiny_model)]
+    arguments += ["--device", "cpu", "--precision", "bfloat16", "--quiet"]
+    told = said(lambda: main(arguments), monkeypatch)
+    assert ("bfloat16: the encoder is 2.0 times slower" in told) == (slower == "bfloat16")
+    assert ("leave the option out" in told) == (slower == "bfloat16")
 
 
 # ----------------------------------------------------------------------------- doctor, completion

@@ -21,7 +21,8 @@ def tiny_models(tiny_model: Path, tiny_hard_model: Path) -> dict[str, Captioner]
     }
 
 
-@pytest.fixture(scope="session")
+# Not of the session: its pool's processes would live on among the tests of other packages.
+@pytest.fixture(scope="module")
 def client(tiny_models: dict[str, Captioner]) -> Iterator[TestClient]:
     with TestClient(create_app(tiny_models), base_url=BASE) as opened:
         yield opened

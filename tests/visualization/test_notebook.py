@@ -60,6 +60,9 @@ def test_a_figure_is_the_sheet(caption):
     figure = caption.figure()
     sheet = np.asarray(attention_sheet(caption.image, caption))
     np.testing.assert_array_equal(np.asarray(figure.axes[0].images[0].get_array()), sheet)
+    saved = io.BytesIO()
+    figure.savefig(saved, format="png")
+    np.testing.assert_array_equal(np.asarray(Image.open(saved).convert("RGB")), sheet)
 
 
 def test_show_displays_the_sheet(caption, monkeypatch):

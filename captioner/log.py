@@ -1,0 +1,67 @@
+"""The log of the package: notes, warnings and progress bars on stderr.
+
+It is Python's own logging with a handler for people, so that a program that uses captioner chooses
+how much it hears: `logging.getLogger("captioner").setLevel("WARNING")` leaves out notes and
+progress bars, as the commands' `--quiet` does; `"DEBUG"` is `--verbose`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+# Control characters but line feed and tab, line separators, and marks that change the direction of
+# text: a file name or a word could use them to rewrite what stands on the terminal.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """Return text with its control characters as visible `\\u001b` escapes.
+
+    The escapes are JSON's, so a line of JSON stays the same JSON.
+    """
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def printable(text: object) -> str:
+    """Return the same as one line, for text that may hold line breaks.
+
+    >>> printable("dog\\x1b[2J.jpg")
+    'dog\\\\u001b[2J.jpg'
+    """
+    return visible(str(text)).replace("\n", r"\u000a").replace("\t", r"\u0009")
+
+
+class _Lines(logging.Handler):
+    """Prints each message as a line, above the progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is not None:
+            tqdm.write(printable(record.getMessage()), file=sys.stderr)
+
+
+def _logger() -> logging.Logger:
+    logger = logging.getLogger("captioner")
+    logger.addHandler(_Lines())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # or a program with a log of its own would show each line twice
+    return logger
+
+
+logger = _logger()
+
+
+def shows_notes() -> bool:
+    """Return whether notes and progress bars are shown."""
+    return logger.isEnabledFor(logging.INFO)
+
+
+def progress_bar(iterable: Any = None, *, disable: bool = False, **options: Any) -> tqdm[Any]:
+    """Return tqdm's progress bar, which shows on a terminal, and where notes do."""
+    return tqdm(iterable, disable=True if disable or not shows_notes() else None, **options)
