@@ -10,8 +10,7 @@ machine none would ever finish one), and the run itself is killed once, half-way
 Rows lost, rows twice and parts that differ from the first run must be 0.
 
 With --rates, instead: photos a second of a plain loop over the photos and of each engine with one
-worker, from its first finished shard to its last, in turns; and photos a processor second of it and
-its children, for a machine that does other work.
+worker, from its first finished shard to its last, in turns.
 """
 
 from __future__ import annotations
