@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -114,6 +115,8 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
     if address is not None:
         _check_reachable(address)
     else:
+        # Ray's own 15 would leave its workers what other work leaves; the local engine's have none.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         options = {"include_dashboard": False, "num_cpus": workers or available_cores()}
     try:
         ray.init(

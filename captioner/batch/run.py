@@ -26,7 +26,7 @@ from captioner.batch.shard import (
     statistics_name,
     verified,
 )
-from captioner.checkpoint import MANIFEST, model_folder
+from captioner.checkpoint import MANIFEST, model_folder, verify
 from captioner.engines.choice import choose_engine
 from captioner.errors import CaptionerError
 from captioner.files import locked, remove_temporary_files
@@ -165,9 +165,9 @@ def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtim
     on_cpu = job.device in ("auto", "cpu") and job.precision == "float32"
     if wanted == "auto" and before is not None and on_cpu:
         wanted = "runtime" if before.get("engine") == "runtime" else "torch"
-    graphs, _ = choose_engine(
-        model_folder(job.model), engine=wanted, device=job.device, precision=job.precision
-    )
+    folder = model_folder(job.model)
+    verify(folder)
+    graphs, _ = choose_engine(folder, engine=wanted, device=job.device, precision=job.precision)
     return "torch" if graphs is None else "runtime"
 
 

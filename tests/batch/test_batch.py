@@ -325,6 +325,7 @@ def test_one_run_at_a_time_writes_to_a_folder(
         ("none", (), "none: cannot be read (no such file"),
         (".", (), "holds no photos"),
         ("x.foo://a", (), "x.foo"),
+        (".", ("--checkpoint", ".", "--model-engine", "torch"), "manifest.json is missing"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
