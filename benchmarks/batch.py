@@ -10,7 +10,8 @@ machine none would ever finish one), and the run itself is killed once, half-way
 Rows lost, rows twice and parts that differ from the first run must be 0.
 
 With --rates, instead: photos a second of a plain loop over the photos and of each engine with one
-worker, from its first finished shard to its last, in turns.
+worker, from its first finished shard to its last, in turns; and photos a processor second, which on
+a machine that does other work says more.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument("--images", type=Path, metavar="DIR", help="instead of small pieces")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
+    folder.mkdir(parents=True, exist_ok=True)
     paths = draw(folder / "photos", arguments.photos, arguments.images)
     photos = folder / "photos.txt"
     photos.write_text("\n".join(map(str, paths)))
@@ -65,14 +67,18 @@ def main() -> int:
     print(machine(torch.device("cpu")))
     if arguments.rates:
         for _ in range(arguments.rates):
-            rates = {"plain loop": plain_rate(paths, model)}
+            rates = {"plain loop": plain_rates(paths, model)}
             for engine in arguments.engines:
                 output = folder / f"rate_{engine}"
-                run([*command, "--output", output, "--engine", engine, "--workers", "1"])
-                rates[engine] = engine_rate(output)
-            ratios = {name: rate / rates["plain loop"] for name, rate in rates.items()}
-            said = {name: f"{rate:.1f}/s, {ratios[name]:.2f}" for name, rate in rates.items()}
-            print(said, flush=True)
+                one = [*command, "--output", output, "--engine", engine, "--workers", "1"]
+                rates[engine] = engine_rates(one, output)
+            for name, found in rates.items():
+                ratios = [a / b for a, b in zip(found, rates["plain loop"], strict=True)]
+                by_clock, by_processor = (
+                    f"{rate:.1f} ({ratio:.2f})" for rate, ratio in zip(found, ratios, strict=True)
+                )
+                print(f"{name}: {by_clock} a second, {by_processor} a processor second", flush=True)
+            print(f"load {os.getloadavg()[0]:.1f}", flush=True)
         return 0
     reference = folder / "undisturbed"
     begun = time.monotonic()
@@ -207,8 +213,8 @@ def compare(output: Path, reference: Path, paths: list[Path]) -> dict[str, int]:
     }
 
 
-def plain_rate(paths: list[Path], model: Path) -> float:
-    """Return the photos a second of a loop that keeps captions in memory, on one thread."""
+def plain_rates(paths: list[Path], model: Path) -> tuple[float, float]:
+    """Return photos a second, and a processor second, of a loop on one thread without output."""
     os.environ["OMP_NUM_THREADS"] = "1"
     captioner = Captioner.from_pretrained(model, device="cpu")
 
@@ -223,16 +229,42 @@ def plain_rate(paths: list[Path], model: Path) -> float:
 
     kept: list[Caption] = []
     caption(paths[:BATCH])
-    begun = time.monotonic()
+    begun = time.monotonic(), time.process_time()
     for first in range(BATCH, len(paths), BATCH):
         caption(paths[first : first + BATCH])
-    return (len(paths) - BATCH) / (time.monotonic() - begun)
+    count = len(paths) - BATCH
+    return count / (time.monotonic() - begun[0]), count / (time.process_time() - begun[1])
 
 
-def engine_rate(output: Path) -> float:
-    """Return the photos a second between the first and the last shard of an output."""
-    times = sorted(path.stat().st_mtime for path in (output / "statistics").iterdir())
-    return SHARD * (len(times) - 1) / (times[-1] - times[0])
+def engine_rates(command: list[Any], output: Path) -> tuple[float, float]:
+    """Return photos a second, and a processor second, from a run's first shard to its last.
+
+    The processor seconds are those of all of the run's processes, Ray's own included.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    seen: list[tuple[float, float]] = []  # when a shard was done, and processor seconds by then
+    with subprocess.Popen(list(map(str, command))) as running:
+        while running.poll() is None:
+            time.sleep(0.02)
+            if len(list((output / "statistics").glob("*.json"))) > len(seen):
+                seen.append((time.monotonic(), processor_seconds(running.pid)))
+    count = SHARD * (len(seen) - 1)
+    return count / (seen[-1][0] - seen[0][0]), count / (seen[-1][1] - seen[0][1])
+
+
+def processor_seconds(run_pid: int) -> float:
+    """Return the processor time of a process and of all that it started."""
+    parents, seconds = {}, {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            parents[int(process.name)] = int(fields[1])
+            seconds[int(process.name)] = sum(map(int, fields[11:15]))  # with children that ended
+    return sum(
+        ticks
+        for pid, ticks in seconds.items()
+        if pid == run_pid or run_pid in ancestors(pid, parents)
+    ) / os.sysconf("SC_CLK_TCK")
 
 
 def figures(output: Path) -> str:

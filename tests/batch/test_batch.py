@@ -118,7 +118,7 @@ def test_what_hard_attention_draws_depends_on_the_shard_alone(
         )
         found.append(parts(tmp_path / name))
     assert found[0] == found[1]
-    assert len({row["log_prob"] for row in rows(tmp_path / "one")}) > 20
+    assert len({row["log_prob"] for row in rows(tmp_path / "one")}) > 5
 
 
 def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path, collection: Path) -> None:
