@@ -1,16 +1,17 @@
 """Proof and cost of `captioner batch`: many small photos, while workers and the run are killed.
 
     python -m benchmarks.batch FOLDER [--photos 10000] [--kill-after 5] [--engines local ray]
-    python -m benchmarks.batch FOLDER --rates 3 [--photos 1000]
+    python -m benchmarks.batch FOLDER --rates 3 [--photos 1000] [--images DIR] [--checkpoint DIR]
 
-Cuts the photos from one that matplotlib ships, and writes them and a small model into FOLDER. The
-first run is local and undisturbed. Then, for each engine, a worker is killed each time that some
-shards are done (not by the clock: on a busy machine none would ever finish one), and the run itself
-is killed once, half-way, and begun again. Rows lost, rows twice and parts that differ from the
-first run must be 0.
+Takes the photos from DIR, or cuts them from one that matplotlib ships, and writes a small model
+into FOLDER; every thousandth file is no photo. The first run is local and undisturbed. Then, for
+each engine, a worker is killed each time that some shards are done (not by the clock: on a busy
+machine none would ever finish one), and the run itself is killed once, half-way, and begun again.
+Rows lost, rows twice and parts that differ from the first run must be 0.
 
 With --rates, instead: photos a second of a plain loop over the photos and of each engine with one
-worker, from its first finished shard to its last, in turns.
+worker, from its first finished shard to its last, in turns; and photos a processor second, which on
+a machine that does other work says more.
 """
 
 from __future__ import annotations
@@ -52,9 +53,13 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", choices=["local", "ray"], default=["local", "ray"])
     parser.add_argument("--rates", type=int, metavar="ROUNDS", help="compare rates instead")
     parser.add_argument("--checkpoint", type=Path, help="instead of a small model")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="instead of small pieces")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
-    photos = draw(folder / "photos", arguments.photos)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = draw(folder / "photos", arguments.photos, arguments.images)
+    photos = folder / "photos.txt"
+    photos.write_text("\n".join(map(str, paths)))
     model = arguments.checkpoint or small_model(folder / "model")
     command = [sys.executable, "-m", "captioner", "batch", photos, "--checkpoint", model]
     command += ["--device", "cpu", "--beam-size", "1", "--shard-size", str(SHARD), "--quiet"]
@@ -62,14 +67,18 @@ def main() -> int:
     print(machine(torch.device("cpu")))
     if arguments.rates:
         for _ in range(arguments.rates):
-            rates = {"plain loop": plain_rate(photos, model)}
+            rates = {"plain loop": plain_rates(paths, model)}
             for engine in arguments.engines:
                 output = folder / f"rate_{engine}"
-                run([*command, "--output", output, "--engine", engine, "--workers", "1"])
-                rates[engine] = engine_rate(output)
-            ratios = {name: rate / rates["plain loop"] for name, rate in rates.items()}
-            said = {name: f"{rate:.1f}/s, {ratios[name]:.2f}" for name, rate in rates.items()}
-            print(said, flush=True)
+                one = [*command, "--output", output, "--engine", engine, "--workers", "1"]
+                rates[engine] = engine_rates(one, output)
+            for name, found in rates.items():
+                ratios = [a / b for a, b in zip(found, rates["plain loop"], strict=True)]
+                by_clock, by_processor = (
+                    f"{rate:.1f} ({ratio:.2f})" for rate, ratio in zip(found, ratios, strict=True)
+                )
+                print(f"{name}: {by_clock} a second, {by_processor} a processor second", flush=True)
+            print(f"load {os.getloadavg()[0]:.1f}", flush=True)
         return 0
     reference = folder / "undisturbed"
     begun = time.monotonic()
@@ -81,17 +90,23 @@ def main() -> int:
         begun = time.monotonic()
         killed = disturb([*command, "--output", output, "--engine", engine], arguments.kill_after)
         seconds = time.monotonic() - begun
-        counts = compare(output, reference, photos)
+        counts = compare(output, reference, paths)
         failed |= any(counts.values())
         print(f"{engine}: {seconds:.0f} s, {killed}, {figures(output)}, {counts}", flush=True)
     return int(failed)
 
 
-def draw(folder: Path, count: int) -> Path:
-    """Write small JPEGs, random pieces of a photo; every thousandth file is no photo."""
+def draw(folder: Path, count: int, images: Path | None) -> list[Path]:
+    """Return photos of a folder, or small JPEGs, random pieces of a photo."""
     whole = Image.open(cbook.get_sample_data("grace_hopper.jpg"))
-    for number in range(count):
+    given = sorted(images.iterdir())[:count] if images else [Path()] * count
+    paths = []
+    for number, found in enumerate(given):
         path = folder / f"{number // 1000:03d}" / f"{number:06d}.jpg"
+        if images and number % 1000 != 999:
+            paths.append(found.absolute())
+            continue
+        paths.append(path.absolute())
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +116,7 @@ def draw(folder: Path, count: int) -> Path:
         generator = np.random.default_rng(number)
         x, y = generator.integers(0, (whole.width - 192, whole.height - 128))
         whole.resize((96, 64), box=(x, y, x + 192, y + 128)).save(path)
-    return folder
+    return paths
 
 
 def small_model(folder: Path) -> Path:
@@ -111,8 +126,10 @@ def small_model(folder: Path) -> Path:
         import tiny
 
         from captioner.checkpoint import save_model
+        from captioner.export import export_graphs
 
         save_model(folder, *tiny.model(), card="# A small model\n")
+        export_graphs(folder)
     return folder
 
 
@@ -175,9 +192,9 @@ def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
     return found
 
 
-def compare(output: Path, reference: Path, photos: Path) -> dict[str, int]:
+def compare(output: Path, reference: Path, paths: list[Path]) -> dict[str, int]:
     """Count photos without a row, photos with several, and parts that differ."""
-    expected = {str(path) for path in photos.rglob("*.jpg")}
+    expected = set(map(str, paths))
     rows = Counter(
         path
         for part in (output / "parts").iterdir()
@@ -196,33 +213,58 @@ def compare(output: Path, reference: Path, photos: Path) -> dict[str, int]:
     }
 
 
-def plain_rate(photos: Path, model: Path) -> float:
-    """Return the photos a second of a loop that keeps captions in memory, on one thread."""
-    torch.set_num_threads(1)
+def plain_rates(paths: list[Path], model: Path) -> tuple[float, float]:
+    """Return photos a second, and a processor second, of a loop on one thread without output."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     captioner = Captioner.from_pretrained(model, device="cpu")
-    paths = sorted(photos.rglob("*.jpg"))
 
     def caption(batch: list[Path]) -> None:
         inputs = []
         for path in batch:
             try:
-                inputs.append(captioner.transform(open_image(path)))
+                inputs.append(captioner.transform.array(open_image(path)))
             except ImageError:
                 continue
         kept.extend(captioner.caption_batch(inputs, beam_size=1, max_words=6))
 
     kept: list[Caption] = []
     caption(paths[:BATCH])
-    begun = time.monotonic()
+    begun = time.monotonic(), time.process_time()
     for first in range(BATCH, len(paths), BATCH):
         caption(paths[first : first + BATCH])
-    return (len(paths) - BATCH) / (time.monotonic() - begun)
+    count = len(paths) - BATCH
+    return count / (time.monotonic() - begun[0]), count / (time.process_time() - begun[1])
 
 
-def engine_rate(output: Path) -> float:
-    """Return the photos a second between the first and the last shard of an output."""
-    times = sorted(path.stat().st_mtime for path in (output / "statistics").iterdir())
-    return SHARD * (len(times) - 1) / (times[-1] - times[0])
+def engine_rates(command: list[Any], output: Path) -> tuple[float, float]:
+    """Return photos a second, and a processor second, from a run's first shard to its last.
+
+    The processor seconds are those of all of the run's processes, Ray's own included.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    seen: list[tuple[float, float]] = []  # when a shard was done, and processor seconds by then
+    with subprocess.Popen(list(map(str, command))) as running:
+        while running.poll() is None:
+            time.sleep(0.02)
+            if len(list((output / "statistics").glob("*.json"))) > len(seen):
+                seen.append((time.monotonic(), processor_seconds(running.pid)))
+    count = SHARD * (len(seen) - 1)
+    return count / (seen[-1][0] - seen[0][0]), count / (seen[-1][1] - seen[0][1])
+
+
+def processor_seconds(run_pid: int) -> float:
+    """Return the processor time of a process and of all that it started."""
+    parents, seconds = {}, {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            parents[int(process.name)] = int(fields[1])
+            seconds[int(process.name)] = sum(map(int, fields[11:15]))  # with children that ended
+    return sum(
+        ticks
+        for pid, ticks in seconds.items()
+        if pid == run_pid or run_pid in ancestors(pid, parents)
+    ) / os.sysconf("SC_CLK_TCK")
 
 
 def figures(output: Path) -> str:

@@ -1,7 +1,8 @@
 """Data of COCO's full size, made up: times and memory of everything before and between the steps.
 
 Writes 118,287 tiny photos and 591,753 captions in COCO's layout (about 700 MB on a file system with
-blocks of 4 KiB), then reads, encodes, shuffles and interrupts an epoch as training does.
+blocks of 4 KiB), then reads, encodes, shuffles and interrupts an epoch as training does, and fills
+a feature cache (727 MB) in two goes.
 
     python -m benchmarks.coco_scale FOLDER [--keep]
 """
@@ -9,21 +10,26 @@ blocks of 4 KiB), then reads, encodes, shuffles and interrupts an epoch as train
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import resource
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+from torch.nn import functional
 
 from captioner.config import SourceConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
+from captioner.data.feature_cache import CHUNK, build_feature_cache
 from captioner.data.readers import captions_digest, files_digest, read_sources
 from captioner.data.tokenizer import WordTokenizer
-from captioner.data.transforms import ImageTransform
+from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 
 PHOTOS, CAPTIONS, WORDS, VALIDATION = 118_287, 591_753, 27_000, 5_000
@@ -108,6 +114,46 @@ def measure(folder: Path) -> None:
     again = [batch.images for batch in load_batches(dataset, batches, 0, first=first + 100)]
     assert all((a == b).all() for a, b in zip(loaded[100:], again, strict=True))
     done("the last 100 again, and the same")
+    paths = [image.path for image in images.training]
+    for chunks, stage in (
+        (PHOTOS // 2 // CHUNK, "half of a feature cache, then interrupted"),
+        (PHOTOS, "the other half of the cache"),
+        (0, "the cache opened again, and verified"),
+    ):
+        with contextlib.suppress(Interrupted):
+            cache = build_feature_cache(
+                folder / "cache",
+                paths,
+                transform,
+                pooled(chunks),
+                fingerprint="pooled",
+                views=1,
+                seed=1,
+                workers=0,
+            )
+        done(stage)
+    for image in np.random.default_rng(2).integers(0, PHOTOS, 1000).tolist():
+        pixels, _ = transform(open_image(paths[image]))
+        assert torch.equal(cache.read(image, 0), pooled(1)(pixels[None])[0].half())
+    done(f"1,000 drawn photos of its {cache.features.nbytes / 1e6:.0f} MB are right")
+
+
+class Interrupted(Exception):
+    """Ends the filling of a cache."""
+
+
+def pooled(batches: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return an encoder without weights, [B, 192, 4, 4], that is interrupted after so many."""
+    left = batches
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        nonlocal left
+        if not left:
+            raise Interrupted
+        left -= 1
+        return functional.adaptive_avg_pool2d(images, 4).repeat(1, 64, 1, 1)
+
+    return encode
 
 
 def main() -> None:

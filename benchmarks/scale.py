@@ -1,6 +1,6 @@
 """Simulate `captioner batch` on a cluster whose machines fail: hours, failures, work done twice.
 
-    python -m benchmarks.scale [--seconds-per-photo 0.08] [--machines-fail-every 20] ...
+    python -m benchmarks.scale [--seconds-per-photo 0.05] [--machines-fail-every 20] ...
 
 Workers take shards in order. A machine that fails takes its workers' shards with it; they are done
 again, and after --replaced-after a new machine is there, which starts its workers anew. The run
@@ -116,7 +116,7 @@ def simulate(cluster: Cluster, photos: int, shard_size: int, seed: int = 0) -> R
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds-per-photo", type=float, default=0.08)
+    parser.add_argument("--seconds-per-photo", type=float, default=0.05)
     parser.add_argument("--cores", type=int, default=16, help="of a machine")
     parser.add_argument("--start", type=float, default=10, help="seconds of a worker")
     parser.add_argument("--machines-fail-every", type=float, default=20, metavar="HOURS")

@@ -516,6 +516,8 @@ OUT_OF_RANGE = {
     "loss.label_smoothing": [-0.1, 1.0],
     "loss.consensus": [-0.1, 1.1],
     "loss.visual_concepts": [-0.1],
+    "loss.attention_effect": [-0.1],
+    "loss.attention_effect_weight": [-0.1],
     "loss.distillation": [-0.1, 1.1],
     "loss.attention_distillation": [-0.1],
     "text.batch_size": [0],

@@ -16,19 +16,20 @@ from multiprocessing.process import BaseProcess
 
 from captioner.batch.shard import Job, ShardWorker, Statistics, worker_context
 from captioner.errors import CaptionerError
+from captioner.runtime.cores import available_cores
+from captioner.runtime.device import may_have_gpu
 
 MAX_DEATHS = 10  # of workers in a row before any has a shard; then something is wrong with all
 
 
-def default_workers(device: str) -> int:
+def default_workers(job: Job) -> int:
     """Return how many processes to start: one for each GPU, or else for each core."""
-    import torch
+    if job.engine == "torch" and job.device != "cpu" and may_have_gpu():
+        import torch
 
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.device_count() if device in ("auto", "cuda") else 1
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        if torch.cuda.is_available():
+            return torch.cuda.device_count() if job.device in ("auto", "cuda") else 1
+    return available_cores()
 
 
 def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statistics]:
@@ -45,7 +46,7 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
         CaptionerError: The output cannot be written, the model not be loaded, or workers die again
             and again.
     """
-    context = worker_context()
+    context = worker_context(job.engine)
     todo = deque(shards)
     deaths = 0
     running: dict[Connection, _Worker] = {}
@@ -146,8 +147,9 @@ def _end_with_parent() -> None:
 
 def _device(job: Job, number: int) -> str:
     """Return the device of a worker: of several GPUs each has its own."""
-    import torch
+    if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
+        import torch
 
-    if job.device in ("auto", "cuda") and torch.cuda.device_count() > 1:
-        return f"cuda:{number % torch.cuda.device_count()}"
+        if torch.cuda.device_count() > 1:
+            return f"cuda:{number % torch.cuda.device_count()}"
     return job.device

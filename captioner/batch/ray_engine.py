@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from captioner.batch.local import default_workers
 from captioner.batch.shard import Job, ShardWorker, Statistics
 from captioner.errors import CaptionerError
+from captioner.runtime.cores import available_cores
 
 
 class ShardActor:
@@ -44,19 +45,13 @@ def run_ray(
         CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
             `run_local`.
     """
-    try:
-        import ray
+    with _session(workers, address):
         import ray.data
         from ray.exceptions import RayTaskError
-    except ModuleNotFoundError as error:
-        raise CaptionerError(
-            f"--engine ray needs {error.name}, which is not installed; install captioner with its "
-            "extra [batch], as in: pip install '.[batch]'"
-        ) from None
 
-    with _session(workers, address):
-        gpus = job.device.startswith("cuda") or (
-            job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1
+        gpus = job.engine == "torch" and (
+            job.device.startswith("cuda")
+            or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
         )
         size = min(_affordable(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
         logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -89,16 +84,40 @@ def run_ray(
             raise cause from None
 
 
+def has_gpus(address: str) -> bool:
+    """Return whether a cluster has GPUs, which the machine that asks may have none of.
+
+    Raises:
+        CaptionerError: The cluster cannot be reached.
+    """
+    with _session(None, address):
+        import ray
+
+        return bool(ray.cluster_resources().get("GPU", 0) >= 1)
+
+
 @contextmanager
 def _session(workers: int | None, address: str | None) -> Iterator[None]:
-    """Be connected to Ray."""
-    import ray
+    """Be connected to Ray.
 
+    Raises:
+        CaptionerError: Ray is not installed, or the cluster cannot be reached.
+    """
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError as error:
+        raise CaptionerError(
+            f"--engine ray needs {error.name}, which is not installed; install captioner with its "
+            "extra [batch], as in: pip install '.[batch]'"
+        ) from None
     options: dict[str, Any] = {}
     if address is not None:
         _check_reachable(address)
     else:
-        options = {"include_dashboard": False, "num_cpus": workers or default_workers("cpu")}
+        # Ray's own 15 would leave its workers what other work leaves; the local engine's have none.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        options = {"include_dashboard": False, "num_cpus": workers or available_cores()}
     try:
         ray.init(
             address=address or "local",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -25,7 +25,8 @@ from captioner.batch.shard import (
     statistics_name,
     verified,
 )
-from captioner.checkpoint import MANIFEST, model_folder
+from captioner.checkpoint import MANIFEST, model_folder, verify
+from captioner.engines.choice import choose_engine
 from captioner.errors import CaptionerError
 from captioner.files import locked, remove_temporary_files
 from captioner.log import logger, progress_bar
@@ -89,8 +90,11 @@ def run_batch(
     job = replace(job, output=absolute(job.output), model=model)
     output = Folder(job.output)
     with _locked(output):
+        begun_with = _read_settings(output)
+        job = replace(job, engine=_engine(job, begun_with))
         settings = _settings(job, shard_size)
-        _check_settings(output, settings)
+        if begun_with is not None:
+            _check_settings(output, begun_with, settings)
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         job = replace(job, settings=digest, tars=source.kind == "tars")
         plan = write_plan(source, shard_size, output)
@@ -147,6 +151,22 @@ def _locked(output: Folder) -> Iterator[None]:
         ) from None
 
 
+def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtime"]:
+    """Return what computes: of `auto` what the output was begun with, else what suits this machine.
+
+    Raises:
+        CaptionerError: The model, the device or the engine cannot be used.
+    """
+    wanted = job.engine
+    on_cpu = job.device in ("auto", "cpu") and job.precision == "float32"
+    if wanted == "auto" and before is not None and on_cpu:
+        wanted = "runtime" if before.get("engine") == "runtime" else "torch"
+    folder = model_folder(job.model)
+    verify(folder)
+    graphs, _ = choose_engine(folder, engine=wanted, device=job.device, precision=job.precision)
+    return "torch" if graphs is None else "runtime"
+
+
 def _settings(job: Job, shard_size: int) -> dict[str, Any]:
     """Return all that decides which bytes are written, in a form that people can read."""
     manifest = (model_folder(job.model) / MANIFEST).read_bytes()
@@ -154,6 +174,8 @@ def _settings(job: Job, shard_size: int) -> dict[str, Any]:
         "captioner": __version__,
         "model": hashlib.sha256(manifest).hexdigest()[:16],
         "precision": job.precision,
+        # Left out for torch, as versions wrote it that had no other.
+        **({} if job.engine == "torch" else {"engine": job.engine}),
         "batch_size": job.batch_size,
         "shard_size": shard_size,
         "maps": job.maps,
@@ -161,22 +183,29 @@ def _settings(job: Job, shard_size: int) -> dict[str, Any]:
     }
 
 
-def _check_settings(output: Folder, settings: dict[str, Any]) -> None:
-    """Refuse to mix captions of several models or settings.
+def _read_settings(output: Folder) -> dict[str, Any] | None:
+    """Return what an output was begun with; None for one that is new.
 
     Raises:
-        CaptionerError: The output was begun with others; the message names them.
+        CaptionerError: The file is damaged.
     """
     content = output.read(SETTINGS)
-    if content is None:
-        return
     try:
-        before = dict(json.loads(content))
+        return None if content is None else dict(json.loads(content))
     except (ValueError, TypeError):
         raise CaptionerError(
             f"{output.name}/{SETTINGS} is damaged; choose another --output, or remove it if the "
             "settings are the same"
         ) from None
+
+
+def _check_settings(output: Folder, before: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Refuse to mix captions of several models or settings.
+
+    Raises:
+        CaptionerError: The output was begun with others; the message names them.
+    """
+    before, settings = ({"engine": "torch", **each} for each in (before, settings))
     keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
     if keys:
         named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)

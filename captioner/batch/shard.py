@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.batch.plan import PlanReader, Row, rows_digest
+from captioner.engines.choice import EngineName, Precision
 from captioner.errors import CaptionerError, ImageError
 from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
 
@@ -30,7 +31,7 @@ MAX_EXAMPLES = 3  # of failures, in the statistics of a shard
 CAREFUL_AFTER = 3  # attempts at a shard that ended with their process
 MAX_ATTEMPTS = 10
 _TRIAL_S = 60.0  # for reading one photo
-_PRELOADED = ("pyarrow.parquet", "timm", "captioner.captioner", "captioner.batch.shard")
+_PRELOADED = ["pyarrow.parquet", "captioner.captioner", "captioner.batch.shard"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Job:
         tars: Whether the plan's rows are tar files.
         settings: Digest of all that decides the captions.
         search: Search settings that differ from the model's.
-        device, precision: As for `Captioner.from_pretrained`.
+        device, precision, engine: As for `Captioner.from_pretrained`; `run_batch` settles what
+            engine `auto` is, for on another node it may be another, with other last bits.
         batch_size: Photos that the model sees at once.
         maps: Also write the attention maps.
         retry_errors: Do shards again that have photos that failed.
@@ -55,7 +57,8 @@ class Job:
     settings: str = ""
     search: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
-    precision: str = "float32"
+    precision: Precision = "float32"
+    engine: EngineName = "auto"
     batch_size: int = 16
     maps: bool = False
     retry_errors: bool = False
@@ -87,15 +90,15 @@ class Statistics:
     examples: list[tuple[str, str]]
 
 
-def worker_context() -> Any:
+def worker_context(engine: EngineName) -> Any:
     """Return the multiprocessing context of workers.
 
-    A server that has imported torch forks them: a new one is there in a moment.
+    A server that has imported what takes long forks them: a new one is there in a moment.
     """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOADED])
+    context.set_forkserver_preload(_PRELOADED + (["timm"] if engine == "torch" else []))
     return context
 
 
@@ -149,19 +152,18 @@ class ShardWorker:
     """
 
     def __init__(self, job: Job, device: str | None = None) -> None:
-        import torch
-
         from captioner.captioner import Captioner
 
         # One thread a worker: many small matrix products keep a core busier than half of two, and
         # with another number of threads sums have other last bits.
-        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
+        if job.engine == "torch":
+            import torch
+
+            torch.set_num_threads(1)  # it has read the variable, if it was imported before
         self.job = job
         self.captioner = Captioner.from_pretrained(
-            job.model,
-            device=device or job.device,
-            precision=job.precision,  # type: ignore[arg-type]  # validated there
-            engine="torch",  # of `auto` another node may make another, with other last bits
+            job.model, device=device or job.device, precision=job.precision, engine=job.engine
         )
         self.output = Folder(job.output)
         self.plan = PlanReader(self.output)
@@ -179,8 +181,6 @@ class ShardWorker:
         Raises:
             CaptionerError: The output cannot be written, or each of many attempts ended its worker.
         """
-        import torch
-
         started = time.monotonic()
         rows = self.plan.rows(shard)
         digest = rows_digest(rows)
@@ -196,7 +196,7 @@ class ShardWorker:
             )
         self.output.write(attempts_name(shard), str(attempt).encode())
         self.careful = attempt > CAREFUL_AFTER
-        torch.manual_seed(shard)  # for hard attention that samples
+        self.captioner.engine.seed(shard)  # for hard attention that samples
         photos = _tar_photos(rows) if self.job.tars else _photos(rows, self.job.batch_size)
         written: list[dict[str, Any]] = []
         while batch := list(islice(photos, self.job.batch_size)):
@@ -246,19 +246,19 @@ class ShardWorker:
                 raise photo.content
             content = photo.path if photo.content is None else photo.content
             if self.careful:
-                _try_to_read(content)
-            return self.captioner.transform(open_image(content))
+                _try_to_read(content, self.job.engine)
+            return self.captioner.transform.array(open_image(content))
         except ImageError as error:
             return error
 
 
-def _try_to_read(content: str | bytes) -> None:
+def _try_to_read(content: str | bytes, engine: EngineName) -> None:
     """Read a photo in another process.
 
     Raises:
         ImageError: A signal ended that process, or its time was up.
     """
-    process = worker_context().Process(target=_read_alone, args=(content,))
+    process = worker_context(engine).Process(target=_read_alone, args=(content,))
     process.start()
     process.join(_TRIAL_S)
     code = process.exitcode

@@ -252,10 +252,10 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: bool = True) 
         add_engine_option(parser)
 
 
-def add_engine_option(parser: argparse.ArgumentParser) -> None:
+def add_engine_option(parser: argparse._ActionsContainer, name: str = "--engine") -> None:
     """Add the option for what computes the captions."""
     parser.add_argument(
-        "--engine",
+        name,
         choices=["auto", "torch", "runtime"],
         default="auto",
         help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from captioner.cli import (
     CommandParser,
+    add_engine_option,
     add_model_options,
     add_search_options,
     chosen_model,
@@ -54,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder or URL for parts/*.parquet and summary.json",
     )
-    add_model_options(parser, engine=False)  # it names what distributes the work here
+    add_model_options(parser, engine=False)
+    add_engine_option(parser, "--model-engine")  # --engine is what distributes the work
     add_search_options(parser)
     parser.add_argument(
         "--maps", action="store_true", help="also write the attention maps, as float16"
@@ -116,11 +118,17 @@ def _run(arguments: argparse.Namespace) -> int:
         for name in ("beam_size", "max_words", "length_penalty")
         if getattr(arguments, name) is not None
     }
+    device = arguments.device
+    if arguments.ray_address and device == arguments.model_engine == "auto":
+        from captioner.batch.ray_engine import has_gpus
+
+        device = "cuda" if has_gpus(arguments.ray_address) else "cpu"
     job = Job(
         output=arguments.output,
         model=chosen_model(arguments),
-        device=arguments.device,
+        device=device,
         precision=arguments.precision,
+        engine=arguments.model_engine,
         search=search,
         batch_size=arguments.batch_size,
         maps=arguments.maps,
@@ -146,4 +154,4 @@ def _engine(job: Job, shards: Sequence[int], arguments: argparse.Namespace) -> I
         return run_ray(job, shards, arguments.workers, arguments.ray_address)
     from captioner.batch.local import default_workers, run_local
 
-    return run_local(job, shards, arguments.workers or default_workers(arguments.device))
+    return run_local(job, shards, arguments.workers or default_workers(job))

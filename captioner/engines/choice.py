@@ -61,11 +61,14 @@ class Engine(Protocol):
     def generator(self, seed: int) -> Any:
         """Return random numbers for `generation.sample`."""
 
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of hard attention that samples anew."""
 
-def open_engine(
+
+def choose_engine(
     folder: Path, *, engine: EngineName, device: str, precision: Precision
-) -> tuple[Engine, ModelConfig, Vocabulary]:
-    """Load a model folder into the engine that was asked for.
+) -> tuple[dict[str, Any] | None, torch.device | None]:
+    """Choose between a model folder's graphs and PyTorch; nothing is loaded.
 
     `auto` takes the graphs where the CPU computes in float32 and the folder has some, and PyTorch
     else.
@@ -75,6 +78,9 @@ def open_engine(
         engine: `auto`, `torch` or `runtime`.
         device: auto, cpu, cuda or cuda:N.
         precision: Of the encoder.
+
+    Returns:
+        The description of the graphs (None: PyTorch), and the device if it had to be tried.
 
     Raises:
         CheckpointError: The model is damaged, or has no graphs where they are needed.
@@ -93,30 +99,43 @@ def open_engine(
             "engine: runtime computes on the CPU in float32; leave device and precision, or use "
             "engine torch"
         )
-    chosen: torch.device | None = None
+    tried: torch.device | None = None
     if engine == "auto" and device == "auto" and may_have_gpu() and torch_is_installed():
-        chosen = choose_device(device)
-        on_cpu = on_cpu and chosen.type == "cpu"
+        tried = choose_device(device)
+        on_cpu = on_cpu and tried.type == "cpu"
     if engine != "torch" and on_cpu:
         verify(folder)
         description = graph_description(folder, file_sums(folder)[WEIGHTS])
         if description is not None:
-            config, vocabulary = load_config(folder), load_vocabulary(folder)
-            return GraphEngine(folder, config, description), config, vocabulary
+            return description, tried
         if engine == "runtime" and torch_is_installed():
             raise CheckpointError(
                 f"{folder}: has no graphs of its weights; add them with: captioner export --format "
                 f"onnx {folder}"
             )
         require_torch(f"{folder} has no graphs, so it")
+    require_torch(f"engine {engine} on {device} in {precision}")
+    return None, tried
+
+
+def open_engine(
+    folder: Path, *, engine: EngineName, device: str, precision: Precision
+) -> tuple[Engine, ModelConfig, Vocabulary]:
+    """Load a model folder into an engine, chosen and refused as by `choose_engine`.
+
+    Raises:
+        CheckpointError: The model is damaged.
+    """
+    description, tried = choose_engine(folder, engine=engine, device=device, precision=precision)
+    if description is not None:
+        config, vocabulary = load_config(folder), load_vocabulary(folder)
+        return GraphEngine(folder, config, description), config, vocabulary
     if "torch" not in sys.modules:  # threads that wait sleep instead of spinning
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    require_torch(f"engine {engine} on {device} in {precision}")
     import torch
 
     from captioner.engines.pytorch import TorchEngine
 
-    chosen = chosen or choose_device(device)
     model, config, vocabulary = load_model(folder)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    return TorchEngine(model, chosen, dtype), config, vocabulary
+    return TorchEngine(model, tried or choose_device(device), dtype), config, vocabulary

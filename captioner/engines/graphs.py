@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -112,6 +113,10 @@ class GraphEngine:
         """Return random numbers for `generation.sample`."""
         return np.random.default_rng(seed)
 
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of hard attention that samples anew."""
+        self.decoder.seed(seed)
+
 
 @dataclass(frozen=True)
 class GraphMemory:
@@ -152,8 +157,11 @@ class GraphDecoder:
         self._prepare, self._step = prepare, step
         self.at_test = at_test
         self.layers, self.heads = description["hard_attention"]
-        self._random = np.random.default_rng(0)  # as PyTorch, the same numbers in each process
+        self.seed(0)  # as PyTorch, the same numbers in each process
         self.max_words = description["max_words"]
+
+    def seed(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
 
     def prepare(self, grid: Grid) -> GraphMemory:
         inputs = {"features": grid.features}
@@ -222,6 +230,22 @@ def _cache_folder(model: str, weights_sha256: str) -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
+def _import_openvino() -> Any:
+    """Import OpenVINO without its model converter.
+
+    That would take more time than all else of it, and report the import to Google Analytics from a
+    thread, after which forking this process is not safe.
+    """
+    converter = "openvino.tools.ovc"
+    if "openvino" not in sys.modules:
+        sys.modules[converter] = None  # type: ignore[assignment]  # so that importing it fails
+        try:
+            import openvino  # noqa: F401
+        finally:
+            del sys.modules[converter]  # whoever wants to convert models may
+    return sys.modules["openvino"]
+
+
 class Graph:
     """One graph, compiled for this machine; several threads may call it.
 
@@ -234,9 +258,7 @@ class Graph:
     """
 
     def __init__(self, path: Path, cache: Path | None = None) -> None:
-        import openvino
-
-        core = openvino.Core()
+        core = _import_openvino().Core()
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16 where the processor has it

@@ -53,3 +53,7 @@ class TorchEngine:
     def generator(self, seed: int) -> torch.Generator:
         """Return random numbers for `generation.sample`."""
         return torch.Generator(self.device).manual_seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of hard attention that samples anew."""
+        torch.manual_seed(seed)

@@ -9,21 +9,23 @@ from pathlib import Path
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Count the cores by affinity, by the quota of the control group, and by OMP_NUM_THREADS.
+def available_cores(cgroup: Path = _CGROUP) -> int:
+    """Count the cores by affinity and by the quota of the control group.
 
     Args:
         cgroup: Where the control group's files are, of version 2 or 1.
     """
     affinity = hasattr(os, "sched_getaffinity")
-    counts = [len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1]
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
     quota = _quota(cgroup)
-    if quota is not None:
-        counts.append(max(1, math.ceil(quota)))
+    return cores if quota is None else min(cores, max(1, math.ceil(quota)))
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Count the cores for the threads of this process: those available, or OMP_NUM_THREADS."""
+    cores = available_cores(cgroup)
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if given.isdecimal() and int(given):
-        counts.append(int(given))
-    return min(counts)
+    return min(cores, int(given)) if given.isdecimal() and int(given) else cores
 
 
 def _quota(cgroup: Path) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,23 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with graphs, so that nothing needs PyTorch."""
+    from captioner.export import export_graphs
+
+    folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("models") / "with_graphs")
+    export_graphs(folder)
+    return folder
+
+
 @pytest.fixture
-def batch(tiny_model: Path) -> Callable[..., int]:
+def batch(model: Path) -> Callable[..., int]:
     """Run `captioner batch` in this process, with two workers and shards of ten photos."""
     from captioner.cli.batch import main
 
     def run(source: object, output: object, *options: object) -> int:
-        arguments = [source, "--output", output, "--checkpoint", tiny_model, "--device", "cpu"]
+        arguments = [source, "--output", output, "--checkpoint", model, "--device", "cpu"]
         arguments += ["--workers", 2, "--shard-size", 10, *options]
         return main([str(argument) for argument in arguments])
 
@@ -41,14 +52,12 @@ def batch(tiny_model: Path) -> Callable[..., int]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(
-    collection: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def undisturbed(collection: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a run of the collection that nothing disturbed."""
     from captioner.cli.batch import main
 
     output = tmp_path_factory.mktemp("undisturbed")
-    options = ["--checkpoint", str(tiny_model), "--device", "cpu", "--workers", "2"]
+    options = ["--checkpoint", str(model), "--device", "cpu", "--workers", "2"]
     options += ["--shard-size", "10", "--maps"]
     assert main([str(collection), "--output", str(output), *options]) == 1
     return output

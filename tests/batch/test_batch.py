@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +22,15 @@ from programs import Programs
 from test_inputs import png, write_tar
 
 from captioner import Captioner
+from captioner.engines.choice import EngineName
 
 Batch = Callable[..., int]
 
 
 def test_rows_are_what_the_captioner_gives(
-    collection: Path, undisturbed: Path, tiny_model: Path
+    collection: Path, undisturbed: Path, model: Path
 ) -> None:
-    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    captioner = Captioner.from_pretrained(model, device="cpu")
     found = rows(undisturbed)
     assert [row["path"] for row in found if row["error"] is None] == [
         str(path) for path in sorted(collection.glob("?/*.png"))
@@ -41,6 +44,81 @@ def test_rows_are_what_the_captioner_gives(
         assert row["log_prob"] == pytest.approx(total, abs=1e-4)
         maps = np.array(row["maps"]).reshape(row["shape"])
         np.testing.assert_allclose(maps, caption.maps, atol=1e-3)
+
+
+COUNT_TORCH = """
+import os, sys
+class Count:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            open(os.environ["TORCH_IMPORTED"], "a").close()
+sys.meta_path.insert(0, Count())
+"""
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_the_graphs_need_no_torch_in_any_process(
+    engine: str, collection: Path, undisturbed: Path, model: Path, tmp_path: Path
+) -> None:
+    """Torch itself is asked for, to show that the test would see it."""
+    (tmp_path / "sitecustomize.py").write_text(COUNT_TORCH)
+    imported, output = tmp_path / "imported", tmp_path / "out"
+    command = [sys.executable, "-m", "captioner", "batch", collection, "--output", output, "--maps"]
+    command += ["--checkpoint", model, "--workers", "2", "--shard-size", "10", "--device", "cpu"]
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run(
+        [*map(str, command), "--model-engine", engine],
+        env={**os.environ, **environment, "TORCH_IMPORTED": str(imported)},
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert imported.exists() == (engine == "torch")
+    assert [row["caption"] for row in rows(output)] == [row["caption"] for row in rows(undisturbed)]
+    assert (parts(output) == parts(undisturbed)) == (engine == "auto")
+
+
+def test_an_output_goes_on_with_the_engine_that_it_was_begun_with(
+    batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier versions had PyTorch alone, and said nothing of it."""
+    output = tmp_path / "out"
+    assert batch(collection, output, "--model-engine", "torch") == 1
+    assert "engine" not in json.loads((output / "settings.json").read_bytes())
+    before = parts(output)
+    (output / "parts/000001.parquet").unlink()
+    assert batch(collection, output) == 1
+    assert "6 of 7 shards were done before" in capsys.readouterr().err
+    assert parts(output) == before
+    assert batch(collection, output, "--model-engine", "runtime") == 2
+    assert "engine torch, not runtime" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["torch", "runtime"])
+def test_what_hard_attention_draws_depends_on_the_shard_alone(
+    engine: EngineName, collection: Path, tmp_path: Path
+) -> None:
+    from captioner.batch.inputs import Source
+    from captioner.batch.run import run_batch
+    from captioner.batch.shard import Job, ShardWorker
+    from captioner.checkpoint import save_model
+    from captioner.export import export_graphs
+
+    save_model(tmp_path / "model", *tiny.model(select="hard", at_test="sample"), card="")
+    export_graphs(tmp_path / "model")
+    (tmp_path / "photos.txt").write_text(f"{collection / 'a/000.png'}\n" * 40)
+    found = []
+    for name, step in (("one", 1), ("other", -1)):  # the shards in order, and backwards
+        job = Job(str(tmp_path / name), tmp_path / "model", device="cpu", engine=engine, maps=True)
+        run_batch(
+            Source(str(tmp_path / "photos.txt")),
+            job,
+            lambda job, shards, step=step: map(ShardWorker(job).run, shards[::step]),  # type: ignore[misc,arg-type]
+            shard_size=20,
+            report=print,
+        )
+        found.append(parts(tmp_path / name))
+    assert found[0] == found[1]
+    assert len({row["log_prob"] for row in rows(tmp_path / "one")}) > 5
 
 
 def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path, collection: Path) -> None:
@@ -128,7 +206,7 @@ def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     assert all(row["caption"] for row in found)
 
 
-def test_input_and_output_may_be_urls(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_and_output_may_be_urls(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one process, because no other sees this one's memory."""
     from captioner.batch.inputs import Source
     from captioner.batch.run import run_batch
@@ -142,7 +220,7 @@ def test_input_and_output_may_be_urls(tiny_model: Path, capsys: pytest.CaptureFi
     def engine(job: Job, shards: object) -> object:
         return map(ShardWorker(job).run, shards)  # type: ignore[call-overload]
 
-    job = Job("memory://out", tiny_model, device="cpu")
+    job = Job("memory://out", model, device="cpu")
     totals = run_batch(Source("memory://far"), job, engine, shard_size=5)  # type: ignore[arg-type]
     assert (totals.photos, totals.errors, totals.shards) == (13, 1, 3)
     told = capsys.readouterr().err.splitlines()
@@ -181,10 +259,10 @@ def test_killed_workers_lose_nothing_and_do_nothing_twice(
 
 
 def test_a_killed_run_is_finished_by_the_next(
-    programs: Programs, collection: Path, undisturbed: Path, tiny_model: Path, tmp_path: Path
+    programs: Programs, collection: Path, undisturbed: Path, model: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    command = ["captioner", "batch", collection, "--output", output, "--checkpoint", tiny_model]
+    command = ["captioner", "batch", collection, "--output", output, "--checkpoint", model]
     command += ["--device", "cpu", "--workers", 2, "--shard-size", 10, "--maps"]
     first = programs.start(*command)
     first.wait_until(lambda: (output / "statistics").exists() or first.poll() is not None)
@@ -212,7 +290,7 @@ PIL.Image.open = open
 
 @pytest.mark.slow
 def test_a_photo_that_ends_its_reader_costs_its_row_alone(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    programs: Programs, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "python").mkdir()
     (tmp_path / "python/sitecustomize.py").write_text(POISON)
@@ -222,7 +300,7 @@ def test_a_photo_that_ends_its_reader_costs_its_row_alone(
         (photos / f"{number}.png").write_bytes(png(number))
     (photos / "2.png").write_bytes(b"POISON")
     outcome = programs.run(
-        *("captioner", "batch", photos, "--output", tmp_path / "out", "--checkpoint", tiny_model),
+        *("captioner", "batch", photos, "--output", tmp_path / "out", "--checkpoint", model),
         *("--device", "cpu", "--workers", 1),
         PYTHONPATH=str(tmp_path / "python"),
     )
@@ -247,6 +325,7 @@ def test_one_run_at_a_time_writes_to_a_folder(
         ("none", (), "none: cannot be read (no such file"),
         (".", (), "holds no photos"),
         ("x.foo://a", (), "x.foo"),
+        (".", ("--checkpoint", ".", "--model-engine", "torch"), "manifest.json is missing"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(

@@ -53,12 +53,12 @@ def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
     cluster: str,
     collection: Path,
     undisturbed: Path,
-    tiny_model: Path,
+    model: Path,
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "out"
     running = programs.start(
-        *("captioner", "batch", collection, "--output", output, "--checkpoint", tiny_model),
+        *("captioner", "batch", collection, "--output", output, "--checkpoint", model),
         *("--device", "cpu", "--workers", 2, "--shard-size", 10, "--maps"),
         *("--engine", "ray", "--ray-address", cluster),
         **TOKEN,
@@ -77,12 +77,12 @@ def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
 
 @pytest.mark.slow
 def test_more_workers_than_cpus_are_refused_at_once(
-    programs: Programs, cluster: str, collection: Path, tiny_model: Path, tmp_path: Path
+    programs: Programs, cluster: str, collection: Path, model: Path, tmp_path: Path
 ) -> None:
     """Ray itself would wait forever for a place."""
     began = time.monotonic()
     outcome = programs.run(
-        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", tiny_model),
+        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", model),
         *("--device", "cpu", "--engine", "ray", "--ray-address", cluster, "--workers", 3),
         **TOKEN,
     )
@@ -91,10 +91,10 @@ def test_more_workers_than_cpus_are_refused_at_once(
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(
-    programs: Programs, collection: Path, tiny_model: Path, tmp_path: Path
+    programs: Programs, collection: Path, model: Path, tmp_path: Path
 ) -> None:
     outcome = programs.run(
-        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", tiny_model),
+        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", model),
         *("--engine", "ray", "--ray-address", "127.0.0.1:1"),
     )
     assert "Ray cluster at 127.0.0.1:1 cannot be reached" in outcome.sentence()

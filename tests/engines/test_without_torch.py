@@ -69,6 +69,7 @@ drawn = [soft.sample({PHOTO!r}, 2, seed=4, top_k=20, top_p=0.9) for _ in range(2
 assert [c.text for c in drawn[0]] == [c.text for c in drawn[1]]
 assert soft.caption({PHOTO!r}, prefix="a woman", forbid=["uniform"]).text.startswith("a woman")
 assert "torch" not in sys.modules
+assert not [name for name in sys.modules if "telemetry" in name]
 """
     done = run(code)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,100 @@
+"""Collections and WebDataset shards in an object store: a server on this machine that speaks S3."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import s3fs
+import tiny
+from conftest import parts, rows
+from moto.server import ThreadedMotoServer
+from programs import Programs, Running
+
+from captioner.cli.shards import main as write_shards
+from captioner.training import train
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[s3fs.S3FileSystem, dict[str, str]]]:
+    """A store with an empty bucket, and the environment in which programs find it."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        system = s3fs.S3FileSystem(use_listings_cache=False)
+        system.mkdir("bucket")
+        yield system, environment
+    server.stop()
+
+
+def test_a_run_from_store_to_store_that_is_killed_is_finished_by_the_next(
+    store: tuple[s3fs.S3FileSystem, dict[str, str]],
+    programs: Programs,
+    collection: Path,
+    undisturbed: Path,
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    system, environment = store
+    system.put(str(collection), "bucket/photos", recursive=True)
+
+    def run(output: object) -> Running:
+        command = ["captioner", "batch", "s3://bucket/photos", "--output", output, "--maps"]
+        command += ["--checkpoint", model, "--device", "cpu", "--workers", 2, "--shard-size", 10]
+        return programs.start(*map(str, command), **environment)
+
+    assert run(tmp_path).wait().code == 1
+    captions = [(row["id"], row["caption"], row["error"]) for row in rows(tmp_path)]
+    assert captions == [(row["id"], row["caption"], row["error"]) for row in rows(undisturbed)]
+
+    first = run("s3://bucket/out")
+    first.wait_until(lambda: system.exists("bucket/out/statistics") or first.poll() is not None)
+    assert first.poll() is None
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    system.pipe("bucket/out/parts/000000.parquet", b"torn")
+    second = run("s3://bucket/out").wait()
+    assert second.code == 1, second
+    assert "b/broken.jpg: " in second.stderr
+    found = {path.rpartition("/")[2]: system.cat(path) for path in system.ls("bucket/out/parts")}
+    assert found == parts(tmp_path)
+
+
+def test_training_and_captions_from_shards_in_a_store(
+    store: tuple[s3fs.S3FileSystem, dict[str, str]],
+    programs: Programs,
+    model: Path,
+    drawn_photos: Path,
+    tmp_path: Path,
+) -> None:
+    system, environment = store
+    roots = ["s3://bucket/shards", str(tmp_path / "shards")]
+    for number, root in enumerate(roots):
+        table = ["--format", "table", "--root", str(drawn_photos), "--photos-per-shard", "5"]
+        assert write_shards([*table, "--output", root]) == 0
+        settings = {"data__format": "webdataset", "data__workers": 1, "train__epochs": 1}
+        train(tiny.recipe(root, tmp_path / f"run{number}", **settings))  # type: ignore[arg-type]
+    far, near = (tmp_path / f"run{number}/last/model.safetensors" for number in (0, 1))
+    assert far.read_bytes() == near.read_bytes()
+
+    command = ["captioner", "batch", "s3://bucket/shards/train-*.tar", "--device", "cpu"]
+    command += ["--output", "s3://bucket/captions", "--checkpoint", str(model), "--workers", "1"]
+    ended = programs.run(*command, **environment)
+    assert ended.code == 0, ended
+    with system.open("bucket/captions/parts/000000.parquet", "rb") as file:
+        captions = pq.read_table(file).to_pylist()
+    assert [row["id"] for row in captions] == [f"{number:09d}" for number in range(5)]
+    assert all(row["caption"] for row in captions)
