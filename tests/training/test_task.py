@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, object]] = {
     "transformer": {"decoder__kind": "transformer"},
     "hard, learned baseline": LEARNED,
     "hard, moving average": {"attention__select": "hard", "hard__baseline": "moving_average"},
+    "hard, effect of attention": {"attention__select": "hard", "loss__attention_effect": 0.8},
     "self-critical": {"self_critical__samples": 3},
     "word concepts and texts": {"loss__visual_concepts": 0.5, "text__file": "texts.tsv"},
 }
@@ -278,3 +279,23 @@ def test_the_samples_of_a_caption_have_its_style(folder: Path) -> None:
             task.styles.weight[1:].normal_()
         losses.append(loss_of(task, batch, STYLES).item())
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_the_effect_of_attention_enters_the_loss_with_its_weight(folder: Path, kind: str) -> None:
+    def output(**changed: Any) -> Any:
+        hard = {"attention__select": "hard", "decoder__kind": kind, **tiny.NO_DROPOUT}
+        setup = ready(folder, hard | changed)
+        torch.manual_seed(1)
+        return setup.task.train()(first_batch(setup))
+
+    without = output()
+    once, thrice = (
+        output(loss__attention_effect=0.8, loss__attention_effect_weight=weight)
+        for weight in (1.0, 3.0)
+    )
+    assert "random_cell_loss" not in without.metrics
+    term = float(once.metrics["total"] - without.metrics["total"])
+    assert 0.1 < term < 3.0
+    assert float(thrice.metrics["total"] - without.metrics["total"]) == pytest.approx(3 * term)
+    assert abs(float(once.metrics["random_cell_loss"]) - (0.8 - term)) < 0.5
