@@ -242,7 +242,7 @@ class _CaptionRun:
                 if not page.images:
                     logger.info(f"{name}: no image lacks an alternative text")
                 if page.elsewhere:
-                    logger.info(f"{name}: {page.elsewhere} images that are no local files are left")
+                    logger.info(f"{name}: images left that are no local files: {page.elsewhere}")
             else:
                 paths.append(Path(name))
         if skipped.sentence():
