@@ -192,7 +192,7 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
 
 
 def _check_tensors(what: str, saved: Any, own: Mapping[str, object]) -> None:
-    """Refuse other names, shapes or types of tensors than one's own, and what is not finite.
+    """Refuse tensors of other names, shapes or types than one's own, what is not finite, odd counts.
 
     Raises:
         ValueError: Names the first that is wrong.
@@ -202,6 +202,10 @@ def _check_tensors(what: str, saved: Any, own: Mapping[str, object]) -> None:
         raise ValueError(f"{what}: names differ, the first is {odd[0]:.100}")
     for name, value in saved.items():
         expected = own[name]
+        if isinstance(expected, int):  # a count that is no tensor
+            if type(value) is not int or not 0 <= value < MAX_COUNT:
+                raise ValueError(f"{what}: {name} is no count")
+            continue
         assert isinstance(expected, Tensor)
         if (
             not isinstance(value, Tensor)

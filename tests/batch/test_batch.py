@@ -114,7 +114,6 @@ def test_what_hard_attention_draws_depends_on_the_shard_alone(
             job,
             lambda job, shards, step=step: map(ShardWorker(job).run, shards[::step]),  # type: ignore[misc,arg-type]
             shard_size=20,
-            report=print,
         )
         found.append(parts(tmp_path / name))
     assert found[0] == found[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,8 @@ def test_a_resumed_run_forgets_the_entries_after_its_checkpoint(tmp_path: Path) 
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 3, "tot')  # a crash cut it short
+    # TensorBoard orders files by the second in their names, then by a number written as text.
+    time.sleep(1.1)
     log = RunLog(tmp_path, resume_step=3)
     assert [entry["step"] for entry in entries(tmp_path)] == [1, 2, 3]
     for step in (4, 5):
