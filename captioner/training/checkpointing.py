@@ -192,7 +192,7 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
 
 
 def _check_tensors(what: str, saved: Any, own: Mapping[str, object]) -> None:
-    """Refuse tensors of other names, shapes or types than one's own, what is not finite, odd counts.
+    """Refuse tensors of other names, shapes or types than one's own, NaN, and odd counts.
 
     Raises:
         ValueError: Names the first that is wrong.
