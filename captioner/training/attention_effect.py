@@ -20,9 +20,9 @@ def attention_effect_loss(
     """Return how far captions are from losing `effect` nats a word where attention is random.
 
     Rao et al., 2021 (counterfactual attention) raise the effect of attention on a classifier's
-    prediction, against random attention, without a limit. Here it has a goal: without one, the
-    decoder learns to write nonsense as soon as a cell does not fit. No gradient reaches the words
-    with the model's own attention, which have the cross-entropy.
+    prediction, against random attention, without a limit. Here losing more counts as much as
+    losing less, or the decoder learns to write nonsense as soon as a cell does not fit. No gradient
+    reaches the words with the model's own attention, which have the cross-entropy.
 
     Args:
         output: Teacher-forced output of the captions.
