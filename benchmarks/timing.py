@@ -82,8 +82,11 @@ def in_turns(
 class Apart:
     """A call in a process of its own, which is as its users start it: our settings are not its.
 
-    build: function of a module, from `arguments` to the call; whatever the call returns comes back.
+    build: function of a module, from `arguments` to the call; what the call returned last is kept
+    in `result`.
     """
+
+    result: Any = None
 
     def __init__(self, build: Callable[..., Callable[[], object]], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
@@ -94,7 +97,8 @@ class Apart:
 
     def __call__(self) -> Any:
         self._connection.send(None)
-        return self._connection.recv()
+        self.result = self._connection.recv()
+        return self.result
 
     def close(self) -> None:
         self._connection.close()
