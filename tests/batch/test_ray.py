@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +21,14 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a cluster of two CPUs."""
+    """The address of a cluster of two CPUs and a GPU, which need not be there to be counted."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in TOKEN.items():  # before the import, which reads them
             patch.setenv(name, value)
         ray = pytest.importorskip("ray")
         for attempt in range(3):  # Ray gives itself 30 s to start: too little on a busy machine
             try:
-                ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+                ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False)
                 break
             except Exception as error:
                 if attempt == 2 or "timed out" not in str(error):
@@ -73,6 +75,19 @@ def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
     assert "b/broken.jpg: " in outcome.stderr
     assert "Traceback" not in outcome.stderr
     assert parts(output) == parts(undisturbed)
+
+
+@pytest.mark.slow
+def test_the_gpus_of_a_cluster_are_seen_from_a_machine_without(cluster: str) -> None:
+    question = f"from captioner.batch.ray_engine import has_gpus; print(has_gpus('{cluster}'))"
+    answer = subprocess.run(
+        [sys.executable, "-c", question],
+        env={**os.environ, **TOKEN},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout == "True\n"
 
 
 @pytest.mark.slow
