@@ -57,12 +57,26 @@ def top_k_indices(values: Array, count: int) -> Array:
         return _ranked(values)[:, :count]
     # The largest are in the `count` blocks with the largest maxima, or behind the last block.
     maxima = values[:, : blocks * _BLOCK].reshape(rows, blocks, _BLOCK).max(-1)
-    chosen = np.sort(_ranked(maxima)[:, :count], axis=-1)
-    inside = chosen[..., None] * _BLOCK + np.arange(_BLOCK)
+    inside = _largest(maxima, count)[..., None] * _BLOCK + np.arange(_BLOCK)
     behind = np.broadcast_to(np.arange(blocks * _BLOCK, length), (rows, length - blocks * _BLOCK))
     candidates = np.concatenate([inside.reshape(rows, -1), behind], axis=-1)
-    order = _ranked(np.take_along_axis(values, candidates, axis=-1))[:, :count]
-    return np.take_along_axis(candidates, order, axis=-1)
+    found = np.take_along_axis(values, candidates, axis=-1)
+    kept = _largest(found, count)
+    order = _ranked(np.take_along_axis(found, kept, axis=-1))
+    return np.take_along_axis(candidates, np.take_along_axis(kept, order, axis=-1), axis=-1)
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the rising indices [R, count] of the largest of [R, N].
+
+    Of equal ones these are the first; NaN counts as infinite.
+    """
+    largest = np.where(np.isnan(values), np.inf, values)
+    least = -np.partition(-largest, count - 1, axis=-1)[:, count - 1 : count]
+    above, equal = largest > least, largest == least
+    room = count - above.sum(-1, keepdims=True)
+    chosen = above | (equal & (equal.cumsum(-1) <= room))
+    return np.nonzero(chosen)[1].reshape(len(values), count)
 
 
 def _ranked(values: np.ndarray) -> np.ndarray:
