@@ -522,6 +522,11 @@ class Captioner:
         """Whether attention is hard: `at_test` and `paths` are for such models only."""
         return self.config.attention.select == "hard"
 
+    def samples_cells(self, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
+        """Return whether cells are sampled: then batches keep their order, to sample the same."""
+        mode = at_test or self.config.attention.at_test
+        return self.has_hard_attention and (mode == "sample" or paths > 0)
+
     def attention_mode(self, at_test: HardAttentionMode | None) -> AbstractContextManager[None]:
         """Return a context in which hard attention chooses cells so; None is the model's way."""
         if at_test is None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import DataError
 
+NAMED = 10  # missing files that are named one by one
+
 
 @dataclass(frozen=True)
 class CaptionedImage:
@@ -44,6 +46,14 @@ class Split:
     missing: list[ImagePath]
     uncaptioned: list[CaptionedImage] = field(default_factory=list)
     wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
+
+    def missing_sentences(self, name: str) -> list[str]:
+        """Name the first missing files, and say how many of the split `name` are missing."""
+        if not self.missing:
+            return []
+        named = [f"{path}: no such file, left out" for path in self.missing[:NAMED]]
+        count = len(self.missing) + len(self.images)
+        return [*named, f"{name}: {len(self.missing)} of {count} photos are missing"]
 
     def wordless_sentence(self) -> str | None:
         """Say which captions were left out for want of words; None without any."""

@@ -26,8 +26,6 @@ from captioner.registry import DATA_FORMATS
 if TYPE_CHECKING:
     from captioner.data.dataset import EncodedCaptions
 
-_NAMED_MISSING = 10  # missing files that are named one by one
-
 
 def read_split(
     *,
@@ -262,13 +260,8 @@ def _read_source(
         file=source.file,
         coco_splits=source.coco_splits,
     )
-    for path in split.missing[:_NAMED_MISSING]:
-        warn(f"{path}: no such file, left out")
-    if split.missing:
-        warn(
-            f"{split_name}: {len(split.missing)} of {len(split.missing) + len(split.images)} "
-            "photos are missing"
-        )
+    for sentence in split.missing_sentences(split_name):
+        warn(sentence)
     if sentence := split.wordless_sentence():
         warn(f"{split_name}: {sentence}")
     if not split.images:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from captioner.data.opening import opened
 from captioner.data.tars import ImagePath
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
@@ -25,7 +26,7 @@ from captioner.evaluation.statistics import (
     scores_by_length,
 )
 from captioner.log import logger, progress_bar
-from captioner.runtime.parallel import parallel_map, prefetch
+from captioner.runtime.parallel import parallel_map
 from captioner.types import Caption
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 ImageId = int | str
 Removal = Literal["delete", "blur"]
-
-BATCH_IMAGES = 16
-BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
 MEASURED_REFERENCES = 2  # references of an image on which attention is measured
 
 
@@ -157,16 +155,17 @@ def caption_images(
             if on_unreadable:
                 on_unreadable(image.path, error)
 
-        def captioned(batch: list[tuple[ImageId, Image.Image]]) -> dict[ImageId, Caption]:
+        def captioned(batch: list[tuple[CaptionedImage, Image.Image]]) -> dict[ImageId, Caption]:
             found = captioner.caption_batch(
-                [image for _, image in batch], beam_size=beam_size, at_test=at_test
+                [opened_image for _, opened_image in batch], beam_size=beam_size, at_test=at_test
             )
             # Of several heads, only the mean is measured.
-            return {i: replace(c, heads=None) for (i, _), c in zip(batch, found, strict=True)}
+            pairs = zip(batch, found, strict=True)
+            return {image.image_id: replace(caption, heads=None) for (image, _), caption in pairs}
 
-        batches = _opened(captioner, images, failed)
+        batches = opened(((image, image.path) for image in images), failed, captioner.device)
         results: Iterator[dict[ImageId, Caption]]
-        if attention_is_random(captioner, at_test):  # batches must come in one order
+        if captioner.samples_cells(at_test):  # batches must come in one order
             results = map(captioned, batches)
         else:
             results = parallel_map(captioned, batches, captioner.device)
@@ -174,40 +173,6 @@ def caption_images(
             captions |= found
             bar.update(len(found))
     return captions, unreadable
-
-
-def attention_is_random(captioner: Captioner, at_test: HardAttentionMode | None) -> bool:
-    """Return whether hard attention samples its cells."""
-    mode = at_test or captioner.config.attention.at_test
-    return captioner.has_hard_attention and mode == "sample"
-
-
-def _opened(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    failed: Callable[[CaptionedImage, ImageError], None],
-) -> Iterator[list[tuple[ImageId, Image.Image]]]:
-    """Yield batches of opened images; `failed` is called with those that cannot be read."""
-
-    def read(image: CaptionedImage) -> tuple[CaptionedImage, Image.Image | ImageError]:
-        try:
-            return image, open_image(image.path)
-        except ImageError as error:
-            return image, error
-
-    batch: list[tuple[ImageId, Image.Image]] = []
-    pixels = 0
-    for image, opened in prefetch(read, images, captioner.device):
-        if isinstance(opened, ImageError):
-            failed(image, opened)
-            continue
-        batch.append((image.image_id, opened))
-        pixels += opened.width * opened.height
-        if len(batch) == BATCH_IMAGES or pixels >= BATCH_PIXELS:
-            yield batch
-            batch, pixels = [], 0
-    if batch:
-        yield batch
 
 
 def score_results(
@@ -416,8 +381,8 @@ def _deletions(
         caption = captions[image.image_id]
         if not caption.words:
             continue
-        opened = open_image(image.path)
-        grid, geometries = captioner.encode([opened])
+        whole = open_image(image.path)
+        grid, geometries = captioner.encode([whole])
         tokens = captioner.vocabulary.encode(caption.words)
         maps = caption.maps.reshape(len(tokens), -1)
         decoder = captioner.model.decoder
@@ -431,7 +396,7 @@ def _deletions(
                     tokens,
                     maps,
                     generator,
-                    image=opened,
+                    image=whole,
                     geometry=geometries[0],
                     encode=lambda variants: captioner.encode(variants)[0],
                 )

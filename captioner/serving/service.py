@@ -137,7 +137,7 @@ class Service:
         return {
             "model": name,
             "caption": caption.to_dict(maps=options.maps),
-            "log_prob": round(float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0), 6),
+            "log_prob": round(caption.log_prob, 6),
             "unknown_words": [word for word in words if word not in captioner.vocabulary],
         }
 

@@ -14,6 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -164,17 +165,15 @@ def draw(form: str, size: tuple[int, int], rgb: bytes, caption: Caption, model: 
     Returns:
         An empty header and the file.
     """
-    from captioner.visualization import attention_sheet, caption_page
-    from captioner.visualization.animation import caption_gif
+    from captioner.visualization import caption_gif, caption_page
+    from captioner.visualization.notebook import caption_png
 
     image = Image.frombytes("RGB", size, rgb)
     if form == "html":
         return {}, [caption_page(image, [(model, caption)], name=IMAGE_NAME).encode()]
     if form == "gif":
         return {}, [caption_gif(image, caption)]
-    file = io.BytesIO()
-    attention_sheet(image, caption).save(file, format="PNG", compress_level=3)
-    return {}, [file.getvalue()]
+    return {}, [caption_png(replace(caption, image=image))]
 
 
 # Each task, and the sentence for the client where it does not fit in memory.

@@ -40,16 +40,10 @@ GATE_COLOUR = "#c98a1b"
 LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
 
 
-def is_unsure(caption: Caption) -> bool:
-    """Return whether the caption's confidence is below its model's threshold, where it has both."""
-    confidence, threshold = caption.confidence, caption.confidence_threshold
-    return confidence is not None and threshold is not None and confidence < threshold
-
-
 def caption_note(caption: Caption) -> str:
     """Return one line about what a reader of the picture should know first, or ""."""
     notes = []
-    if is_unsure(caption):
+    if caption.is_unsure:
         notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")
     if caption.words and is_flat(caption):
         highest = max(peak(cells) for cells in caption.maps)
