@@ -30,7 +30,6 @@ def opened(
         images: Each image's key, and what `read` takes.
         failed: Called with the key of each image that cannot be read, and the reason.
         device: The device that will compute on the batches: a GPU has images read ahead for it.
-        read: Opens an image.
 
     Yields:
         Batches of keys and upright RGB images, at most BATCH_IMAGES of them, fewer of large ones.

@@ -28,7 +28,6 @@ class TarMember:
     """An image in a tar file; stands where else the path of an image does.
 
     Attributes:
-        tar: Path or URL of the tar file.
         member: Name in it.
         name: Name of the image, as in the data set that the shards were written from.
         offset, size: Where its bytes begin and how many there are.
@@ -139,9 +138,6 @@ def read_shards(names: Sequence[str]) -> list[Sample]:
     """Return the samples of tar files, in order.
 
     A tar file without an index is read once through, and on this machine gets one.
-
-    Args:
-        names: Paths or URLs.
 
     Raises:
         DataError: A tar file or its index cannot be used.

@@ -248,8 +248,6 @@ class ImageTransform:
     """Upright RGB image to the network's normalised input, with its geometry.
 
     Args:
-        height_px: Height of the network's input.
-        width_px: Width of the network's input.
         resize: `squash` resizes the image to the input's size; `letterbox` keeps its aspect ratio
             and pads with the mean, which normalisation makes zero; `crop` keeps its aspect ratio,
             resizes the shorter side and keeps the centre, as the paper does.
@@ -296,7 +294,6 @@ class ImageTransform:
         """Transform an image.
 
         Args:
-            image: Upright RGB image.
             generator: Draws the augmentation; without one nothing is random.
 
         Returns:

@@ -24,7 +24,6 @@ class TeacherTargets:
     """What teachers say of a batch's captions.
 
     Args:
-        probs: [M, V], the mean of their word probabilities, packed by step.
         maps: [N, T, L], the mean of their attention, zero where a caption has ended; None where
             it is not asked for.
     """

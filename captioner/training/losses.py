@@ -54,7 +54,6 @@ def caption_losses(
     losses, metrics and gradients is that of the whole batch.
 
     Args:
-        output: Teacher-forced output of the captions.
         targets: [N, T].
         lengths: [N] on the CPU, falling.
         doubly_stochastic: lambda of equation 14.

@@ -42,11 +42,7 @@ class Setup:
     """Everything that the training loop works with.
 
     Args:
-        config: The recipe with the backbone's own preprocessing written out.
-        vocabulary: Words of the model.
-        task: Owns the model.
         dataset: Training captions and images of all sources.
-        batches: Their order.
         validation: Validation images of all sources, one source after another, with distinct ids.
         validation_sources: How they divide into sources.
         validation_transform: From a validation image to the model's input.
@@ -78,8 +74,6 @@ def prepare(
     """Read the data, build the task, and fill the feature cache if one is asked for.
 
     Args:
-        config: The recipe.
-        device: Where the task is put.
         start_from: Verified model folder that the model begins with: its words and those of the
             training captions that it lacks, and its weights. They are loaded before the cache is
             filled with what the frozen weights compute.

@@ -24,13 +24,7 @@ from captioner.training.validation import Validation, validate
 
 
 class Trainer(StepLoop):
-    """State of a run: what `save` writes is all that `restore` needs.
-
-    Args:
-        setup: Data, model and task of the run.
-        run: Run folder.
-        device: Where the task is.
-    """
+    """State of a run: what `save` writes is all that `restore` needs."""
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
         super().__init__(setup, run, device)

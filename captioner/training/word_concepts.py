@@ -68,7 +68,6 @@ class WordConcepts(nn.Module):
     """Terms of the loss that share a table of word concepts: detection, text captions, or both.
 
     Args:
-        table: Vectors of the words.
         words_of_images: For each training image, the indices of its captions' words.
         texts: Captions without images, or None.
         detection_weight: Weight of the detection loss (`loss.visual_concepts`).
