@@ -224,12 +224,7 @@ def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def add_data_options(parser: argparse.ArgumentParser, **split: Any) -> None:
-    """Add the options that choose a data set.
-
-    Args:
-        parser: Receives the options.
-        split: Of the option `--split`.
-    """
+    """Add the options that choose a data set."""
     parser.add_argument(
         "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
     )
@@ -250,7 +245,6 @@ def add_model_options(
     """Add the options that choose a model, its device and its search.
 
     Args:
-        parser: Receives the options.
         search: Also add `--beam-size`.
         engine: Also add `--engine`.
 

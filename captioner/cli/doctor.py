@@ -32,10 +32,8 @@ class Check:
     """One line of the report.
 
     Attributes:
-        name: The thing that was checked.
         status: `ok`; `optional` where something is absent that captioning does without;
             `missing` where captioner does not work without it.
-        found: Version, place or size.
         remedy: How to get what is absent.
     """
 

@@ -25,7 +25,6 @@ class Journal:
     """The records of one output folder, by the absolute path of their photo.
 
     Args:
-        folder: Output folder.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
 
     Raises:
@@ -54,12 +53,6 @@ class Journal:
         self, image: Path, name: str, content: Mapping[str, Any], pictures: Iterable[Path]
     ) -> None:
         """Append a photo's record.
-
-        Args:
-            image: Path of the photo.
-            name: NAME under which its pictures are saved.
-            content: What else to keep: the caption and its confidence.
-            pictures: Files that were saved for it.
 
         Raises:
             CaptionerError: The disk is full.

@@ -29,10 +29,7 @@ def json_line(
     """Return a caption as a line of JSON: the promised keys, and those of `Caption.to_dict`.
 
     Args:
-        path: The photo, as it was given.
         caption: Its caption; "caption" is null where it is withheld.
-        pictures: Files that were saved for it.
-        min_confidence: The least confidence that the user accepts.
         model: Name of the model, where several are compared.
     """
     line: dict[str, Any] = {} if model is None else {"model": model}
@@ -55,10 +52,7 @@ def text_lines(
     """Return what a person reads: the photo and its caption, then the files, indented.
 
     Args:
-        path: The photo, as it was given.
         captions: Names of models and their captions; of a single one the name is not shown.
-        pictures: Files that were saved.
-        min_confidence: The least confidence that the user accepts.
         with_total: Also the log-probability of the whole caption, its end included.
     """
     texts = []

@@ -140,8 +140,6 @@ class CaptionWriter:
     """Prints captions and saves pictures as the options say.
 
     Args:
-        arguments: The options.
-        paths: All photos.
         failed: Called with a photo whose pictures cannot be saved, and the reason.
         names: NAME under which the pictures of each photo are saved; None takes the names of their
             files, with as much in front as tells them apart.
@@ -183,10 +181,7 @@ class CaptionWriter:
         """Print captions and save their pictures; if those cannot be saved, report why not.
 
         Args:
-            path: The photo.
-            image: The same, opened.
             captions: Names of models and their captions: of one, or of those to compare.
-            scored: Print the log-probability of the caption.
 
         Returns:
             The files that were saved.

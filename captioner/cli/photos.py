@@ -54,8 +54,6 @@ def photos_in(
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
     Args:
-        folder: Folder to list.
-        skipped: Counts what is passed over.
         recursive: Also go into the folders inside it; links to folders are not followed.
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
 

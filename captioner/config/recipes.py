@@ -66,7 +66,6 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
     """Return a recipe's settings laid over those of its base.
 
     Args:
-        path: The recipe.
         below: Recipes that are based on it, to notice circles.
     """
     if path.resolve() in below:

@@ -36,7 +36,6 @@ class Split:
 
     Args:
         images: Images on disk that have captions.
-        missing: Paths that are not there.
         uncaptioned: Images on disk without captions, as all of COCO's test split are.
         wordless: Captions that were left out, because there is no letter or digit in them, each
             with its image.

@@ -77,10 +77,8 @@ class CaptionDataset(Dataset[Batch]):
     work or on where a run was resumed.
 
     Args:
-        transform: Image to the network's input.
         weights: float32 [C], weights of the captions in the loss; None weighs all alike.
         styles: int64 [C], styles of the captions; None if all are plain (0).
-        cache_crop: Random crop of the cached features.
     """
 
     def __init__(

@@ -146,7 +146,6 @@ def build_feature_cache(
     its checksums.
 
     Args:
-        root: Folder of all caches.
         encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
         fingerprint: Hash of the weights that `encode` uses.
         views: Views of each image; the first is plain.

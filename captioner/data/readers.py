@@ -125,7 +125,6 @@ class SourceImages:
     """The images of all sources of a training run.
 
     Args:
-        sources: The sources, each with a name.
         training: Training images of all sources; `CaptionedImage.source` is the position of the
             image's source in `sources`, and `image_id` is distinct within a source only.
         validation: For each source that is validated on, its name and its images.
@@ -171,7 +170,6 @@ class SourceImages:
         """Return float32 [C], the weights of the training captions in the loss.
 
         Args:
-            captions: The training captions.
             caption_weights: float32 [C], weights within the sources; None weighs all alike.
 
         Returns:
@@ -291,7 +289,6 @@ def content_digest(images: Sequence[CaptionedImage], *, max_bytes: int | None = 
     """Return a hash of the image files' sizes and bytes, in order.
 
     Args:
-        images: The images.
         max_bytes: Where all files have more, the bytes of some are taken, spread evenly, that have
             about so many. None takes all.
     """

@@ -251,9 +251,7 @@ class ImageTransform:
         resize: `squash` resizes the image to the input's size; `letterbox` keeps its aspect ratio
             and pads with the mean, which normalisation makes zero; `crop` keeps its aspect ratio,
             resizes the shorter side and keeps the centre, as the paper does.
-        interpolation: Filter for resizing, with antialiasing.
         mean: Channel means for values in [0, 1].
-        std: Channel standard deviations.
         augmentation: Random changes, for calls with a generator.
     """
 

@@ -18,9 +18,6 @@ class Vocabulary:
     """Tokens with their indices: the four special ones, then words by falling frequency.
 
     Only `end` and words are ever generated.
-
-    Args:
-        tokenizer: The tokenizer that gives such words.
     """
 
     pad, start, end, unknown = PAD_INDEX, START_INDEX, END_INDEX, UNKNOWN_INDEX

@@ -47,7 +47,6 @@ class CalibrationData:
     """Captions of one data set.
 
     Attributes:
-        name: Of the data set, for reports.
         features: [N, FEATURES], of `confidence_features`.
         scores: [N], CIDEr-D of each caption against its references, from 0 to 10.
     """
@@ -65,8 +64,6 @@ def caption_scores(
     """Return CIDEr-D [N], from 0 to 10, of each caption against its references.
 
     Args:
-        captions: One for each image.
-        references: Of each image.
         training: Captions of each training image, whose document frequencies are used; without
             them those of the references.
     """
@@ -86,8 +83,6 @@ def collect(
 
     Args:
         captioner: The model, with the search settings that it is to be calibrated for.
-        name: Of the data set, for reports.
-        images: Validation images with references.
         training: Training images, whose captions give the document frequencies.
     """
     rows, texts, references = [], [], []
@@ -114,10 +109,6 @@ def fit(
     data: Sequence[CalibrationData], *, right_from: float = RIGHT_FROM
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit a calibrator on all data sets together.
-
-    Args:
-        data: Captions of one or more data sets.
-        right_from: CIDEr-D from which a caption is right.
 
     Returns:
         The calibrator fitted on everything, and a report of cross-fitted predictions: for `all` and

@@ -92,12 +92,10 @@ def evaluate(
     """Caption images and score the captions against their references.
 
     Args:
-        captioner: The model.
         images: With their references, such as `read_split(...)` returns.
         beam_size: None is the model's.
         at_test: How hard attention chooses its cell; None is the model's way.
         training_captions: Count the captions that are none of these.
-        attention: Further measurements.
         time_limit_s: For the scorers that are Java programs.
         signature: Written into the results besides the scorers' and the search's settings.
 
@@ -136,10 +134,6 @@ def caption_images(
     """Caption the images that can be read, in batches and with a progress bar.
 
     Args:
-        captioner: The model.
-        images: To be captioned.
-        beam_size: None is the model's.
-        at_test: How hard attention chooses its cell.
         on_unreadable: Called with each image that cannot be read, and the reason.
 
     Returns:
@@ -190,9 +184,7 @@ def score_results(
     """Score captions; return metrics, intervals, groups and statistics as `results.json` has them.
 
     Args:
-        captioner: The model that wrote them.
         images: With references; each has a caption.
-        captions: By image id.
         beam_size, at_test, training_captions, time_limit_s, signature: As for `evaluate`.
         objects: Also score by the number of objects in an image.
 
@@ -305,9 +297,7 @@ def measure_attention(
     """Measure what reference captions lose when attention or the attended cells are replaced.
 
     Args:
-        captioner: The model.
         images: Their first two references with words are scored.
-        at_test: How hard attention chooses its cell; None is the model's way.
 
     Returns:
         For each name of the table in docs/evaluation.md its `value` and `interval`.

@@ -46,10 +46,8 @@ class ReplacedSelect(nn.Module):
     It remembers the first word, so it is made for one pass over captions (`reset` begins another).
 
     Args:
-        select: The model's own select stage.
         kind: `frozen` keeps the first word's weights (of hard attention, its cell) for the whole
             caption, `random_cell` takes one random cell a word, `uniform` the mean of all cells.
-        generator: Draws the random cells.
     """
 
     def __init__(self, select: Select, kind: Replacement, generator: torch.Generator) -> None:
@@ -98,10 +96,8 @@ class AttentionMeasure:
     The decoder is copied, not changed.
 
     Args:
-        decoder: In evaluation mode.
         mix: Self-attention of the encoder: cells before it [1, L, D] to cells after it. None where
             the encoder has none; then `deleted_before_mixing` is the same as `deleted_in_grid`.
-        seed: Of the random cells.
     """
 
     def __init__(
@@ -119,7 +115,6 @@ class AttentionMeasure:
         """Measure captions of one image.
 
         Args:
-            grid: Of one image.
             captions: Word indices of its reference captions, each at least one word.
 
         Returns:
@@ -232,7 +227,6 @@ def removed_cells(attention: np.ndarray, generator: np.random.Generator) -> np.n
 
     Args:
         attention: [L]. Cells of equal attention are in random order.
-        generator: Draws the random orders.
     """
     cells = len(attention)
     shuffled = generator.permutation(cells)
@@ -254,11 +248,8 @@ def deletion_in_grid(
     """Remove cells from the grid: their features become the mean of the grid's.
 
     Args:
-        decoder: In evaluation mode.
-        grid: Of one image.
         tokens: T word indices.
         maps: float [T, L], the attention of each word.
-        generator: Draws the random order.
 
     Returns:
         Falls of the words' log-probability: float64 [orders, shares, T], in nats; a fall is

@@ -124,8 +124,6 @@ def search(
     may still have been overtaken.
 
     Args:
-        decoder: In evaluation mode.
-        grid: Of B images.
         beam_size: K, unfinished captions kept; 1 is greedy search.
         max_words: Words after which captions are cut off. A finished one has fewer.
         length_penalty: p: captions rank by log P(y) / |y| ** p, |y| counting the end token.

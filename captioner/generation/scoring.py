@@ -25,8 +25,6 @@ def score(
     """Score the same caption for each image of the grid.
 
     Args:
-        decoder: In evaluation mode.
-        grid: Of B images.
         tokens: T word indices, without start and end.
         times: Passes over the caption for each image; they differ where hard attention samples.
 
@@ -43,8 +41,6 @@ def score_captions(
     """Score several captions of each image: the hypotheses that a search would have had for them.
 
     Args:
-        decoder: In evaluation mode.
-        grid: Of B images.
         captions: [B][K], each of T word indices, without start and end; lengths may differ.
 
     Returns:

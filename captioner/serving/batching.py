@@ -38,10 +38,8 @@ class Batcher:
     items wait (see `admission`).
 
     Args:
-        max_batch: items in a batch.
         wait_s: how long the first item waits for others.
         passes: batches at once, each in a thread of its own.
-        observe: called with the size of each batch.
     """
 
     def __init__(

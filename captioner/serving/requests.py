@@ -34,12 +34,6 @@ async def read_image_and_options(
 ) -> tuple[bytes, Options]:
     """Return the image file's bytes, and the options of the query and the form's other fields.
 
-    Args:
-        request: whose body has not been read.
-        kind: model of the options.
-        max_bytes: limit of the body.
-        upload: counts what has arrived.
-
     Raises:
         Problem: 400, 413, 415, 422 or 503.
         FullError: there is no memory for the body.
@@ -68,10 +62,6 @@ def _is_image(media_type: str) -> bool:
 
 def validate_options(kind: type[Options], options: list[tuple[str, str]]) -> Options:
     """Return the options as their model.
-
-    Args:
-        kind: the model.
-        options: names and texts.
 
     Raises:
         Problem: 422, naming every option that cannot be used.
@@ -150,12 +140,7 @@ async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[
 
 
 def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI parameters and body of what `read_image_and_options` reads.
-
-    Args:
-        kind: model of the options.
-        example: values of some of them.
-    """
+    """Return the OpenAPI parameters and body of what `read_image_and_options` reads."""
     schema = kind.model_json_schema()
     properties: dict[str, Any] = schema["properties"]
     required = schema.get("required", [])

@@ -59,8 +59,6 @@ class _CaptionRequest:
     """One image of a batch.
 
     Attributes:
-        image: the decoded image.
-        count: captions that are wanted.
         convert: makes the answer of them, in the model's thread.
     """
 

@@ -25,8 +25,6 @@ def attention_effect_loss(
     reaches the words with the model's own attention, which have the cross-entropy.
 
     Args:
-        output: Teacher-forced output of the captions.
-        at_random: The same with random cells.
         targets: [N, T].
         lengths: [N] on the CPU, falling.
         effect: Nats a word that each caption is to lose.

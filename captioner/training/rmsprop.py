@@ -50,7 +50,7 @@ class GravesRMSprop(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the weights once; `closure`, if given, computes the loss anew, and it is returned."""
+        """Update the weights once; return the loss that `closure`, if given, computes anew."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

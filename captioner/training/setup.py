@@ -42,9 +42,7 @@ class Setup:
     """Everything that the training loop works with.
 
     Args:
-        dataset: Training captions and images of all sources.
         validation: Validation images of all sources, one source after another, with distinct ids.
-        validation_sources: How they divide into sources.
         validation_transform: From a validation image to the model's input.
         validation_cache: Features of the validation images, or None.
         data_digests: By name, hashes that tell this data from other data, wherever it lies.

@@ -40,11 +40,8 @@ class Validation:
     Args:
         figures: Metrics and statistics by name. With several sources, `SOURCE/METRIC` for each and
             METRIC for what decides: their mean, or that of the chosen source.
-        captions: Caption of each readable image.
         hypotheses: Search result of each readable image. In processes but the first, all but the
             figures is empty.
-        grid_shape: Rows and columns of the grid.
-        unreadable: Images left out, each with the reason.
     """
 
     figures: dict[str, float]
@@ -77,7 +74,6 @@ def validate(
     Args:
         model: Put into evaluation mode.
         images: Of all sources, one source after another; their ids are distinct.
-        transform: From an image to the model's input.
         beam_size: As for `search`; so are the next three.
         no_repeat_ngram: Length of word groups that never occur twice; 0 allows all.
         cache: Features of the images, instead of the images.

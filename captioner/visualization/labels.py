@@ -59,10 +59,6 @@ def draw_word_label(
     """Draw a word over bars with numbers from 0 to 1: p, its probability, and β, its gate if any.
 
     A question mark stands after a word whose probability is below UNSURE_PROBABILITY.
-
-    Args:
-        index: Of the word.
-        size: Of the text, in pixels.
     """
     draw = pen(page)
     probability = math.exp(float(caption.log_probs[index]))
@@ -145,12 +141,7 @@ def draw_footer(
     width: int,
     size: int,
 ) -> None:
-    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow.
-
-    Args:
-        captions: Those on the picture.
-        size: Of the text, in pixels.
-    """
+    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow."""
     across, down, _ = _footer_places(captions, width, size)
     with_words = any(caption.words for caption in captions)
     if with_words:

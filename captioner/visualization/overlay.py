@@ -32,7 +32,6 @@ def word_overlay(
 
     Args:
         image: The captioned image, upright, at the size to draw; it is not changed.
-        index: Of the word.
 
     Returns:
         A new RGB image of the same size.
@@ -146,9 +145,6 @@ def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
 
 def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
     """Draw, in place, the border of the cell that each head attended for a word.
-
-    Args:
-        image: An overlay of any size.
 
     Raises:
         ValueError: A caption without such cells, or a cell that is not in its grid.

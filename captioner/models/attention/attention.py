@@ -120,8 +120,6 @@ class Select(nn.Module, ABC):
         """Draw the images [B] whose context is the expectation in this batch; None for all.
 
         Args:
-            images: B.
-            device: Of the result.
             seeds: int64 [B], of the draws; None takes PyTorch's own generator.
         """
         return None
