@@ -90,6 +90,39 @@ class ExistingFiles:
         return name in self._names[folder]
 
 
+@dataclass(frozen=True)
+class DataFiles:
+    """Where a data set lies.
+
+    Args:
+        format: A name in `captioner.registry.DATA_FORMATS`.
+        root: Its folder (for `table` also the file itself, for `webdataset` also a URL).
+        file: Captions file of the formats `karpathy` and `table`, when there are several, or the
+            pattern of the tar files of `webdataset`.
+        coco_splits: Folder of lists of image names, for the format `coco`.
+        existing: The files on disk, for formats that look for an image in several places.
+    """
+
+    format: str
+    root: str | Path
+    file: str | Path | None = None
+    coco_splits: str | Path | None = None
+    existing: ExistingFiles = field(default_factory=ExistingFiles)
+
+    def refuse(self, *settings: str) -> None:
+        """Refuse `file` or `coco_splits` where the format has no use for them.
+
+        Raises:
+            DataError: One of them is given.
+        """
+        if "file" in settings and self.file is not None:
+            raise DataError(f"format {self.format} knows its captions file; leave out {self.file}")
+        if "coco_splits" in settings and self.coco_splits is not None:
+            raise DataError(
+                f"the split lists in {self.coco_splits} are for format coco, not {self.format}"
+            )
+
+
 def available_splits(names: Iterable[str]) -> str:
     """Return the part of a message that lists the splits of a data set."""
     return f"the splits there are: {', '.join(sorted(map(str, names))) or 'none'}"

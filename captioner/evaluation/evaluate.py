@@ -359,9 +359,10 @@ def _deletions(
 ) -> dict[str, object]:
     """The deletion test on the model's own captions."""
     from captioner.evaluation.faithfulness import (
-        deletion_in_grid,
-        deletion_in_image,
+        deletion,
         deletion_summary,
+        removal_in_grid,
+        removal_in_image,
     )
 
     captioner = captioner.in_torch()
@@ -372,23 +373,12 @@ def _deletions(
         if not caption.words:
             continue
         whole = open_image(image.path)
-        grid, geometries = captioner.encode([whole])
+        grid, (geometry,) = captioner.encode([whole])
+        remove = removal_in_grid(grid)
+        if removal == "blur":
+            remove = removal_in_image(grid, whole, geometry, lambda im: captioner.encode(im)[0])
         tokens = captioner.vocabulary.encode(caption.words)
         maps = caption.maps.reshape(len(tokens), -1)
-        decoder = captioner.model.decoder
         with captioner.attention_mode(at_test):
-            if removal == "delete":
-                fall = deletion_in_grid(decoder, grid, tokens, maps, generator)
-            else:
-                fall = deletion_in_image(
-                    decoder,
-                    grid,
-                    tokens,
-                    maps,
-                    generator,
-                    image=whole,
-                    geometry=geometries[0],
-                    encode=lambda variants: captioner.encode(variants)[0],
-                )
-        falls.append(fall)
+            falls.append(deletion(captioner.model.decoder, grid, tokens, maps, generator, remove))
     return {"removal": removal, **deletion_summary(falls)}
