@@ -140,7 +140,6 @@ class CaptionWriter:
     """Prints captions and saves pictures as the options say.
 
     Args:
-        failed: Called with a photo whose pictures cannot be saved, and the reason.
         names: NAME under which the pictures of each photo are saved; None takes the names of their
             files, with as much in front as tells them apart.
     """
@@ -182,9 +181,6 @@ class CaptionWriter:
 
         Args:
             captions: Names of models and their captions: of one, or of those to compare.
-
-        Returns:
-            The files that were saved.
         """
         arguments = self.arguments
         chosen = [(name, _of_chosen_head(arguments, caption)) for name, caption in captions]

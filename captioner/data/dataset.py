@@ -301,9 +301,6 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Load the batches of an epoch, or this process's share of each.
 
-    Args:
-        share: Number of this training process, from 0, and number of training processes.
-
     Raises:
         DataError: Its workers die or hang again and again.
     """

@@ -146,9 +146,6 @@ class SourceImages:
 
         Args:
             caption_weights: float32 [C], weights within the sources; None weighs all alike.
-
-        Returns:
-            None if all weigh alike.
         """
         by_source = np.array([source.loss_weight for source in self.sources], dtype=np.float32)
         if (by_source == 1).all():

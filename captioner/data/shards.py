@@ -34,9 +34,6 @@ def write_shards(
         photos_per_shard: Images in a tar file, of which the last may have fewer.
         done: Called with the number of images after each tar file.
 
-    Returns:
-        The names of the tar files.
-
     Raises:
         DataError: An image cannot be read, or the output holds shards of this split.
         CaptionerError: The output cannot be written.

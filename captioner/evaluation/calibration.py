@@ -79,12 +79,7 @@ def collect(
     images: Sequence[CaptionedImage],
     training: Sequence[CaptionedImage] = (),
 ) -> CalibrationData:
-    """Caption the images that can be read; return features and scores of the captions.
-
-    Args:
-        captioner: The model, with the search settings that it is to be calibrated for.
-        training: Training images, whose captions give the document frequencies.
-    """
+    """Caption the images that can be read; return features and scores of the captions."""
     rows, texts, references = [], [], []
     for first in progress_bar(range(0, len(images), BATCH), desc=name, unit="batch"):
         readable, opened = [], []

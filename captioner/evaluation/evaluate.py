@@ -296,9 +296,6 @@ def measure_attention(
 ) -> dict[str, dict[str, Any]]:
     """Measure what reference captions lose when attention or the attended cells are replaced.
 
-    Args:
-        images: Their first two references with words are scored.
-
     Returns:
         For each name of the table in docs/evaluation.md its `value` and `interval`.
     """

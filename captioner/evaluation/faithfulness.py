@@ -324,9 +324,6 @@ def deletion(
 def deletion_summary(deletions: Sequence[np.ndarray]) -> dict[str, object]:
     """Return mean falls over all words: order -> one for each share.
 
-    Args:
-        deletions: For each image the falls of its words.
-
     Returns:
         `attention`, `random` and `reverse`; `intervals`, the 95 % bootstrap interval of each over
         images; `attention_beats_random`, the share of words whose mean fall is larger in the order

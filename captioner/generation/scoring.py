@@ -27,9 +27,6 @@ def score(
     Args:
         tokens: T word indices, without start and end.
         times: Passes over the caption for each image; they differ where hard attention samples.
-
-    Returns:
-        B x times hypotheses, those of one image next to each other.
     """
     found = score_captions(decoder, grid, [[tokens] * times] * len(grid.features))
     return [hypothesis for image in found for hypothesis in image]

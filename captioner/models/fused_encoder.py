@@ -55,9 +55,6 @@ def fuse_for_cpu(stages: nn.Sequential) -> None:
     take one image after another. An encoder with weights that are not finite stays as it is
     (oneDNN's ReLU6 turns NaN into zeros, and nobody would notice), and so does one that oneDNN
     cannot compute.
-
-    Args:
-        stages: The stages of a backbone, from the first on.
     """
     convolutions = [
         (parent, first, conv, second, isinstance(behind, nn.ReLU6))

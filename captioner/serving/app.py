@@ -58,7 +58,6 @@ def create_app(
     """Return the application.
 
     Args:
-        models: by their names; the first is the default.
         token: what requests under /v1 and /metrics must bring, or None for no login.
         allowed_hosts: host names under which the server answers, as patterns of Starlette's
             TrustedHostMiddleware; `*` is any.

@@ -92,9 +92,6 @@ class Batcher:
         Args:
             timeout_s: after this time, items that still wait are dropped, and a batch that still
                 runs is left to itself (a thread cannot be ended).
-
-        Returns:
-            Whether everything was finished in time.
         """
         self._closing = True
         self._changed.set()

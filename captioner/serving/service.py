@@ -56,10 +56,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class _CaptionRequest:
-    """One image of a batch.
-
-    Attributes:
-        convert: makes the answer of them, in the model's thread.
+    """An image of a batch, the captions that are wanted of it, and what makes the answer of them in
+    the model's thread.
     """
 
     image: DecodedImage

@@ -155,9 +155,6 @@ def draw(form: str, size: tuple[int, int], rgb: bytes, caption: Caption, model: 
         form: `png` (a sheet of all words), `gif` (word after word) or `html` (the viewer).
         size: width and height of the image in pixels.
         caption: a caption whose geometry is that of this image.
-
-    Returns:
-        An empty header and the file.
     """
     from captioner.visualization import caption_gif, caption_page
     from captioner.visualization.notebook import caption_png

@@ -27,7 +27,6 @@ def attention_effect_loss(
     Args:
         targets: [N, T].
         lengths: [N] on the CPU, falling.
-        effect: Nats a word that each caption is to lose.
         words: Number of words to divide by; None takes those of these captions.
 
     Returns:

@@ -43,8 +43,6 @@ class Setup:
 
     Args:
         validation: Validation images of all sources, one source after another, with distinct ids.
-        validation_transform: From a validation image to the model's input.
-        validation_cache: Features of the validation images, or None.
         data_digests: By name, hashes that tell this data from other data, wherever it lies.
         reported_unreadable: Unreadable images that were reported when the caches were made.
     """

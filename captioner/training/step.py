@@ -289,11 +289,7 @@ def learning_rate_factor(
 
 
 class AveragedModel:
-    """Exponential moving average of a model's weights, with a short memory at the start.
-
-    Args:
-        decay: Share that the average keeps in an update.
-    """
+    """Exponential moving average of a model's weights, with a short memory at the start."""
 
     def __init__(self, model: CaptionModel, decay: float) -> None:
         self.decay = decay
