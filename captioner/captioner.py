@@ -617,7 +617,8 @@ class Captioner:
             if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
                 raise ConfigError(f"{key}: use a list of strings, such as {key}=['dog']")
             for text in texts:
-                if key == "forbid" and not self._knows(text):
+                split = self.vocabulary.tokenizer.split(text)
+                if key == "forbid" and not all(word in self.vocabulary for word in split):
                     continue  # it is never written
                 phrases[key].append(self._known_words(key, text))
                 if not phrases[key][-1]:
@@ -628,9 +629,6 @@ class Captioner:
         if not (begin or phrases["forbid"] or required):
             return None
         return Constraints(begin, phrases["forbid"], required)
-
-    def _knows(self, text: str) -> bool:
-        return all(word in self.vocabulary for word in self.vocabulary.tokenizer.split(text))
 
     def _known_words(self, key: str, text: str) -> list[int]:
         words = self.vocabulary.tokenizer.split(text)
@@ -713,17 +711,13 @@ def _several(images: Any) -> list[Any]:
 
 
 def _is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray) or _is_tensor(value)
-
-
-def _is_tensor(value: object) -> bool:
-    """Whether it is a tensor; whoever has one has imported PyTorch."""
-    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+    # whoever has a tensor has imported PyTorch
+    tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+    return tensor or isinstance(value, np.ndarray)
 
 
 def _type_name(value: object) -> str:
-    kind = type(value)
-    return f"a value of type {kind.__name__}"
+    return f"a value of type {type(value).__name__}"
 
 
 def _is_number(value: object) -> bool:

@@ -242,8 +242,9 @@ def chosen_data(arguments: argparse.Namespace) -> dict[str, Any]:
 def add_model_options(
     parser: argparse.ArgumentParser, *, search: bool = True, engine: bool = True
 ) -> argparse._MutuallyExclusiveGroup:
-    """Add the options that choose a model, its device and its search; return the group that chooses
-    the model.
+    """Add the options that choose a model, its device and its search.
+
+    Returns the group of those that choose the model, of which one may be given.
     """
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")

@@ -73,8 +73,11 @@ class Journal:
             raise CaptionerError(f"{self.file} cannot be written ({error.strerror})") from None
 
     def names(self, proposed: Mapping[Path, str]) -> tuple[dict[Path, str], list[Path]]:
-        """Choose names under which no picture of another photo lies; also return the photos that
-        had to move. A photo keeps the name that it had in an earlier run.
+        """Choose names under which no picture of another photo lies.
+
+        A photo keeps the name that it had in an earlier run. Where the proposed one belongs to
+        another photo, its folder's name is put in front, then a number behind; these photos are
+        returned too.
         """
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
         names: dict[Path, str] = {}

@@ -129,13 +129,6 @@ def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> di
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
 
-def _of_chosen_head(arguments: argparse.Namespace, caption: Caption) -> Caption:
-    """Return the caption with the maps of --layer and --head."""
-    if arguments.layer is None and arguments.head is None:
-        return caption
-    return caption.of_head(arguments.layer, arguments.head)
-
-
 class CaptionWriter:
     """Prints captions and saves pictures as the options say.
 
@@ -183,7 +176,9 @@ class CaptionWriter:
             captions: Names of models and their captions: of one, or of those to compare.
         """
         arguments = self.arguments
-        chosen = [(name, _of_chosen_head(arguments, caption)) for name, caption in captions]
+        chosen = captions
+        if arguments.layer is not None or arguments.head is not None:
+            chosen = [(n, c.of_head(arguments.layer, arguments.head)) for n, c in captions]
         pictures: list[Path] = []
         problem: CaptionerError | None = None
         if arguments.output is not None:

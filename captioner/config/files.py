@@ -12,6 +12,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from captioner.config.fields import in_words
 from captioner.config.settings import ModelConfig, SourceConfig
+from captioner.config.validation import validate_section
 from captioner.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
@@ -132,10 +133,7 @@ def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Nam
         **{field.name: _with_plain_numbers(sections[field.name]) for field in fields(config_class)}
     )
     for section, settings in vars(config).items():
-        hints = get_type_hints(type(settings))
-        for key, value in vars(settings).items():
-            if value is None and type(None) not in getattr(hints[key], "__args__", ()):
-                raise ConfigError(f"{section}.{key}: must have a value; use {in_words(hints[key])}")
+        validate_section(settings, f"{section}.")
     return config
 
 

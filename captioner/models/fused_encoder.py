@@ -61,8 +61,10 @@ def fuse_for_cpu(stages: nn.Sequential) -> None:
         for parent, (first, conv), (second, behind) in _neighbours(stages)
         if isinstance(conv, SameConv) and isinstance(behind, (nn.ReLU6, nn.Identity))
     ]
-    if not all(onednn_can_pack(conv.weight) and _finite(conv) for _, _, conv, _, _ in convolutions):
-        return
+    for _, _, conv, _, _ in convolutions:
+        finite = all(bool(parameter.isfinite().all()) for parameter in conv.parameters())
+        if not (finite and onednn_can_pack(conv.weight)):
+            return
     for parent, first, conv, second, relu6 in convolutions:
         setattr(parent, first, FusedConv(conv, relu6=relu6))
         setattr(parent, second, nn.Identity())
@@ -78,10 +80,6 @@ def _neighbours(
     for parent in list(module.modules()):
         for one, next_one in itertools.pairwise(list(parent.named_children())):
             yield parent, one, next_one
-
-
-def _finite(module: nn.Module) -> bool:
-    return all(bool(parameter.isfinite().all()) for parameter in module.parameters())
 
 
 class FusedConv(SameConv):

@@ -43,7 +43,11 @@ async def read_image_and_options(
         raise Problem(422, f"the query has more than {MAX_OPTIONS} options", headers=CLOSE)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     options = list(request.query_params.multi_items())
-    if media_type != MULTIPART and media_type not in RAW_TYPES and not _is_image(media_type):
+    if (
+        media_type != MULTIPART
+        and media_type not in RAW_TYPES
+        and not media_type.startswith("image/")
+    ):
         raise Problem(
             415,
             f"send the photo as {MULTIPART} with the field {IMAGE_FIELD}, or its bytes as "
@@ -54,10 +58,6 @@ async def read_image_and_options(
         body, fields = await _parse_form(request, body)
         options += fields
     return body, validate_options(kind, options)
-
-
-def _is_image(media_type: str) -> bool:
-    return media_type.startswith("image/")
 
 
 def validate_options(kind: type[Options], options: list[tuple[str, str]]) -> Options:

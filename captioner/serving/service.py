@@ -115,7 +115,10 @@ class Service:
         if options.num_captions > beam_size:
             raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
         image = await self._decode(data, captioner, client)
-        convert = partial(_to_dicts, maps=options.maps)
+
+        def convert(captions: list[Caption]) -> list[dict[str, Any]]:
+            return [caption.to_dict(maps=options.maps) for caption in captions]
+
         request = _CaptionRequest(image, options.num_captions, convert)
         captions = await self._caption(name, beam_size, options, request, client)
         return {"model": name, "beam_size": beam_size, "captions": captions}
@@ -211,10 +214,6 @@ def _caption_images(
         request.convert(captions[: request.count])
         for request, captions in zip(requests, n_best, strict=True)
     ]
-
-
-def _to_dicts(captions: list[Caption], *, maps: bool) -> list[dict[str, Any]]:
-    return [caption.to_dict(maps=maps) for caption in captions]
 
 
 def _check_words(captioner: Captioner, text: str) -> list[str]:

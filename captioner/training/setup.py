@@ -119,9 +119,9 @@ def prepare(
     _check_vocabulary(captions, vocabulary, start_from)
     for sentence in unused_settings(config, captions=len(captions)):
         _warn(sentence)
-    task = _task(TaskData(config, model, vocabulary, images, captions, validation, device)).to(
-        device
-    )
+    kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
+    parts = TaskData(config, model, vocabulary, images, captions, validation, device)
+    task = kind.from_data(parts).to(device)
     # All that can be wrong is found before the caches, which take long.
     cache = validation_cache = None
     if data.cache:
@@ -269,14 +269,6 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
         f"{', '.join(differing) or 'other settings'}; use captioner finetune, which takes these "
         "over, or train.start_with encoder"
     )
-
-
-def _task(data: TaskData) -> TrainingTask:
-    """Return the first task of the registry that the recipe asks for."""
-    kind: type[TrainingTask] = next(
-        kind for kind in TASKS.values() if kind.is_asked_for(data.config)
-    )
-    return kind.from_data(data)
 
 
 def _check_vocabulary(
