@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from captioner.checkpoint import (
     MANIFEST,
     MAX_BEAM_SIZE,
     MAX_WORDS,
+    file_sums,
     model_folder,
     save_model,
 )
@@ -213,7 +213,7 @@ class Captioner:
             card = "# A captioner model\n"
             save_model(folder, self._saved, self.config, self.vocabulary, card=card)
             return
-        names = json.loads((self._saved / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        names = file_sums(self._saved)
         temporary = folder.with_name(f".{folder.name}.writing")
         try:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -739,8 +739,7 @@ def read_calibrator(folder: Path) -> Calibrator | None:
     Raises:
         CheckpointError: The file is no calibrator.
     """
-    names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
-    if CALIBRATOR not in names:
+    if CALIBRATOR not in file_sums(folder):
         return None
     try:
         return Calibrator.from_json((folder / CALIBRATOR).read_bytes())
