@@ -177,9 +177,9 @@ def test_the_photo_is_not_changed():
 
 
 def test_settings_that_cannot_be_used_are_named():
-    with pytest.raises(ConfigError, match="colour_map is 'jet'; .*viridis, cividis"):
+    with pytest.raises(ConfigError, match="colour_map: jet is not .*viridis or cividis"):
         OverlayStyle(colour_map="jet")
-    with pytest.raises(ConfigError, match="style is 'fog'; .*light, colour, contour, mask"):
+    with pytest.raises(ConfigError, match="kind: fog is not .*light, colour, contour or mask"):
         OverlayStyle("fog")
     for opacity in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match="opacity"):
