@@ -13,7 +13,7 @@ import threading
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from PIL import (
@@ -25,7 +25,7 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from captioner.config import PreprocessConfig
+from captioner.config import Interpolation, PreprocessConfig, ResizeMode
 from captioner.data.heif import is_heif, register_heif
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import ConfigError, ImageError
@@ -47,8 +47,6 @@ MAX_JPEG_PIXELS = 200_000_000
 # Some of what Pillow refuses it also logs as an error, which Python prints where nobody listens.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
-ResizeMode = Literal["squash", "letterbox", "crop"]
-Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
