@@ -70,8 +70,8 @@ def _download(network: nn.Module, entry: Any, name: str) -> None:
         network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
     except Exception as error:  # noqa: BLE001  URLError, HTTPError, RuntimeError on a bad hash, ...
         raise WeightsError(
-            f"the weights of {name} cannot be had ({first_line(error)}); fetch {entry.url} on another machine "
-            f"and put it at {file}, or name a file with encoder.weights"
+            f"the weights of {name} cannot be had ({first_line(error)}); fetch {entry.url} on "
+            f"another machine and put it at {file}, or name a file with encoder.weights"
         ) from None
 
 
