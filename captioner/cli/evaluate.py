@@ -103,8 +103,8 @@ def _run(arguments: argparse.Namespace) -> int:
         for sentence in split.missing_sentences(arguments.split):
             logger.warning(sentence)
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
-    if sentence := split.wordless_sentence():
-        logger.warning(sentence)
+    if wordless := split.wordless_sentence():
+        logger.warning(wordless)
     if split.uncaptioned:
         logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")
     from captioner.evaluation.evaluate import caption_images

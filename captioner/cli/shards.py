@@ -69,8 +69,8 @@ def _run(arguments: argparse.Namespace) -> int:
         missing += len(split.missing)
         if split.uncaptioned:
             logger.warning(f"{name}: {len(split.uncaptioned)} photos without captions are left out")
-        if sentence := split.wordless_sentence():
-            logger.warning(f"{name}: {sentence}")
+        if wordless := split.wordless_sentence():
+            logger.warning(f"{name}: {wordless}")
         with progress_bar(total=len(split.images), desc=name, unit="photo") as bar:
             shards = write_shards(
                 split.images,

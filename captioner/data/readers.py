@@ -232,8 +232,8 @@ def _read_source(
     )
     for sentence in split.missing_sentences(split_name):
         warn(sentence)
-    if sentence := split.wordless_sentence():
-        warn(f"{split_name}: {sentence}")
+    if wordless := split.wordless_sentence():
+        warn(f"{split_name}: {wordless}")
     if not split.images:
         raise DataError(f"{source.root}: no photo of split {split_name!r} has a caption to learn")
     return split.images

@@ -148,7 +148,7 @@ def build_decoder(
             context_dim=context_dim,
         )
 
-    decoder: Decoder = DECODERS[config.kind].from_config(
+    decoder: Decoder = DECODERS[config.kind](
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )
     return decoder

@@ -79,8 +79,8 @@ class Score(nn.Module, ABC):
     ) -> Score:
         """Build the score of these settings, for grids of so many cells; subclasses add options."""
         require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
-        sizes = {"query_dim": query_dim, "feature_dim": feature_dim, "attention_dim": config.dim}
-        return cls(**sizes, heads=config.heads, **options)
+        options |= {"query_dim": query_dim, "feature_dim": feature_dim}
+        return cls(attention_dim=config.dim, heads=config.heads, **options)
 
     def keys(self, features: Tensor) -> Tensor:
         """Map annotation vectors [B, L, D] to keys [B, heads, L, A / heads]."""
