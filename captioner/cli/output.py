@@ -241,7 +241,6 @@ class CaptionWriter:
             file = folder / v.sheet_name(name, kind)
             if kind in ("png", "pdf", "svg", "gif", "npz"):
                 v.save_caption(caption, file, style)
-                v.save_npz(v.caption_arrays(caption), file)
             elif kind == "html":
                 self._save_page(path, image, with_heads, file)
             elif kind == "words":

@@ -27,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         "--output", type=Path, metavar="DIR", help="where to draw (default: RUN/plots)"
     )
     parser.add_argument(
+        "--save",
         type=names_of((*CURVE_KINDS, "gif", "all")),
         default=("png", "gif"),
         metavar="KINDS",

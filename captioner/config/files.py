@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import yaml
@@ -108,12 +109,17 @@ def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any
     Raises:
         ConfigError: A value that is not accepted, by its name.
     """
-    parser = parser_for(config_class, exit_on_error=False)
+    parser = _file_parser(config_class)
     try:
         parsed = parser.parse_string(yaml.safe_dump(sections))
         return instantiate(config_class, parser, parsed)
     except (ArgumentError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(_refusal(config_class, str(error))) from None
+
+
+@lru_cache
+def _file_parser(config_class: type[ModelConfig]) -> ArgumentParser:
+    return parser_for(config_class, exit_on_error=False)  # which takes longer than a file
 
 
 def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Namespace) -> ConfigT:
