@@ -268,11 +268,9 @@ def test_drawing_never_imports_pyplot():
     # pyplot takes a second to start, and asks for a screen.
     program = (
         "import sys; import captioner.visualization as r; from PIL import Image; import numpy as np;"
-        "from types import SimpleNamespace as N;"
-        "geometry = N(photo_width_px=9, photo_height_px=9, left_px=0, top_px=0, width_px=9,"
-        "             height_px=9, flipped=False);"
-        "caption = N(text='dog', words=['dog'], maps=np.full((1, 2, 2), 0.25), beta=[1.0],"
-        "            log_probs=[0.0], confidence=None, confidence_threshold=None, cells=None, paths=None, geometry=geometry);"
+        "from captioner.types import Caption, Geometry;"
+        "caption = Caption(['dog'], np.full((1, 2, 2), 0.25), np.ones(1), np.zeros(1),"
+        "                  Geometry(9, 9, 0, 0, 9, 9));"
         "r.attention_sheet(Image.new('RGB', (9, 9)), caption);"
         "assert 'matplotlib' in sys.modules;"
         "assert 'matplotlib.pyplot' not in sys.modules"
