@@ -11,14 +11,10 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
+from captioner.models.backbones.efficientnet_lite import can_be_fused, version_of
 from captioner.models.backbones.efficientnet_weights import set_drop_path
 from captioner.models.decoders import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import (
-    can_be_fused,
-    fold_batch_norms,
-    fuse_for_cpu,
-    version_of,
-)
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from captioner.models.backbones import Backbone, build_backbone
-from captioner.models.backbones.efficientnet_lite import SameConv
-from captioner.models.fused_encoder import (
+from captioner.models.backbones.efficientnet_lite import (
     FusedConv,
     OneByOne,
-    fold_batch_norms,
-    fuse_for_cpu,
+    SameConv,
     onednn_can_pack,
 )
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.model import CaptionModel, Encoder, FrozenStages
 
 ONEDNN = pytest.mark.skipif(
