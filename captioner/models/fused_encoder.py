@@ -64,8 +64,9 @@ def fuse_for_cpu(stages: nn.Sequential) -> None:
         if isinstance(conv, SameConv) and isinstance(behind, (nn.ReLU6, nn.Identity))
     ]
     for _, _, conv, _, _ in convolutions:
-        finite = all(bool(parameter.isfinite().all()) for parameter in conv.parameters())
-        if not (finite and onednn_can_pack(conv.weight)):
+        if not onednn_can_pack(conv.weight):
+            return
+        if not all(bool(parameter.isfinite().all()) for parameter in conv.parameters()):
             return
     for parent, first, conv, second, relu6 in convolutions:
         setattr(parent, first, FusedConv(conv, relu6=relu6))
