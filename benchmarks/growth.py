@@ -14,6 +14,7 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
+from captioner.config import DecoderConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.readers import read_split
 from captioner.data.transforms import ImageTransform
@@ -102,18 +103,11 @@ def draw(table: Table, path: Path) -> None:
 
 def _decoder(device: torch.device) -> LSTMDecoder:
     torch.manual_seed(0)
+    score = AdditiveScore(query_dim=512, feature_dim=D, attention_dim=256)
+    attention = Attention(score, GlobalWindow(), SoftSelect())
+    config = DecoderConfig(embed_dim=D, gate="vector", tie_embeddings=True)
     decoder = LSTMDecoder(
-        Attention(
-            AdditiveScore(query_dim=512, feature_dim=D, attention_dim=256),
-            GlobalWindow(),
-            SoftSelect(),
-        ),
-        vocabulary_size=VOCABULARY,
-        feature_dim=D,
-        hidden_dim=512,
-        embed_dim=D,
-        gate="vector",
-        tie_embeddings=True,
+        config, lambda _=None: attention, vocabulary_size=VOCABULARY, feature_dim=D
     )
     with torch.no_grad():
         decoder.vocabulary.bias[END] = -100.0  # no caption ends before its last word

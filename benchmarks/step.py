@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
+from captioner.config import DecoderConfig
 from captioner.models.attention import (
     AdditiveScore,
     Attention,
@@ -29,15 +30,9 @@ L, D, SIZE, VOCABULARY, LONGEST = 196, 2048, 512, 9490, 20  # SIZE: of attention
 def build_decoder(*, hard: bool = False) -> LSTMDecoder:
     select = HardSelect(semi_sampling=0.0) if hard else SoftSelect()
     score = AdditiveScore(query_dim=SIZE, feature_dim=D, attention_dim=SIZE)
-    return LSTMDecoder(
-        Attention(score, GlobalWindow(), select),
-        vocabulary_size=VOCABULARY,
-        feature_dim=D,
-        hidden_dim=SIZE,
-        embed_dim=SIZE,
-        gate="vector",
-        output="plain",
-    )
+    attention = Attention(score, GlobalWindow(), select)
+    config = DecoderConfig(hidden_dim=SIZE, embed_dim=SIZE, gate="vector", output="plain")
+    return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=VOCABULARY, feature_dim=D)
 
 
 def operations(lengths: Tensor) -> float:

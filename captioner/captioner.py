@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from captioner.checkpoint import (
     MANIFEST,
     MAX_BEAM_SIZE,
     MAX_WORDS,
+    file_sums,
     model_folder,
     save_model,
 )
@@ -213,7 +213,7 @@ class Captioner:
             card = "# A captioner model\n"
             save_model(folder, self._saved, self.config, self.vocabulary, card=card)
             return
-        names = json.loads((self._saved / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        names = file_sums(self._saved)
         temporary = folder.with_name(f".{folder.name}.writing")
         try:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -522,6 +522,11 @@ class Captioner:
         """Whether attention is hard: `at_test` and `paths` are for such models only."""
         return self.config.attention.select == "hard"
 
+    def samples_cells(self, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
+        """Return whether cells are sampled: then batches keep their order, to sample the same."""
+        mode = at_test or self.config.attention.at_test
+        return self.has_hard_attention and (mode == "sample" or paths > 0)
+
     def attention_mode(self, at_test: HardAttentionMode | None) -> AbstractContextManager[None]:
         """Return a context in which hard attention chooses cells so; None is the model's way."""
         if at_test is None:
@@ -612,7 +617,8 @@ class Captioner:
             if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
                 raise ConfigError(f"{key}: use a list of strings, such as {key}=['dog']")
             for text in texts:
-                if key == "forbid" and not self._knows(text):
+                split = self.vocabulary.tokenizer.split(text)
+                if key == "forbid" and not all(word in self.vocabulary for word in split):
                     continue  # it is never written
                 phrases[key].append(self._known_words(key, text))
                 if not phrases[key][-1]:
@@ -623,9 +629,6 @@ class Captioner:
         if not (begin or phrases["forbid"] or required):
             return None
         return Constraints(begin, phrases["forbid"], required)
-
-    def _knows(self, text: str) -> bool:
-        return all(word in self.vocabulary for word in self.vocabulary.tokenizer.split(text))
 
     def _known_words(self, key: str, text: str) -> list[int]:
         words = self.vocabulary.tokenizer.split(text)
@@ -708,17 +711,13 @@ def _several(images: Any) -> list[Any]:
 
 
 def _is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray) or _is_tensor(value)
-
-
-def _is_tensor(value: object) -> bool:
-    """Whether it is a tensor; whoever has one has imported PyTorch."""
-    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+    # whoever has a tensor has imported PyTorch
+    tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+    return tensor or isinstance(value, np.ndarray)
 
 
 def _type_name(value: object) -> str:
-    kind = type(value)
-    return f"a value of type {kind.__name__}"
+    return f"a value of type {type(value).__name__}"
 
 
 def _is_number(value: object) -> bool:
@@ -740,8 +739,7 @@ def read_calibrator(folder: Path) -> Calibrator | None:
     Raises:
         CheckpointError: The file is no calibrator.
     """
-    names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
-    if CALIBRATOR not in names:
+    if CALIBRATOR not in file_sums(folder):
         return None
     try:
         return Calibrator.from_json((folder / CALIBRATOR).read_bytes())

@@ -24,7 +24,6 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` once it is written completely, and else vanishes.
 
     Args:
-        path: The file to replace.
         durable: Wait until the content is on the disk before it gets the name, so that a power cut
             leaves the old file or the new one.
 
@@ -90,7 +89,6 @@ def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFT
     """Remove the temporary files of `save` that a killed process left in a folder.
 
     Args:
-        folder: May be missing.
         older_than_s: Only files without a change for so many seconds; 0 where a lock keeps other
             processes away.
     """

@@ -135,11 +135,7 @@ class Folder:
 
 
 def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:
-    """Read files behind URLs, concurrently where the file system can.
-
-    Returns:
-        The content of each, or why it cannot be read.
-    """
+    """Read files behind URLs, concurrently where the file system can."""
     # One byte more than is accepted: nobody reads a terabyte because a list names it.
     names = list(dict.fromkeys(urls))
     contents = fetch_ranges([(url, 0, MAX_FILE_BYTES + 1) for url in names])
@@ -151,9 +147,6 @@ def fetch_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes | Excepti
 
     Args:
         ranges: For each the URL, the first byte and the end.
-
-    Returns:
-        The bytes of each, or why it cannot be read.
     """
     by_system: dict[str, list[int]] = {}
     for number, (url, _, _) in enumerate(ranges):

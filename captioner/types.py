@@ -188,6 +188,17 @@ class Caption:
             if values is not None and len(values) != count:
                 raise ValueError(f"{count} words with {len(values)} {name}")
 
+    @property
+    def is_unsure(self) -> bool:
+        """Whether its confidence is below its model's threshold, where it has both."""
+        confidence, threshold = self.confidence, self.confidence_threshold
+        return confidence is not None and threshold is not None and confidence < threshold
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the whole caption, in nats, its end included where it has one."""
+        return float(self.log_probs.sum()) + (self.end_log_prob or 0.0)
+
     def of_head(self, layer: int | None = None, head: int | None = None) -> Caption:
         """The same caption with the maps of one layer and head, both counted from 1.
 

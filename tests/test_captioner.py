@@ -572,7 +572,10 @@ def test_with_a_calibrator_captions_have_a_confidence(
         Captioner.from_pretrained(folder, device="cpu")
 
 
-def test_evaluate_scores_a_data_set(tiny_model: Path, drawn_photos: Path) -> None:
+def test_evaluate_scores_a_data_set(
+    tiny_model: Path, drawn_photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # without Java, whose scores have tests of their own
     captioner = Captioner.from_pretrained(tiny_model, device="cpu")
     found = captioner.evaluate(drawn_photos, split="val", beam_size=2)
     assert len(found.captions) == 3

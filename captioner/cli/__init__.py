@@ -6,13 +6,14 @@ import argparse
 import contextlib
 import io
 import logging
+import math
 import os
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from captioner.errors import CaptionerError
 from captioner.log import logger, printable, visible
+from captioner.registry import DATA_FORMATS
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
@@ -172,10 +174,7 @@ def show(line: str) -> None:
 
 def whole_number(text: str) -> int:
     """Parse a command line value of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
+    value = int(text) if text.isascii() and text.isdigit() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 up")
     return value
@@ -193,18 +192,59 @@ def whole_number_up_to(largest: int) -> Callable[[str], int]:
     return parse
 
 
+def number_from(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a parser of command line values from `least` to `most`, finite ones."""
+    accepted = f"a number from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"'{text}' is not {accepted}")
+        return value
+
+    return parse
+
+
+def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of names separated by commas, each once and in lower case."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
+        for name in names:
+            if name not in accepted:
+                raise argparse.ArgumentTypeError(
+                    f"'{name}' is none of {', '.join(accepted)}; separate several by commas"
+                )
+        return names
+
+    return parse
+
+
+def add_data_options(parser: argparse.ArgumentParser, **split: Any) -> None:
+    """Add the options that choose a data set."""
+    parser.add_argument(
+        "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
+    )
+    parser.add_argument("--root", required=True, metavar="DIR", help="folder of the data set")
+    parser.add_argument("--split", **split)
+    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
+    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+
+
+def chosen_data(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what `add_data_options` parsed but for the split, as `read_split` takes it."""
+    return {name: getattr(arguments, name) for name in ("format", "root", "file", "coco_splits")}
+
+
 def add_model_options(
     parser: argparse.ArgumentParser, *, search: bool = True, engine: bool = True
 ) -> argparse._MutuallyExclusiveGroup:
     """Add the options that choose a model, its device and its search.
 
-    Args:
-        parser: Receives the options.
-        search: Also add `--beam-size`.
-        engine: Also add `--engine`.
-
-    Returns:
-        The group of options that choose the model, of which one may be given.
+    Returns the group of those that choose the model, of which one may be given.
     """
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")

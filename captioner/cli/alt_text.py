@@ -63,9 +63,6 @@ def save_sidecar(photo: Path, text: str) -> Path:
 
     It holds the text as `dc:description` and as IPTC's `AltTextAccessibility`.
 
-    Returns:
-        The sidecar.
-
     Raises:
         CaptionerError: Another program wrote the sidecar that is there, or it cannot be written.
     """

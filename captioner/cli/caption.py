@@ -16,6 +16,8 @@ from captioner.cli import (
     add_search_options,
     chosen_model,
     load_captioner,
+    names_of,
+    number_from,
     run_command,
     show,
     whole_number_up_to,
@@ -30,16 +32,15 @@ from captioner.cli.alt_text import (
     table,
 )
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
-from captioner.cli.lines import confidence_of, has_calibrator, is_withheld
+from captioner.cli.lines import is_withheld
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
     attention_options,
     check_attention_options,
     check_output_options,
-    samples_cells,
 )
-from captioner.cli.photos import STANDARD_INPUT, Skipped, opened, photos_in
+from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in
 from captioner.errors import CaptionerError
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger, printable, progress_bar
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 _Batch: TypeAlias = "list[tuple[Path, Image.Image]]"
 _Models: TypeAlias = "list[tuple[str, Captioner]]"
 
-WRITTEN = ("xmp", "csv", "html")
 # Options that change neither a caption nor a picture, so that --resume may be given others.
 _NOT_SETTINGS = frozenset(
     "photos output model checkpoint compare device engine json quiet verbose resume recursive "
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add_search_options(parser)
     parser.add_argument(
         "--min-confidence",
-        type=_probability,
+        type=number_from(0, 1),
         metavar="X",
         help="give no caption where the model's confidence is below X, from 0 to 1; needs a model "
         "with a calibrator",
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--write",
-        type=_written,
+        type=names_of(("xmp", "csv", "html")),
         default=(),
         metavar="KINDS",
         help="write alternative texts, separated by commas: xmp (a sidecar PHOTO.xmp next to each "
@@ -129,26 +129,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"with --write: cut texts to N characters, at a word (default: {MAX_LENGTH})",
     )
     return parser
-
-
-def _probability(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
-    return value
-
-
-def _written(text: str) -> tuple[str, ...]:
-    kinds = tuple(kind.strip().lower() for kind in text.split(","))
-    for kind in kinds:
-        if kind not in WRITTEN:
-            raise argparse.ArgumentTypeError(
-                f"'{kind}' is none of {', '.join(WRITTEN)}; separate several by commas"
-            )
-    return tuple(dict.fromkeys(kinds))
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -255,7 +235,7 @@ class _CaptionRun:
         models = [(str(name), load_captioner(name, arguments)) for name in self._model_names()]
         check_attention_options(arguments, [captioner for _, captioner in models])
         for name, captioner in models:
-            if arguments.min_confidence is not None and not has_calibrator(captioner):
+            if arguments.min_confidence is not None and captioner.calibrator is None:
                 raise CaptionerError(
                     f"--min-confidence: the model {name} has no calibrator, so its captions have "
                     "no confidence; make one with captioner calibrate"
@@ -301,6 +281,7 @@ class _CaptionRun:
     # ------------------------------------------------------------------------------- during
 
     def _caption(self, paths: list[Path], models: _Models, writer: CaptionWriter) -> None:
+        from captioner.data.opening import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments
@@ -312,13 +293,23 @@ class _CaptionRun:
 
             def captioned(batch: _Batch) -> tuple[_Batch, list[list[Caption]]]:
                 images = [image for _, image in batch]
-                return batch, [_captions(captioner, images, arguments) for _, captioner in models]
+                return batch, [
+                    captioner.caption_batch(
+                        images,
+                        beam_size=arguments.beam_size,
+                        max_words=arguments.max_words,
+                        length_penalty=arguments.length_penalty,
+                        **attention_options(arguments, captioner),
+                    )
+                    for _, captioner in models
+                ]
 
             results: Iterator[tuple[_Batch, list[list[Caption]]]]
             device = models[0][1].device
-            batches = opened(((path, path) for path in paths), unreadable, device)
-            at_random = (arguments.at_test, arguments.paths or 0)
-            if any(samples_cells(captioner, *at_random) for _, captioner in models):
+            photos = ((path, path) for path in paths)
+            batches = opened(photos, unreadable, device, read=open_photo)
+            at_random = (arguments.at_test, arguments.paths)
+            if any(captioner.samples_cells(*at_random) for _, captioner in models):
                 results = map(captioned, batches)
             else:
                 results = parallel_map(captioned, batches, device)
@@ -341,14 +332,11 @@ class _CaptionRun:
         """Print and draw one photo's caption, or those of several models, and keep the rest."""
         arguments = self.arguments
         failures = self.failures
-        if arguments.compare:
-            pictures = writer.compare(path, image, captions)
-        else:
-            pictures = writer.write(path, image, captions[0][1], model=captions[0][0])
+        pictures = writer.write(path, image, captions)
         self.done += 1
         caption = captions[0][1]
-        confidence = confidence_of(caption)
-        withheld = is_withheld(caption, arguments.min_confidence)
+        confidence = caption.confidence
+        withheld = is_withheld(confidence, arguments.min_confidence)
         if withheld:
             logger.warning(
                 f"{path}: no caption, because the confidence {confidence:.2f} is below "
@@ -381,8 +369,7 @@ class _CaptionRun:
         text, confidence = record.get("caption"), record.get("confidence")
         if not isinstance(text, str):
             return
-        least = self.arguments.min_confidence
-        withheld = least is not None and confidence is not None and confidence < least
+        withheld = is_withheld(confidence, self.arguments.min_confidence)
         self._keep(path, text, confidence, withheld=withheld)
         if "html" in self.arguments.save:
             try:
@@ -418,15 +405,3 @@ class _CaptionRun:
     def _failed(self, path: Path | None, reason: object) -> None:
         self.failures += 1
         logger.warning(str(reason) if path is None else f"{path}: {reason}")
-
-
-def _captions(
-    captioner: Captioner, images: list[Image.Image], arguments: argparse.Namespace
-) -> list[Caption]:
-    return captioner.caption_batch(
-        images,
-        beam_size=arguments.beam_size,
-        max_words=arguments.max_words,
-        length_penalty=arguments.length_penalty,
-        **attention_options(arguments, captioner),
-    )

@@ -32,10 +32,8 @@ class Check:
     """One line of the report.
 
     Attributes:
-        name: The thing that was checked.
         status: `ok`; `optional` where something is absent that captioning does without;
             `missing` where captioner does not work without it.
-        found: Version, place or size.
         remedy: How to get what is absent.
     """
 
@@ -258,7 +256,8 @@ def _places() -> Iterator[Check]:
     }
     for variable, folder in caches.items():
         if folder.is_dir():
-            yield Check(variable, "ok", f"{folder}, {_size(folder) / 1e6:.0f} MB of weights")
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            yield Check(variable, "ok", f"{folder}, {size / 1e6:.0f} MB of weights")
         else:
             yield Check(variable, "ok", f"{folder}, empty; only other encoders than ours use it")
     folder = Path(tempfile.gettempdir())
@@ -269,10 +268,6 @@ def _places() -> Iterator[Check]:
         yield Check("temporary files", "missing", f"{folder} ({error.strerror})", "set TMPDIR")
     else:
         yield Check("temporary files", "ok", f"{folder}, {free:.0f} GB free")
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _precision() -> Iterator[Check]:

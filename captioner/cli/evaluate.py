@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.cli import (
     CommandParser,
+    add_data_options,
     add_model_options,
     attention,
+    chosen_data,
     chosen_model,
     load_captioner,
+    number_from,
     run_command,
     show,
     whole_number,
@@ -24,7 +27,6 @@ from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, write_json
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger
-from captioner.registry import DATA_FORMATS
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from captioner.types import Caption
 
 REPORTED = 6  # photos of a kind in a report
-NAMED = 10  # missing photos that are named one by one
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,13 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         "ROUGE-L and CIDEr (pycocoevalcap). Exit code: 0 all done, 1 some photos failed, 2 nothing "
         "could be done.",
     )
-    parser.add_argument(
-        "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
-    )
-    parser.add_argument("--root", required=True, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--split", default="test", help="such as test, val, val2017")
-    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
-    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    add_data_options(parser, default="test", help="such as test, val, val2017")
     parser.add_argument("--output", type=Path, help="write results.json here")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
@@ -71,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=number_from(0),
         default=600.0,
         metavar="S",
         help="for the scorers, in seconds",
@@ -88,25 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
-    return seconds
-
-
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.readers import read_captions, read_split
 
     for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
         check_writable(file)  # not after hours of captioning
-    split = read_split(split=arguments.split, **_data(arguments))
-    training = arguments.train_split and read_captions(
-        split=arguments.train_split, **_data(arguments)
-    )
+    data = chosen_data(arguments)
+    split = read_split(split=arguments.split, **data)
+    training = arguments.train_split and read_captions(split=arguments.train_split, **data)
     images = split.images[: arguments.limit]
     if not (images or arguments.captions):
         raise DataError(
@@ -115,13 +99,12 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     measured = attention.settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, other photos stand in
-    for path in missing[:NAMED]:
-        logger.warning(f"{path}: no such file")
-    if len(missing) > NAMED:
-        logger.warning(f"... and {len(missing) - NAMED} more that are not there")
+    if missing:
+        for sentence in split.missing_sentences(arguments.split):
+            logger.warning(sentence)
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
-    if sentence := split.wordless_sentence():
-        logger.warning(sentence)
+    if wordless := split.wordless_sentence():
+        logger.warning(wordless)
     if split.uncaptioned:
         logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")
     from captioner.evaluation.evaluate import caption_images
@@ -262,8 +245,3 @@ def _report(
         title=f"captioner: {signature['model']} on {signature['data']}",
     )
     save_bytes(page.encode(errors="replace"), path)
-
-
-def _data(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("format", "root", "file", "coco_splits")
-    return {name: getattr(arguments, name) for name in names}

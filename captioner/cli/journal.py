@@ -25,7 +25,6 @@ class Journal:
     """The records of one output folder, by the absolute path of their photo.
 
     Args:
-        folder: Output folder.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
 
     Raises:
@@ -55,12 +54,6 @@ class Journal:
     ) -> None:
         """Append a photo's record.
 
-        Args:
-            image: Path of the photo.
-            name: NAME under which its pictures are saved.
-            content: What else to keep: the caption and its confidence.
-            pictures: Files that were saved for it.
-
         Raises:
             CaptionerError: The disk is full.
         """
@@ -80,13 +73,11 @@ class Journal:
             raise CaptionerError(f"{self.file} cannot be written ({error.strerror})") from None
 
     def names(self, proposed: Mapping[Path, str]) -> tuple[dict[Path, str], list[Path]]:
-        """Choose names for photos under which no picture of another photo lies.
+        """Choose names under which no picture of another photo lies.
 
         A photo keeps the name that it had in an earlier run. Where the proposed one belongs to
-        another photo, its folder's name is put in front, then a number behind.
-
-        Returns:
-            The names, and the photos whose proposed name belongs to another photo.
+        another photo, its folder's name is put in front, then a number behind; these photos are
+        returned too.
         """
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
         names: dict[Path, str] = {}

@@ -10,31 +10,12 @@ from typing import TYPE_CHECKING, Any
 from captioner.log import printable
 
 if TYPE_CHECKING:
-    from captioner.captioner import Captioner
     from captioner.types import Caption
 
 
-def confidence_of(caption: Caption) -> float | None:
-    """Return the probability that a caption is right; None without a calibrator in its model."""
-    return getattr(caption, "confidence", None)
-
-
-def has_calibrator(captioner: Captioner) -> bool:
-    """Return whether a model's captions have a confidence."""
-    return getattr(captioner, "calibrator", None) is not None
-
-
-def is_unsure(caption: Caption) -> bool:
-    """Return whether a caption's confidence is below the threshold of its model's calibrator."""
-    confidence = confidence_of(caption)
-    threshold = getattr(caption, "confidence_threshold", None)
-    return confidence is not None and threshold is not None and confidence < threshold
-
-
-def is_withheld(caption: Caption, min_confidence: float | None) -> bool:
+def is_withheld(confidence: float | None, least: float | None) -> bool:
     """Return whether a caption's confidence is below the least that the user accepts."""
-    confidence = confidence_of(caption)
-    return min_confidence is not None and confidence is not None and confidence < min_confidence
+    return least is not None and confidence is not None and confidence < least
 
 
 def json_line(
@@ -48,16 +29,12 @@ def json_line(
     """Return a caption as a line of JSON: the promised keys, and those of `Caption.to_dict`.
 
     Args:
-        path: The photo, as it was given.
-        caption: Its caption; "caption" is null where `is_withheld` says so.
-        pictures: Files that were saved for it.
-        min_confidence: As for `is_withheld`.
+        caption: Its caption; "caption" is null where it is withheld.
         model: Name of the model, where several are compared.
     """
     line: dict[str, Any] = {} if model is None else {"model": model}
     line |= {"image": str(path), **caption.to_dict()}
-    line.setdefault("confidence", confidence_of(caption))
-    if is_withheld(caption, min_confidence):
+    if is_withheld(caption.confidence, min_confidence):
         line["caption"] = None
     if pictures:
         line["pictures"] = [str(picture) for picture in pictures]
@@ -75,21 +52,17 @@ def text_lines(
     """Return what a person reads: the photo and its caption, then the files, indented.
 
     Args:
-        path: The photo, as it was given.
         captions: Names of models and their captions; of a single one the name is not shown.
-        pictures: Files that were saved.
-        min_confidence: As for `is_withheld`.
         with_total: Also the log-probability of the whole caption, its end included.
     """
     texts = []
     for _, caption in captions:
         text = printable(caption.text)
-        if is_unsure(caption):
+        if caption.is_unsure:
             text += " (unsure)"
         if with_total:
-            total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0)
-            text += f" (log-probability {total:.2f})"
-        if is_withheld(caption, min_confidence):
+            text += f" (log-probability {caption.log_prob:.2f})"
+        if is_withheld(caption.confidence, min_confidence):
             text = "(no caption)"
         texts.append(text)
     details = [printable(picture) for picture in pictures]

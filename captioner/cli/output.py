@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import MAX_WORDS, show, whole_number, whole_number_up_to
+from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_up_to
 from captioner.cli.lines import json_line, text_lines
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
@@ -17,10 +18,15 @@ from captioner.files import save_bytes
 from captioner.log import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from captioner.captioner import Captioner
-    from captioner.config import HardAttentionMode
     from captioner.types import Caption
-    from captioner.visualization import Entry, OverlayStyle
+    from captioner.visualization import Entry
+
+KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
+COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
+GALLERY = "gallery.html"
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +34,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR", help="draw attention sheets here")
     parser.add_argument(
         "--save",
-        type=_kinds,
-        default=None,
+        type=names_of((*KINDS, "all")),
         metavar="KINDS",
         help="with --output: what to save, separated by commas: png, pdf, svg (the sheet), words "
         "(one PNG a word), gif, html (a page to explore in a browser), matrix (words by cells), "
@@ -56,13 +61,13 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--opacity",
-        type=_share,
+        type=number_from(0, 1),
         default=None,
         help="strength of the style, 0 to 1 (default: 0.75 for light, 0.65 for colour and mask)",
     )
     parser.add_argument(
         "--threshold",
-        type=_heat,
+        type=number_from(0),
         default=0.0,
         metavar="X",
         help="leave out attention below X times uniform",
@@ -81,41 +86,6 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
-COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
-GALLERY = "gallery.html"
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(kind.strip().lower() for kind in text.split(","))
-    if kinds == ("all",):
-        return ("all",)
-    for kind in kinds:
-        if kind not in KINDS:
-            raise argparse.ArgumentTypeError(
-                f"'{kind}' is none of {', '.join(KINDS)}; separate several by commas"
-            )
-    return kinds
-
-
-def _share(text: str) -> float:
-    return _number(text, most=1.0, expected="a number from 0 to 1")
-
-
-def _heat(text: str) -> float:
-    return _number(text, most=float("inf"), expected="a number from 0 up")
-
-
-def _number(text: str, *, most: float, expected: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most or value == float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
-    return value
-
-
 def add_at_test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-test",
@@ -129,15 +99,14 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     for option in ("save", "words", "paths"):
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
-    compares = bool(getattr(arguments, "compare", None))
-    possible = COMPARED_KINDS if compares else KINDS
+    possible = COMPARED_KINDS if arguments.compare else KINDS
     kinds = arguments.save or ("png",)
-    if kinds == ("all",):
+    if "all" in kinds:
         kinds = possible
     for kind in kinds:
         if kind not in possible:
             parser.error(f"argument --save: {kind} shows one model, so not with --compare")
-    if arguments.words and not compares:
+    if arguments.words and not arguments.compare:
         kinds = (*kinds, "words")
     arguments.save = tuple(dict.fromkeys(kinds))
 
@@ -160,21 +129,13 @@ def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> di
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
 
-def samples_cells(captioner: Captioner, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
-    """Return whether cells are sampled: then batches keep their order, to sample the same again."""
-    mode = at_test or captioner.config.attention.at_test
-    return captioner.has_hard_attention and (mode == "sample" or paths > 0)
-
-
-def _of_chosen_head(arguments: argparse.Namespace, caption: Caption) -> Caption:
-    """Return the caption with the maps of --layer and --head."""
-    if arguments.layer is None and arguments.head is None:
-        return caption
-    return caption.of_head(arguments.layer, arguments.head)
-
-
 class CaptionWriter:
-    """Prints captions and saves pictures as the options say."""
+    """Prints captions and saves pictures as the options say.
+
+    Args:
+        names: NAME under which the pictures of each photo are saved; None takes the names of their
+            files, with as much in front as tells them apart.
+    """
 
     def __init__(
         self,
@@ -184,66 +145,56 @@ class CaptionWriter:
         *,
         names: Mapping[Path, str] | None = None,
     ) -> None:
-        """Remember the options.
-
-        Args:
-            names: NAME under which the pictures of each photo are saved; None takes the names of
-                their files, with as much in front as tells them apart.
-        """
         self.arguments, self.failed = arguments, failed
         self.names = dict(names or {})
         self.entries: list[Entry] = []
-        if arguments.output and not names:
-            from captioner.visualization import output_names
+        if arguments.output is None:
+            return
+        from captioner.visualization import OverlayStyle, output_names
 
+        if not names:
             self.names = dict(zip(paths, output_names(paths), strict=True))
+        self.style = OverlayStyle(
+            kind=arguments.style,
+            smooth=not arguments.cells,
+            colour_map=arguments.colour_map,
+            opacity=arguments.opacity,
+            threshold=arguments.threshold,
+        )
 
     def write(
         self,
         path: Path,
         image: Image.Image,
-        caption: Caption,
+        captions: list[tuple[str, Caption]],
         *,
-        model: str,
         scored: bool = False,
     ) -> list[Path]:
-        """Print a caption and save its pictures; if those cannot be saved, report why not.
+        """Print captions and save their pictures; if those cannot be saved, report why not.
 
         Args:
-            model: Name of the model, for pages.
-            scored: Print the log-probability of the caption.
-
-        Returns:
-            The files that were saved.
+            captions: Names of models and their captions: of one, or of those to compare.
         """
-        chosen = _of_chosen_head(self.arguments, caption)
-        pictures, problem = self._saved(lambda: self._save(path, image, chosen, [(model, caption)]))
-        least = getattr(self.arguments, "min_confidence", None)
-        if self.arguments.json:
-            text = json_line(path, chosen, pictures, min_confidence=least)
-        else:
-            text = text_lines(
-                path, [(model, caption)], pictures, min_confidence=least, with_total=scored
-            )
-        show(text)
-        if problem:
-            self.failed(path, problem)
-        return pictures
-
-    def compare(
-        self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]]
-    ) -> list[Path]:
-        """Print the caption of each model, draw them on one sheet, and return the files saved."""
-        chosen = [(name, _of_chosen_head(self.arguments, caption)) for name, caption in captions]
-        pictures, problem = self._saved(
-            lambda: self._save_comparison(path, image, chosen, captions)
-        )
-        least = getattr(self.arguments, "min_confidence", None)
-        if self.arguments.json:
+        arguments = self.arguments
+        chosen = captions
+        if arguments.layer is not None or arguments.head is not None:
+            chosen = [(n, c.of_head(arguments.layer, arguments.head)) for n, c in captions]
+        pictures: list[Path] = []
+        problem: CaptionerError | None = None
+        if arguments.output is not None:
+            save = self._save_comparison if arguments.compare else self._save
+            try:
+                for picture in save(path, image, chosen, captions):
+                    pictures.append(picture)
+            except CaptionerError as error:
+                problem = error
+        least = arguments.min_confidence
+        if arguments.json:
             for name, caption in chosen:
-                show(json_line(path, caption, pictures, min_confidence=least, model=name))
+                model = name if arguments.compare else None
+                show(json_line(path, caption, pictures, min_confidence=least, model=model))
         else:
-            show(text_lines(path, captions, pictures, min_confidence=least))
+            show(text_lines(path, captions, pictures, min_confidence=least, with_total=scored))
         if problem:
             self.failed(path, problem)
         return pictures
@@ -274,53 +225,22 @@ class CaptionWriter:
             if not self.arguments.json:
                 show(printable(file))
 
-    def _saved(
-        self, saving: Callable[[], Iterator[Path]]
-    ) -> tuple[list[Path], CaptionerError | None]:
-        """Return the files that could be saved, and why the next could not."""
-        pictures: list[Path] = []
-        if self.arguments.output is None:
-            return pictures, None
-        try:
-            for picture in saving():
-                pictures.append(picture)
-        except CaptionerError as error:
-            return pictures, error
-        return pictures, None
-
-    def _style(self) -> OverlayStyle:
-        from captioner.visualization import OverlayStyle
-
-        options = self.arguments
-        return OverlayStyle(
-            kind=options.style,
-            smooth=not options.cells,
-            colour_map=options.colour_map,
-            opacity=options.opacity,
-            threshold=options.threshold,
-        )
-
     def _save(
         self,
         path: Path,
         image: Image.Image,
-        caption: Caption,
+        captions: list[tuple[str, Caption]],
         with_heads: list[tuple[str, Caption]],
     ) -> Iterator[Path]:
         """Save the chosen kinds, yielding the name of each file once it is there."""
         from captioner import visualization as v
 
-        style, name, folder = self._style(), self.names[path], self.arguments.output
+        style, name, folder = self.style, self.names[path], self.arguments.output
+        caption = replace(captions[0][1], image=image)
         for kind in self.arguments.save:
             file = folder / v.sheet_name(name, kind)
-            if kind == "png":
-                v.save_png(v.attention_sheet(image, caption, style), file)
-            elif kind in ("pdf", "svg"):
-                v.vector_sheet(image, caption, style).save(file)
-            elif kind == "gif":
-                save_bytes(v.caption_gif(image, caption, style), file)
-            elif kind == "npz":
-                v.save_npz(v.caption_arrays(caption), file)
+            if kind in ("png", "pdf", "svg", "gif", "npz"):
+                v.save_caption(caption, file, style)
             elif kind == "html":
                 self._save_page(path, image, with_heads, file)
             elif kind == "words":
@@ -347,15 +267,14 @@ class CaptionWriter:
     ) -> Iterator[Path]:
         from captioner import visualization as v
 
-        style = self._style()
         for kind in self.arguments.save:
             file = self.arguments.output / v.comparison_name(self.names[path], kind)
             if kind == "png":
-                v.save_png(v.comparison_sheet(image, captions, style), file)
+                v.save_png(v.comparison_sheet(image, captions, self.style), file)
             elif kind == "html":
                 self._save_page(path, image, with_heads, file)
             else:
-                v.vector_comparison(image, captions, style).save(file)
+                v.vector_comparison(image, captions, self.style).save(file)
             yield file
 
     def _save_page(
@@ -369,7 +288,7 @@ class CaptionWriter:
             image,
             captions,
             name=path.name,
-            style=self._style(),
+            style=self.style,
             layer=self.arguments.layer,
             head=self.arguments.head,
             gallery=GALLERY if several else None,

@@ -6,10 +6,9 @@ import os
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
@@ -17,16 +16,9 @@ from captioner.cli.journal import pictures_in
 from captioner.errors import CaptionerError, ImageError
 from captioner.log import printable
 
-if TYPE_CHECKING:
-    from captioner.runtime.parallel import Device
-
-BATCH_PHOTOS = 16
-BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
 STANDARD_INPUT = Path("-")
 MAX_INPUT_BYTES = 2**28  # of a photo on standard input
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # often next to photos, not reported
-
-Key = TypeVar("Key")
 
 
 @dataclass
@@ -62,8 +54,6 @@ def photos_in(
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
     Args:
-        folder: Folder to list.
-        skipped: Counts what is passed over.
         recursive: Also go into the folders inside it; links to folders are not followed.
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
 
@@ -106,45 +96,6 @@ def _holds_a_photo(folder: Path, suffixes: Collection[str]) -> bool:
         if any(os.path.splitext(name)[1].lower() in suffixes for name in names):
             return True
     return False
-
-
-def opened(
-    photos: Iterable[tuple[Key, Path]],
-    failed: Callable[[Path, ImageError], None],
-    device: Device,
-) -> Iterator[list[tuple[Key, Image.Image]]]:
-    """Open photos and yield them in batches.
-
-    Args:
-        photos: Each photo's key and path; the path `-` is standard input.
-        failed: Called with the path of each photo that cannot be read, and the reason.
-        device: The device that will compute on the batches: a GPU has photos read ahead for it.
-
-    Yields:
-        Batches of keys and upright RGB images, at most BATCH_PHOTOS of them, fewer of large ones.
-    """
-    from captioner.runtime.parallel import prefetch
-
-    def read(photo: tuple[Key, Path]) -> tuple[Key, Path, Image.Image | ImageError]:
-        key, path = photo
-        try:
-            return key, path, open_photo(path)
-        except ImageError as error:
-            return key, path, error
-
-    batch: list[tuple[Key, Image.Image]] = []
-    pixels = 0
-    for key, path, image in prefetch(read, photos, device):
-        if isinstance(image, ImageError):
-            failed(path, image)
-            continue
-        batch.append((key, image))
-        pixels += image.width * image.height
-        if len(batch) == BATCH_PHOTOS or pixels >= BATCH_PIXELS:
-            yield batch
-            batch, pixels = [], 0
-    if batch:
-        yield batch
 
 
 def open_photo(path: Path) -> Image.Image:

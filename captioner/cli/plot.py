@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from captioner.cli import CommandParser, run_command, show
+from captioner.cli import CommandParser, names_of, run_command, show
 from captioner.errors import CheckpointError, ImageError
 from captioner.log import logger
 
@@ -28,17 +28,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--save",
-        default="png,gif",
+        type=names_of((*CURVE_KINDS, "gif", "all")),
+        default=("png", "gif"),
         metavar="KINDS",
         help="kinds to save, separated by commas: png, pdf, svg (curves), gif (growth), or all "
         "(default: png,gif)",
     )
     arguments = parser.parse_args(argv)
-    kinds = arguments.save.lower().replace(" ", "").split(",")
-    arguments.kinds = [*CURVE_KINDS, "gif"] if kinds == ["all"] else list(dict.fromkeys(kinds))
-    for kind in arguments.kinds:
-        if kind not in (*CURVE_KINDS, "gif"):
-            parser.error(f"argument --save: '{kind}' is none of {', '.join(CURVE_KINDS)}, gif")
+    arguments.kinds = (*CURVE_KINDS, "gif") if "all" in arguments.save else arguments.save
     return run_command(lambda: _run(arguments))
 
 

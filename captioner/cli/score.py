@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
     add_model_options(parser, search=False)
     add_output_options(parser)
+    parser.set_defaults(compare=None, min_confidence=None)  # as `captioner caption` has them
     arguments = parser.parse_args(argv)
     check_output_options(parser, arguments)
     return run_command(lambda: _run(arguments))
@@ -64,5 +65,5 @@ def _run(arguments: argparse.Namespace) -> int:
     if unknown:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
     writer = CaptionWriter(arguments, [arguments.photo], failed)
-    writer.write(arguments.photo, image, caption, model=str(model), scored=True)
+    writer.write(arguments.photo, image, [(str(model), caption)], scored=True)
     return 1 if failures else 0

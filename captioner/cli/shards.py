@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from captioner.cli import CommandParser, run_command, show, whole_number_up_to
+from captioner.cli import (
+    CommandParser,
+    add_data_options,
+    chosen_data,
+    run_command,
+    show,
+    whole_number_up_to,
+)
 from captioner.errors import DataError
 from captioner.log import logger, printable, progress_bar
-from captioner.registry import DATA_FORMATS
 
 PHOTOS_PER_SHARD = 1000
-NAMED = 10  # missing files that are named one by one
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,18 +28,12 @@ def main(argv: list[str] | None = None) -> int:
         epilog="example: captioner shards --format coco --root data/coco --split train2017 "
         "--output s3://bucket/coco",
     )
-    parser.add_argument(
-        "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
-    )
-    parser.add_argument("--root", required=True, metavar="DIR", help="folder of the data set")
-    parser.add_argument(
-        "--split",
+    add_data_options(
+        parser,
         action="append",
         metavar="SPLIT",
         help="a split; may be given several times (default: train and val)",
     )
-    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
-    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
     parser.add_argument(
         "--output",
         required=True,
@@ -58,29 +57,20 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.storage import Folder
 
     missing = 0
-    names = arguments.split or ["train", "val"]
     splits = {
-        name: read_split(
-            format=arguments.format,
-            root=arguments.root,
-            split=name,
-            file=arguments.file,
-            coco_splits=arguments.coco_splits,
-        )
-        for name in names
+        name: read_split(split=name, **chosen_data(arguments))
+        for name in arguments.split or ["train", "val"]
     }
     for name, split in splits.items():
         if not split.images:
             raise DataError(f"{arguments.root}: no photo of split {name!r} has a caption")
-        for path in split.missing[:NAMED]:
-            logger.warning(f"{path}: no such file, left out")
-        if split.missing:
-            logger.warning(f"{name}: {len(split.missing)} photos are missing")
+        for sentence in split.missing_sentences(name):
+            logger.warning(sentence)
         missing += len(split.missing)
         if split.uncaptioned:
             logger.warning(f"{name}: {len(split.uncaptioned)} photos without captions are left out")
-        if sentence := split.wordless_sentence():
-            logger.warning(f"{name}: {sentence}")
+        if wordless := split.wordless_sentence():
+            logger.warning(f"{name}: {wordless}")
         with progress_bar(total=len(split.images), desc=name, unit="photo") as bar:
             shards = write_shards(
                 split.images,

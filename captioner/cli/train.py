@@ -91,13 +91,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
 
 
 def recipe_parser(usage: str, *, recipe: str, **texts: str) -> ArgumentParser:
-    """Return a parser with an option for each setting, `--config` and `--resume`.
-
-    Args:
-        usage: Arguments of its own.
-        recipe: Help text of `--config`.
-        **texts: Program, description and epilog.
-    """
+    """Return a parser with an option for each setting, `--config` and `--resume`."""
     usage = f"%(prog)s {usage} [--resume] [--SECTION.KEY VALUE ...]"
     parser = parser_for(Config, usage=usage, **texts)
     parser.add_argument("--config", metavar="RECIPE", help=recipe)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import yaml
@@ -12,6 +13,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from captioner.config.fields import in_words
 from captioner.config.settings import ModelConfig, SourceConfig
+from captioner.config.validation import validate_section
 from captioner.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
@@ -107,12 +109,17 @@ def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any
     Raises:
         ConfigError: A value that is not accepted, by its name.
     """
-    parser = parser_for(config_class, exit_on_error=False)
+    parser = _file_parser(config_class)
     try:
         parsed = parser.parse_string(yaml.safe_dump(sections))
         return instantiate(config_class, parser, parsed)
     except (ArgumentError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(_refusal(config_class, str(error))) from None
+
+
+@lru_cache
+def _file_parser(config_class: type[ModelConfig]) -> ArgumentParser:
+    return parser_for(config_class, exit_on_error=False)  # which takes longer than a file
 
 
 def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Namespace) -> ConfigT:
@@ -132,10 +139,7 @@ def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Nam
         **{field.name: _with_plain_numbers(sections[field.name]) for field in fields(config_class)}
     )
     for section, settings in vars(config).items():
-        hints = get_type_hints(type(settings))
-        for key, value in vars(settings).items():
-            if value is None and type(None) not in getattr(hints[key], "__args__", ()):
-                raise ConfigError(f"{section}.{key}: must have a value; use {in_words(hints[key])}")
+        validate_section(settings, f"{section}.")
     return config
 
 

@@ -39,14 +39,15 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
         ConfigError: There is no such recipe, or it holds what no recipe can; names the file.
     """
     sections: dict[str, dict[str, Any]] = {} if base is None else asdict(base)
+    config = Config() if base is None else from_sections(Config, sections)
     for recipe in recipes:
         path = _find(str(recipe), Path())
         sections = overlay(sections, _read(path, ()))
         try:
-            from_sections(Config, sections)
+            config = from_sections(Config, sections)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-    return from_sections(Config, sections)
+    return config
 
 
 def _find(recipe: str, folder: Path) -> Path:
@@ -66,7 +67,6 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
     """Return a recipe's settings laid over those of its base.
 
     Args:
-        path: The recipe.
         below: Recipes that are based on it, to notice circles.
     """
     if path.resolve() in below:

@@ -80,7 +80,6 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
     """Return the settings with roots as the command line gives them.
 
     Args:
-        data: Settings of a recipe.
         roots: `NAME=PATH` for one source, or for several, separated by commas. A plain path where
             there is one data set.
 

@@ -17,9 +17,6 @@ def validate(config: ModelConfig) -> None:
 
     Each value is checked against its field's type and range, then the rules between fields.
 
-    Args:
-        config: Settings of a model, or a recipe (`Config`).
-
     Raises:
         ConfigError: Names the key and what is accepted.
     """
@@ -133,12 +130,7 @@ def _validate_self_critical(config: Config) -> None:
 
 
 def unused_settings(config: Config, *, captions: int) -> list[str]:
-    """Return one sentence for each setting that differs from its default and does nothing here.
-
-    Args:
-        config: A recipe.
-        captions: Number of training captions.
-    """
+    """Return one sentence for each setting that differs from its default and does nothing here."""
     sentences = []
     data, optim = config.data, config.optim
     # Batches that are not all full make a few more.

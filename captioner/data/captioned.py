@@ -10,6 +10,8 @@ from pathlib import Path
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import DataError
 
+NAMED = 10  # missing files that are named one by one
+
 
 @dataclass(frozen=True)
 class CaptionedImage:
@@ -34,7 +36,6 @@ class Split:
 
     Args:
         images: Images on disk that have captions.
-        missing: Paths that are not there.
         uncaptioned: Images on disk without captions, as all of COCO's test split are.
         wordless: Captions that were left out, because there is no letter or digit in them, each
             with its image.
@@ -44,6 +45,14 @@ class Split:
     missing: list[ImagePath]
     uncaptioned: list[CaptionedImage] = field(default_factory=list)
     wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
+
+    def missing_sentences(self, name: str) -> list[str]:
+        """Name the first missing files, and say how many of the split `name` are missing."""
+        if not self.missing:
+            return []
+        named = [f"{path}: no such file, left out" for path in self.missing[:NAMED]]
+        count = len(self.missing) + len(self.images)
+        return [*named, f"{name}: {len(self.missing)} of {count} photos are missing"]
 
     def wordless_sentence(self) -> str | None:
         """Say which captions were left out for want of words; None without any."""
@@ -79,6 +88,39 @@ class ExistingFiles:
                     f"the folder {folder} cannot be listed ({error.strerror}); check its rights"
                 ) from error
         return name in self._names[folder]
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Where a data set lies.
+
+    Args:
+        format: A name in `captioner.registry.DATA_FORMATS`.
+        root: Its folder (for `table` also the file itself, for `webdataset` also a URL).
+        file: Captions file of the formats `karpathy` and `table`, when there are several, or the
+            pattern of the tar files of `webdataset`.
+        coco_splits: Folder of lists of image names, for the format `coco`.
+        existing: The files on disk, for formats that look for an image in several places.
+    """
+
+    format: str
+    root: str | Path
+    file: str | Path | None = None
+    coco_splits: str | Path | None = None
+    existing: ExistingFiles = field(default_factory=ExistingFiles)
+
+    def refuse(self, *settings: str) -> None:
+        """Refuse `file` or `coco_splits` where the format has no use for them.
+
+        Raises:
+            DataError: One of them is given.
+        """
+        if "file" in settings and self.file is not None:
+            raise DataError(f"format {self.format} knows its captions file; leave out {self.file}")
+        if "coco_splits" in settings and self.coco_splits is not None:
+            raise DataError(
+                f"the split lists in {self.coco_splits} are for format coco, not {self.format}"
+            )
 
 
 def available_splits(names: Iterable[str]) -> str:

@@ -77,14 +77,8 @@ class CaptionDataset(Dataset[Batch]):
     work or on where a run was resumed.
 
     Args:
-        images: The images.
-        captions: Their captions, as `encode_captions` returns them.
-        transform: Image to the network's input.
-        seed: Seed of all views.
         weights: float32 [C], weights of the captions in the loss; None weighs all alike.
         styles: int64 [C], styles of the captions; None if all are plain (0).
-        cache: Frozen features of the images, read instead of the images.
-        cache_crop: Random crop of the cached features.
     """
 
     def __init__(
@@ -179,14 +173,10 @@ class CaptionBatches:
     in every batch. Entries are those of `CaptionDataset`.
 
     Args:
-        captions: The captions.
-        batch_size: Captions a batch.
         by: `length` makes batches of captions of one length, as section 4.3 of the paper, in random
             order. `photo` draws images at random and takes all their captions together, so that
             the encoder runs once for each.
-        seed: Seed of the order.
         source_of: int [images], source of each image; None is one source.
-        weights: Weight of each source.
     """
 
     def __init__(
@@ -310,15 +300,6 @@ def load_batches(
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
     """Load the batches of an epoch, or this process's share of each.
-
-    Args:
-        dataset: The captions.
-        batches: Their order.
-        epoch: Number of the epoch.
-        first: Number of the first batch to load.
-        share: Number of this training process, from 0, and number of training processes.
-        workers: Processes that read images.
-        pin_memory: Load into page-locked memory.
 
     Raises:
         DataError: Its workers die or hang again and again.

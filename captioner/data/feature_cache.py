@@ -40,7 +40,6 @@ class FeatureCache:
     others are augmented.
 
     Args:
-        folder: The cache's folder.
         unreadable: Images that could not be read when the cache was made, each with the reason.
     """
 
@@ -77,7 +76,6 @@ class FeatureCrop:
 
     Args:
         min_area: Smallest share of the map that is kept.
-        flip: Probability of mirroring.
     """
 
     min_area: float
@@ -148,14 +146,9 @@ def build_feature_cache(
     its checksums.
 
     Args:
-        root: Folder of all caches.
-        paths: The images.
-        transform: Makes the views.
         encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
         fingerprint: Hash of the weights that `encode` uses.
         views: Views of each image; the first is plain.
-        seed: Seed of the other views.
-        workers: Processes that read images.
         progress: Called with the number of views done, and of all.
 
     Raises:

@@ -45,9 +45,7 @@ def load_items(
 
     Args:
         dataset: Pickled for the workers.
-        keys: What the dataset is asked for.
         workers: Processes that read; 0 reads in this one.
-        pin_memory: Whether items come in page-locked memory.
         hangs_after_s: The workers hang when they yield nothing for so long.
 
     Raises:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from captioner.config import SourceConfig
-from captioner.data.captioned import CaptionedImage, ExistingFiles, Split
+from captioner.data.captioned import CaptionedImage, DataFiles, Split
 from captioner.data.tars import file_facts, read_bytes
 from captioner.data.text_files import has_words
 from captioner.errors import DataError
@@ -26,33 +26,20 @@ from captioner.registry import DATA_FORMATS
 if TYPE_CHECKING:
     from captioner.data.dataset import EncodedCaptions
 
-_NAMED_MISSING = 10  # missing files that are named one by one
 
-
-def read_split(
-    *,
-    format: str,
-    root: str | Path,
-    split: str,
-    file: str | Path | None = None,
-    coco_splits: str | Path | None = None,
-) -> Split:
+def read_split(*, split: str, **files: Any) -> Split:
     """Read one split, or several joined with "+" such as "train+restval", of a data set.
 
     Args:
-        format: A name in `captioner.registry.DATA_FORMATS`; each is described in its `read`.
-        root: Folder of the data set (for `table` also the file itself, for `webdataset` a URL).
         split: Name of the split; "val" of Flickr8k is its "dev".
-        file: Captions file of the formats `karpathy` and `table`, when there are several, or the
-            pattern of the tar files of `webdataset`.
-        coco_splits: Folder of lists of image names, for the format `coco`.
+        files: `format`, `root`, `file` and `coco_splits` of `DataFiles`.
 
     Raises:
         DataError: Something is missing, malformed or empty, or no image is on disk; one sentence
             that names the file and, where it has lines, the line.
     """
-    existing = ExistingFiles()
-    named = _named_images(format, root, split, file, coco_splits, existing)
+    data = DataFiles(**files)
+    named = _named_images(data, split)
     wordless = [
         (image.path, text) for image in named for text in image.captions if not has_words(text)
     ]
@@ -60,8 +47,8 @@ def read_split(
         named = [
             replace(image, captions=tuple(filter(has_words, image.captions))) for image in named
         ]
-    present = [image for image in named if image.path in existing]
-    missing = [image.path for image in named if image.path not in existing]
+    present = [image for image in named if image.path in data.existing]
+    missing = [image.path for image in named if image.path not in data.existing]
     if not present:
         raise DataError(
             f"none of the {len(named)} images of split {split!r} is on disk, the first is expected "
@@ -75,48 +62,34 @@ def read_split(
     )
 
 
-def read_captions(
-    *,
-    format: str,
-    root: str | Path,
-    split: str,
-    file: str | Path | None = None,
-    coco_splits: str | Path | None = None,
-) -> list[str]:
+def read_captions(*, split: str, **files: Any) -> list[str]:
     """Read all captions of a split, also of images that are not on disk; as `read_split`."""
-    images = _named_images(format, root, split, file, coco_splits, ExistingFiles())
-    return [text for image in images for text in image.captions]
+    return [text for image in _named_images(DataFiles(**files), split) for text in image.captions]
 
 
-def _named_images(
-    format: str,
-    root: str | Path,
-    split: str,
-    file: str | Path | None,
-    coco_splits: str | Path | None,
-    existing: ExistingFiles,
-) -> list[CaptionedImage]:
+def _named_images(data: DataFiles, split: str) -> list[CaptionedImage]:
     """Return the images that the files of a split name."""
-    if format not in DATA_FORMATS:
-        raise DataError(f"unknown data format {format!r}; use one of {', '.join(DATA_FORMATS)}")
+    root = data.root
+    if data.format not in DATA_FORMATS:
+        raise DataError(
+            f"unknown data format {data.format!r}; use one of {', '.join(DATA_FORMATS)}"
+        )
     if isinstance(root, str) and "://" in root:
-        if format != "webdataset":
+        if data.format != "webdataset":
             raise DataError(
-                f"{root}: format {format} reads folders of this machine alone; copy the data set, "
-                "or write it as shards (captioner shards) and train from these"
+                f"{root}: format {data.format} reads folders of this machine alone; copy the data "
+                "set, or write it as shards (captioner shards) and train from these"
             )
-    elif not (root := Path(root)).exists():
+    elif not Path(root).exists():
         raise DataError(f"the data folder {root} does not exist; correct the data root")
-    elif root.is_file() and (format != "table" or file is not None):
+    elif Path(root).is_file() and (data.format != "table" or data.file is not None):
         raise DataError(f"the data root {root} is a file; name its folder as the root")
     splits = list(dict.fromkeys(name.strip() for name in split.split("+")))
     if not all(splits):
         raise DataError(
             f'{split!r} is no split name; give one such as "train", or several joined with "+"'
         )
-    images: list[CaptionedImage] = DATA_FORMATS[format](
-        root, splits, file=file, coco_splits=coco_splits, existing=existing
-    )
+    images: list[CaptionedImage] = DATA_FORMATS[data.format](data, splits)
     if not images:
         raise DataError(f"split {split!r} of {root} is empty; ask for another or fill it")
     return images
@@ -127,7 +100,6 @@ class SourceImages:
     """The images of all sources of a training run.
 
     Args:
-        sources: The sources, each with a name.
         training: Training images of all sources; `CaptionedImage.source` is the position of the
             image's source in `sources`, and `image_id` is distinct within a source only.
         validation: For each source that is validated on, its name and its images.
@@ -173,11 +145,7 @@ class SourceImages:
         """Return float32 [C], the weights of the training captions in the loss.
 
         Args:
-            captions: The training captions.
             caption_weights: float32 [C], weights within the sources; None weighs all alike.
-
-        Returns:
-            None if all weigh alike.
         """
         by_source = np.array([source.loss_weight for source in self.sources], dtype=np.float32)
         if (by_source == 1).all():
@@ -262,15 +230,10 @@ def _read_source(
         file=source.file,
         coco_splits=source.coco_splits,
     )
-    for path in split.missing[:_NAMED_MISSING]:
-        warn(f"{path}: no such file, left out")
-    if split.missing:
-        warn(
-            f"{split_name}: {len(split.missing)} of {len(split.missing) + len(split.images)} "
-            "photos are missing"
-        )
-    if sentence := split.wordless_sentence():
-        warn(f"{split_name}: {sentence}")
+    for sentence in split.missing_sentences(split_name):
+        warn(sentence)
+    if wordless := split.wordless_sentence():
+        warn(f"{split_name}: {wordless}")
     if not split.images:
         raise DataError(f"{source.root}: no photo of split {split_name!r} has a caption to learn")
     return split.images
@@ -298,7 +261,6 @@ def content_digest(images: Sequence[CaptionedImage], *, max_bytes: int | None = 
     """Return a hash of the image files' sizes and bytes, in order.
 
     Args:
-        images: The images.
         max_bytes: Where all files have more, the bytes of some are taken, spread evenly, that have
             about so many. None takes all.
     """

@@ -31,14 +31,8 @@ def write_shards(
     SPLIT-NUMBER-of-COUNT.tar, so that it shows when one is missing.
 
     Args:
-        images: In the order in which they are written.
-        output: Receives the files.
-        split: Name of the split.
         photos_per_shard: Images in a tar file, of which the last may have fewer.
         done: Called with the number of images after each tar file.
-
-    Returns:
-        The names of the tar files.
 
     Raises:
         DataError: An image cannot be read, or the output holds shards of this split.

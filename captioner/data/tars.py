@@ -28,8 +28,6 @@ class TarMember:
     """An image in a tar file; stands where else the path of an image does.
 
     Attributes:
-        tar: Path or URL of the tar file.
-        member: Name in it.
         name: Name of the image, as in the data set that the shards were written from.
         offset, size: Where its bytes begin and how many there are.
         version: Of the tar file: differs when it has changed.
@@ -140,9 +138,6 @@ def read_shards(names: Sequence[str]) -> list[Sample]:
 
     A tar file without an index is read once through, and on this machine gets one.
 
-    Args:
-        names: Paths or URLs.
-
     Raises:
         DataError: A tar file or its index cannot be used.
     """
@@ -172,7 +167,6 @@ def index_bytes(tar_bytes: int, lines: Iterable[dict[str, Any]]) -> bytes:
     """Return the content of an index.
 
     Args:
-        tar_bytes: Size of the tar file.
         lines: For each image `member`, `name`, `offset`, `size`, `id` and `captions`.
     """
     content = [{"tar_bytes": tar_bytes}, *lines]

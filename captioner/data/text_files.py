@@ -82,17 +82,3 @@ def matches_of_star(folder: Path, pattern: str) -> list[str]:
     prefix, suffix = pattern.split("*")
     names = (path.name for path in folder.glob(pattern))
     return sorted(name.removeprefix(prefix).removesuffix(suffix) for name in names)
-
-
-def refuse_unused(format: str, **given: str | Path | None) -> None:
-    """Refuse settings that a format has no use for.
-
-    Raises:
-        DataError: One of them is given.
-    """
-    if given.get("file") is not None:
-        raise DataError(f"format {format} knows its captions file; leave out {given['file']}")
-    if given.get("coco_splits") is not None:
-        raise DataError(
-            f"the split lists in {given['coco_splits']} are for format coco, not {format}"
-        )

@@ -67,10 +67,7 @@ class TextCaptions:
     et al., 2013, section 2.3).
 
     Args:
-        images: The captions of each image.
-        vocabulary: Words that can be read and written.
         max_words: Captions are cut to so many words; None cuts none.
-        seed: Seed of the draws.
         without: Captions that must not be learned from, as those of the validation images.
 
     Raises:

@@ -49,7 +49,6 @@ class Tokenizer(ABC):
         One that learns from captions returns a new one, whose tokens are all worth keeping.
 
         Args:
-            captions: Training captions.
             min_count: Rarer tokens are not wanted.
             max_size: Nor more tokens than this; None sets no limit.
         """

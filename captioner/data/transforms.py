@@ -13,7 +13,7 @@ import threading
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from PIL import (
@@ -25,7 +25,7 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from captioner.config import PreprocessConfig
+from captioner.config import Interpolation, PreprocessConfig, ResizeMode
 from captioner.data.heif import is_heif, register_heif
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import ConfigError, ImageError
@@ -47,8 +47,6 @@ MAX_JPEG_PIXELS = 200_000_000
 # Some of what Pillow refuses it also logs as an error, which Python prints where nobody listens.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
-ResizeMode = Literal["squash", "letterbox", "crop"]
-Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -248,14 +246,10 @@ class ImageTransform:
     """Upright RGB image to the network's normalised input, with its geometry.
 
     Args:
-        height_px: Height of the network's input.
-        width_px: Width of the network's input.
         resize: `squash` resizes the image to the input's size; `letterbox` keeps its aspect ratio
             and pads with the mean, which normalisation makes zero; `crop` keeps its aspect ratio,
             resizes the shorter side and keeps the centre, as the paper does.
-        interpolation: Filter for resizing, with antialiasing.
         mean: Channel means for values in [0, 1].
-        std: Channel standard deviations.
         augmentation: Random changes, for calls with a generator.
     """
 
@@ -296,7 +290,6 @@ class ImageTransform:
         """Transform an image.
 
         Args:
-            image: Upright RGB image.
             generator: Draws the augmentation; without one nothing is random.
 
         Returns:

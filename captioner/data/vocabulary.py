@@ -18,10 +18,6 @@ class Vocabulary:
     """Tokens with their indices: the four special ones, then words by falling frequency.
 
     Only `end` and words are ever generated.
-
-    Args:
-        words: Distinct words, none of them a special token.
-        tokenizer: The tokenizer that gives such words.
     """
 
     pad, start, end, unknown = PAD_INDEX, START_INDEX, END_INDEX, UNKNOWN_INDEX
@@ -58,7 +54,6 @@ class Vocabulary:
         """Collect the words of captions.
 
         Args:
-            captions: Training captions.
             tokenizer: Splits them; None is `words`.
             min_count: Words that occur less often are left out.
             max_size: Keep the most frequent so many words; None keeps all. Ties are broken in
@@ -70,12 +65,7 @@ class Vocabulary:
         return cls(sorted(kept, key=lambda word: (-counts[word], word))[:max_size], tokenizer)
 
     def extended(self, other: Vocabulary, *, max_new: int | None = None) -> Vocabulary:
-        """Return this vocabulary with the words of `other` that it lacks after its own.
-
-        Args:
-            other: Its words come in their order.
-            max_new: Take at most so many; None takes all.
-        """
+        """Return this vocabulary with the words of `other` that it lacks after its own."""
         new = [word for word in other.words if word not in self]
         return Vocabulary([*self.words, *new[:max_new]], self.tokenizer)
 

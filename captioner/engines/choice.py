@@ -73,12 +73,6 @@ def choose_engine(
     `auto` takes the graphs where the CPU computes in float32 and the folder has some, and PyTorch
     else.
 
-    Args:
-        folder: A model folder.
-        engine: `auto`, `torch` or `runtime`.
-        device: auto, cpu, cuda or cuda:N.
-        precision: Of the encoder.
-
     Returns:
         The description of the graphs (None: PyTorch), and the device if it had to be tried.
 

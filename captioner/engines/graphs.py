@@ -35,10 +35,6 @@ def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | Non
 
     Those of other weights, or written by a newer version, cannot.
 
-    Args:
-        folder: A model folder.
-        weights_sha256: Sum of its weights.
-
     Raises:
         CheckpointError: The description is damaged.
     """
@@ -72,11 +68,6 @@ class CPU(NamedTuple):
 
 class GraphEngine:
     """Computes with the graphs of a model folder.
-
-    Args:
-        folder: A verified model folder.
-        config: Its settings.
-        description: From `graph_description`.
 
     Raises:
         CheckpointError: The graphs are not those of a model of this version.
@@ -250,7 +241,6 @@ class Graph:
     """One graph, compiled for this machine; several threads may call it.
 
     Args:
-        path: An ONNX file.
         cache: Folder for what was compiled, to start faster the next time; None for none.
 
     Raises:

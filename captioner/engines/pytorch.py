@@ -22,7 +22,6 @@ class TorchEngine:
 
     Args:
         model: Encoder and decoder, left as they are.
-        device: Where it runs.
         dtype: Type of the encoder; the decoder computes in float32.
     """
 

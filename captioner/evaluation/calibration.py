@@ -7,20 +7,18 @@ reported is cross-fitted: every image is predicted by a calibrator that did not 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.checkpoint import MANIFEST
+from captioner.checkpoint import add_files
 from captioner.data.transforms import open_image
-from captioner.errors import CheckpointError, DataError, ImageError
+from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.scorers import tokenize
-from captioner.files import save_bytes
 from captioner.generation.confidence import (
     CALIBRATOR,
     FEATURES,
@@ -47,7 +45,6 @@ class CalibrationData:
     """Captions of one data set.
 
     Attributes:
-        name: Of the data set, for reports.
         features: [N, FEATURES], of `confidence_features`.
         scores: [N], CIDEr-D of each caption against its references, from 0 to 10.
     """
@@ -65,8 +62,6 @@ def caption_scores(
     """Return CIDEr-D [N], from 0 to 10, of each caption against its references.
 
     Args:
-        captions: One for each image.
-        references: Of each image.
         training: Captions of each training image, whose document frequencies are used; without
             them those of the references.
     """
@@ -82,14 +77,7 @@ def collect(
     images: Sequence[CaptionedImage],
     training: Sequence[CaptionedImage] = (),
 ) -> CalibrationData:
-    """Caption the images that can be read; return features and scores of the captions.
-
-    Args:
-        captioner: The model, with the search settings that it is to be calibrated for.
-        name: Of the data set, for reports.
-        images: Validation images with references.
-        training: Training images, whose captions give the document frequencies.
-    """
+    """Caption the images that can be read; return features and scores of the captions."""
     rows, texts, references = [], [], []
     for first in progress_bar(range(0, len(images), BATCH), desc=name, unit="batch"):
         readable, opened = [], []
@@ -114,10 +102,6 @@ def fit(
     data: Sequence[CalibrationData], *, right_from: float = RIGHT_FROM
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit a calibrator on all data sets together.
-
-    Args:
-        data: Captions of one or more data sets.
-        right_from: CIDEr-D from which a caption is right.
 
     Returns:
         The calibrator fitted on everything, and a report of cross-fitted predictions: for `all` and
@@ -238,38 +222,16 @@ def area_under_curve(confidence: np.ndarray, right: np.ndarray) -> float | None:
     """
     if right.all() or not right.any():
         return None
-    values, inverse, counts = np.unique(confidence, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(confidence, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # mean rank of ties, from 1
     positive, negative = int(right.sum()), int((~right).sum())
-    del values
     return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 def write_calibrator(folder: Path, calibrator: Calibrator) -> None:
     """Write a calibrator into a model folder, with its sum in the manifest.
 
-    The folder is whole after every step, should one be the last: first the manifest forgets the
-    old file, then the new one is written, then the manifest names it.
-
     Raises:
-        CheckpointError: The manifest cannot be read.
-        CaptionerError: A file cannot be written.
+        CheckpointError: The folder is damaged, or cannot be written.
     """
-    import hashlib
-
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        sums = dict(manifest["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / MANIFEST}: cannot be read ({error})") from None
-
-    def save_manifest() -> None:
-        content: Mapping[str, object] = {**manifest, "sha256": dict(sorted(sums.items()))}
-        save_bytes(json.dumps(content, indent=1).encode(), folder / MANIFEST)
-
-    data = calibrator.to_json()
-    if sums.pop(CALIBRATOR, None) is not None:
-        save_manifest()
-    save_bytes(data, folder / CALIBRATOR)
-    sums[CALIBRATOR] = hashlib.sha256(data).hexdigest()
-    save_manifest()
+    add_files(folder, {CALIBRATOR: calibrator.to_json()})

@@ -19,7 +19,6 @@ class CiderD:
     ends.
 
     Args:
-        references: Captions of each image.
         corpus: Captions of each image from which document frequencies are counted, one document an
             image; None counts those of the references, as for rewards, which are the training
             captions.
@@ -42,7 +41,6 @@ class CiderD:
 
         Args:
             images: For each caption the index of its image in the references.
-            captions: N captions.
 
         Returns:
             float64 [N].

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from captioner.data.opening import opened
 from captioner.data.tars import ImagePath
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
@@ -25,7 +26,7 @@ from captioner.evaluation.statistics import (
     scores_by_length,
 )
 from captioner.log import logger, progress_bar
-from captioner.runtime.parallel import parallel_map, prefetch
+from captioner.runtime.parallel import parallel_map
 from captioner.types import Caption
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 ImageId = int | str
 Removal = Literal["delete", "blur"]
-
-BATCH_IMAGES = 16
-BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
 MEASURED_REFERENCES = 2  # references of an image on which attention is measured
 
 
@@ -94,12 +92,10 @@ def evaluate(
     """Caption images and score the captions against their references.
 
     Args:
-        captioner: The model.
         images: With their references, such as `read_split(...)` returns.
         beam_size: None is the model's.
         at_test: How hard attention chooses its cell; None is the model's way.
         training_captions: Count the captions that are none of these.
-        attention: Further measurements.
         time_limit_s: For the scorers that are Java programs.
         signature: Written into the results besides the scorers' and the search's settings.
 
@@ -138,10 +134,6 @@ def caption_images(
     """Caption the images that can be read, in batches and with a progress bar.
 
     Args:
-        captioner: The model.
-        images: To be captioned.
-        beam_size: None is the model's.
-        at_test: How hard attention chooses its cell.
         on_unreadable: Called with each image that cannot be read, and the reason.
 
     Returns:
@@ -157,16 +149,17 @@ def caption_images(
             if on_unreadable:
                 on_unreadable(image.path, error)
 
-        def captioned(batch: list[tuple[ImageId, Image.Image]]) -> dict[ImageId, Caption]:
+        def captioned(batch: list[tuple[CaptionedImage, Image.Image]]) -> dict[ImageId, Caption]:
             found = captioner.caption_batch(
-                [image for _, image in batch], beam_size=beam_size, at_test=at_test
+                [opened_image for _, opened_image in batch], beam_size=beam_size, at_test=at_test
             )
             # Of several heads, only the mean is measured.
-            return {i: replace(c, heads=None) for (i, _), c in zip(batch, found, strict=True)}
+            pairs = zip(batch, found, strict=True)
+            return {image.image_id: replace(caption, heads=None) for (image, _), caption in pairs}
 
-        batches = _opened(captioner, images, failed)
+        batches = opened(((image, image.path) for image in images), failed, captioner.device)
         results: Iterator[dict[ImageId, Caption]]
-        if attention_is_random(captioner, at_test):  # batches must come in one order
+        if captioner.samples_cells(at_test):  # batches must come in one order
             results = map(captioned, batches)
         else:
             results = parallel_map(captioned, batches, captioner.device)
@@ -174,40 +167,6 @@ def caption_images(
             captions |= found
             bar.update(len(found))
     return captions, unreadable
-
-
-def attention_is_random(captioner: Captioner, at_test: HardAttentionMode | None) -> bool:
-    """Return whether hard attention samples its cells."""
-    mode = at_test or captioner.config.attention.at_test
-    return captioner.has_hard_attention and mode == "sample"
-
-
-def _opened(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    failed: Callable[[CaptionedImage, ImageError], None],
-) -> Iterator[list[tuple[ImageId, Image.Image]]]:
-    """Yield batches of opened images; `failed` is called with those that cannot be read."""
-
-    def read(image: CaptionedImage) -> tuple[CaptionedImage, Image.Image | ImageError]:
-        try:
-            return image, open_image(image.path)
-        except ImageError as error:
-            return image, error
-
-    batch: list[tuple[ImageId, Image.Image]] = []
-    pixels = 0
-    for image, opened in prefetch(read, images, captioner.device):
-        if isinstance(opened, ImageError):
-            failed(image, opened)
-            continue
-        batch.append((image.image_id, opened))
-        pixels += opened.width * opened.height
-        if len(batch) == BATCH_IMAGES or pixels >= BATCH_PIXELS:
-            yield batch
-            batch, pixels = [], 0
-    if batch:
-        yield batch
 
 
 def score_results(
@@ -225,9 +184,7 @@ def score_results(
     """Score captions; return metrics, intervals, groups and statistics as `results.json` has them.
 
     Args:
-        captioner: The model that wrote them.
         images: With references; each has a caption.
-        captions: By image id.
         beam_size, at_test, training_captions, time_limit_s, signature: As for `evaluate`.
         objects: Also score by the number of objects in an image.
 
@@ -339,11 +296,6 @@ def measure_attention(
 ) -> dict[str, dict[str, Any]]:
     """Measure what reference captions lose when attention or the attended cells are replaced.
 
-    Args:
-        captioner: The model.
-        images: Their first two references with words are scored.
-        at_test: How hard attention chooses its cell; None is the model's way.
-
     Returns:
         For each name of the table in docs/evaluation.md its `value` and `interval`.
     """
@@ -404,9 +356,10 @@ def _deletions(
 ) -> dict[str, object]:
     """The deletion test on the model's own captions."""
     from captioner.evaluation.faithfulness import (
-        deletion_in_grid,
-        deletion_in_image,
+        deletion,
         deletion_summary,
+        removal_in_grid,
+        removal_in_image,
     )
 
     captioner = captioner.in_torch()
@@ -416,24 +369,13 @@ def _deletions(
         caption = captions[image.image_id]
         if not caption.words:
             continue
-        opened = open_image(image.path)
-        grid, geometries = captioner.encode([opened])
+        whole = open_image(image.path)
+        grid, (geometry,) = captioner.encode([whole])
+        remove = removal_in_grid(grid)
+        if removal == "blur":
+            remove = removal_in_image(grid, whole, geometry, lambda im: captioner.encode(im)[0])
         tokens = captioner.vocabulary.encode(caption.words)
         maps = caption.maps.reshape(len(tokens), -1)
-        decoder = captioner.model.decoder
         with captioner.attention_mode(at_test):
-            if removal == "delete":
-                fall = deletion_in_grid(decoder, grid, tokens, maps, generator)
-            else:
-                fall = deletion_in_image(
-                    decoder,
-                    grid,
-                    tokens,
-                    maps,
-                    generator,
-                    image=opened,
-                    geometry=geometries[0],
-                    encode=lambda variants: captioner.encode(variants)[0],
-                )
-        falls.append(fall)
+            falls.append(deletion(captioner.model.decoder, grid, tokens, maps, generator, remove))
     return {"removal": removal, **deletion_summary(falls)}

@@ -2,11 +2,10 @@
 
 Two tests. `measure_attention` scores reference captions while the attention of every word is
 replaced, or while the cells that matter most are deleted (the table in docs/evaluation.md).
-`deletion_in_grid` and `deletion_in_image` are the deletion test (Petsiuk et al. 2018, "RISE",
-section 4.1; Jain and Wallace 2019 ask the question of attention): for each word, cells are removed
-in the order of their attention, a growing share of them, and the word's log-probability is computed
-again, compared with removal in random and in reverse order. Attention that matters makes the first
-fall fastest.
+`deletion` is the deletion test (Petsiuk et al. 2018, "RISE", section 4.1; Jain and Wallace 2019 ask
+the question of attention): for each word, cells are removed in the order of their attention, a
+growing share of them, and the word's log-probability is computed again, compared with removal in
+random and in reverse order. Attention that matters makes the first fall fastest.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ class ReplacedSelect(nn.Module):
     It remembers the first word, so it is made for one pass over captions (`reset` begins another).
 
     Args:
-        select: The model's own select stage.
         kind: `frozen` keeps the first word's weights (of hard attention, its cell) for the whole
             caption, `random_cell` takes one random cell a word, `uniform` the mean of all cells.
-        generator: Draws the random cells.
     """
 
     def __init__(self, select: Select, kind: Replacement, generator: torch.Generator) -> None:
@@ -98,10 +95,8 @@ class AttentionMeasure:
     The decoder is copied, not changed.
 
     Args:
-        decoder: In evaluation mode.
         mix: Self-attention of the encoder: cells before it [1, L, D] to cells after it. None where
             the encoder has none; then `deleted_before_mixing` is the same as `deleted_in_grid`.
-        seed: Of the random cells.
     """
 
     def __init__(
@@ -119,7 +114,6 @@ class AttentionMeasure:
         """Measure captions of one image.
 
         Args:
-            grid: Of one image.
             captions: Word indices of its reference captions, each at least one word.
 
         Returns:
@@ -232,7 +226,6 @@ def removed_cells(attention: np.ndarray, generator: np.random.Generator) -> np.n
 
     Args:
         attention: [L]. Cells of equal attention are in random order.
-        generator: Draws the random orders.
     """
     cells = len(attention)
     shuffled = generator.permutation(cells)
@@ -244,58 +237,38 @@ def removed_cells(attention: np.ndarray, generator: np.random.Generator) -> np.n
     return removed
 
 
-def deletion_in_grid(
-    decoder: Decoder,
-    grid: Grid,
-    tokens: Sequence[int],
-    maps: np.ndarray,
-    generator: np.random.Generator,
-) -> np.ndarray:
-    """Remove cells from the grid: their features become the mean of the grid's.
+Removal = Callable[[np.ndarray], Grid]  # from cells to remove, bool [variants, L]
 
-    Args:
-        decoder: In evaluation mode.
-        grid: Of one image.
-        tokens: T word indices.
-        maps: float [T, L], the attention of each word.
-        generator: Draws the random order.
 
-    Returns:
-        Falls of the words' log-probability: float64 [orders, shares, T], in nats; a fall is
-        positive.
-    """
+def removal_in_grid(grid: Grid) -> Removal:
+    """Remove cells from the grid of one image: their features become the mean of the grid's."""
 
-    def encode(removed: np.ndarray) -> Grid:
+    def remove(removed: np.ndarray) -> Grid:
         gone = torch.from_numpy(removed).to(grid.features.device)[..., None]  # [variants, L, 1]
-        features, local = (
-            None if cells is None else torch.where(gone, cells.mean(1, keepdim=True), cells)
-            for cells in (grid.features, grid.local)
-        )
-        assert features is not None
-        return Grid(features, grid.height, grid.width, local)
 
-    return _deletion(decoder, grid, tokens, maps, generator, encode)
+        def without(cells: Tensor) -> Tensor:
+            return torch.where(gone, cells.mean(1, keepdim=True), cells)
+
+        local = None if grid.local is None else without(grid.local)
+        return Grid(without(grid.features), grid.height, grid.width, local)
+
+    return remove
 
 
-def deletion_in_image(
-    decoder: Decoder,
+def removal_in_image(
     grid: Grid,
-    tokens: Sequence[int],
-    maps: np.ndarray,
-    generator: np.random.Generator,
-    *,
     image: Image.Image,
     geometry: Geometry,
     encode: Callable[[list[Image.Image]], Grid],
-) -> np.ndarray:
+) -> Removal:
     """Remove cells from the image, which is blurred where they lie, and encode it again.
 
-    As `deletion_in_grid`; a cell's features also depend on its surroundings, so this asks more.
+    A cell's features also depend on its surroundings, so this asks more.
     """
     cell_px = min(geometry.width_px / grid.width, geometry.height_px / grid.height)
     blurred = image.filter(ImageFilter.GaussianBlur(cell_px))
 
-    def encode_blurred(removed: np.ndarray) -> Grid:
+    def remove(removed: np.ndarray) -> Grid:
         variants = []
         for cells in removed:
             variant = image.copy()
@@ -312,23 +285,37 @@ def deletion_in_image(
             variants.append(variant)
         return encode(variants)
 
-    return _deletion(decoder, grid, tokens, maps, generator, encode_blurred)
+    return remove
 
 
-def _deletion(
+def deletion(
     decoder: Decoder,
     grid: Grid,
     tokens: Sequence[int],
     maps: np.ndarray,
     generator: np.random.Generator,
-    encode: Callable[[np.ndarray], Grid],
+    remove: Removal,
 ) -> np.ndarray:
+    """Remove the cells that each word attends to, and score the word again.
+
+    Args:
+        decoder: In evaluation mode.
+        grid: Of one image.
+        tokens: T word indices.
+        maps: float [T, L], the attention of each word.
+        generator: Draws the random order.
+        remove: `removal_in_grid` or `removal_in_image`.
+
+    Returns:
+        Falls of the words' log-probability: float64 [orders, shares, T], in nats; a fall is
+        positive.
+    """
     before = score(decoder, grid, tokens)[0].log_probs
     falls = np.zeros((len(ORDERS), len(SHARES), len(tokens)))
     for position, attention in enumerate(maps):
         removed = removed_cells(attention, generator)
         # Later words do not change the probability of this one.
-        found = score(decoder, encode(removed.reshape(-1, len(attention))), tokens[: position + 1])
+        found = score(decoder, remove(removed.reshape(-1, len(attention))), tokens[: position + 1])
         after = np.array([hypothesis.log_probs[-1] for hypothesis in found])
         falls[..., position] = (before[position] - after).reshape(falls.shape[:2])
     return falls
@@ -336,9 +323,6 @@ def _deletion(
 
 def deletion_summary(deletions: Sequence[np.ndarray]) -> dict[str, object]:
     """Return mean falls over all words: order -> one for each share.
-
-    Args:
-        deletions: For each image the falls of its words.
 
     Returns:
         `attention`, `random` and `reverse`; `intervals`, the 95 % bootstrap interval of each over

@@ -32,7 +32,6 @@ class GroundedWord:
 
     Attributes:
         image: The image's key in the annotations; words of one image share it.
-        word: As written.
         category: COCO's category that it names.
         correctness, hit: Of the model's map, from 0 to 1.
         correctness_uniform, hit_uniform: Of a uniform map; the chance of a cell drawn at random.
@@ -62,9 +61,6 @@ def ground(
     Cells or parts of them that lie on a letterbox's bars count for neither figure.
 
     Args:
-        caption: With its maps.
-        image: Key of the image among the objects.
-        objects: The annotations.
         boxes: Use the objects' boxes, not their outlines.
     """
     rows, columns = caption.maps.shape[-2:]
@@ -125,9 +121,6 @@ def coverage(
 
     Args:
         mask: bool [height, width] of the image.
-        geometry: Carries cells to pixels of the image.
-        rows: Of the grid.
-        columns: Of the grid.
 
     Returns:
         The share of each cell's part of the image that the mask covers, and the share of each cell

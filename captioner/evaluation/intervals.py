@@ -142,8 +142,6 @@ def interval_of_mean(
 
     Args:
         groups: At least one, none empty, such as the words of each image: they are drawn together.
-        resamples: Number of draws.
-        seed: Of the draws.
     """
     sums = np.array([sum(group) for group in groups])
     sizes = np.array([len(group) for group in groups])

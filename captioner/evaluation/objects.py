@@ -150,8 +150,6 @@ class Objects:
         """Return where an image shows objects of a category.
 
         Args:
-            image: From `image`.
-            category: Name of one of COCO's categories.
             boxes: Use bounding boxes instead of outlines, as where an object has no outline.
 
         Returns:

@@ -25,8 +25,6 @@ class Scored(NamedTuple):
     """A metric of a set of captions.
 
     Attributes:
-        corpus: Over all images.
-        images: For each image, in their order.
         counts: For Bleu_4 and METEOR, whose score over many images is not the mean of the images'
             scores: the statistics of each image, of whose sums it is a function (intervals.py).
     """
@@ -44,12 +42,10 @@ class Metric:
     """A way to score captions against references; an entry of METRICS in captioner/registry.py.
 
     Attributes:
-        names: Of its figures, as results have them.
         compute: From N tokenised captions and the tokenised references of each to a figure of every
             name. A metric with `needs_java` gets the path of a Java too, is run in a process of its
             own, and raises JavaFailure where it cannot be computed.
         signature: Returns what computes it, with its version.
-        needs_java: Whether it is a Java program.
         available: Returns whether what it needs is installed; without, it is left out.
     """
 

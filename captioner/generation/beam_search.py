@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -124,8 +124,6 @@ def search(
     may still have been overtaken.
 
     Args:
-        decoder: In evaluation mode.
-        grid: Of B images.
         beam_size: K, unfinished captions kept; 1 is greedy search.
         max_words: Words after which captions are cut off. A finished one has fewer.
         length_penalty: p: captions rank by log P(y) / |y| ** p, |y| counting the end token.
@@ -142,23 +140,16 @@ def search(
         ValueError: beam_size or max_words below 1, or no_repeat_ngram below 0.
         CheckpointError: The model's output is not a number.
     """
-    if not len(grid.features):
-        return []
     return _run(
         decoder,
         grid,
-        [
-            _Beam(
-                images=len(grid.features),
-                beam_size=beam_size,
-                max_words=max_words,
-                length_penalty=length_penalty,
-                no_repeat_ngram=no_repeat_ngram,
-                stop=stop,
-                constraints=constraints or Constraints(),
-                like=grid.features,
-            )
-        ],
+        1,
+        beam_size=beam_size,
+        max_words=max_words,
+        length_penalty=length_penalty,
+        no_repeat_ngram=no_repeat_ngram,
+        stop=stop,
+        constraints=constraints or Constraints(),
     )
 
 
@@ -170,10 +161,8 @@ def diverse_search(
     diversity: float,
     beam_size: int = 1,
     max_words: int = 30,
-    length_penalty: float = 0.0,
-    no_repeat_ngram: int = 0,
-    stop: StopRule = "first",
     constraints: Constraints | None = None,
+    **settings: Any,
 ) -> list[list[Hypothesis]]:
     """Find captions that differ: diverse beam search (Vijayakumar et al., 2018).
 
@@ -184,23 +173,10 @@ def diverse_search(
     Returns:
         For each image the best hypothesis of every group, best first, each caption once.
     """
-    if not len(grid.features):
-        return []
-    beams = [
-        _Beam(
-            images=len(grid.features),
-            beam_size=beam_size,
-            max_words=max_words,
-            length_penalty=length_penalty,
-            no_repeat_ngram=no_repeat_ngram,
-            stop=stop,
-            constraints=constraints or Constraints(),
-            like=grid.features,
-        )
-        for _ in range(groups)
-    ]
+    settings |= {"beam_size": beam_size, "max_words": max_words}
+    settings["constraints"] = constraints or Constraints()
     results = []
-    for image in _run(decoder, grid, beams, diversity, best_of_each=True):
+    for image in _run(decoder, grid, groups, diversity, best_of_each=True, **settings):
         distinct = {tuple(hypothesis.tokens): hypothesis for hypothesis in image}
         results.append(sorted(distinct.values(), key=lambda hypothesis: -hypothesis.score))
     return results
@@ -209,18 +185,23 @@ def diverse_search(
 def _run(
     decoder: StepDecoder,
     grid: Grid,
-    beams: list[_Beam],
+    groups: int,
     diversity: float = 0.0,
     *,
     best_of_each: bool = False,
+    **settings: Any,
 ) -> list[list[Hypothesis]]:
-    """Advance the beams step by step; return for each image the hypotheses of all of them."""
+    """Search in so many groups; return for each image the hypotheses of all of them."""
+    images = len(grid.features)
+    if not images:
+        return []
+    beams = [_Beam(images=images, like=grid.features, **settings) for _ in range(groups)]
     with without_gradients(grid.features):
         _advance_all(decoder, grid, beams, diversity)
         found = [beam.hypotheses() for beam in beams]
     return [
         [h for each in found for h in (each[image][:1] if best_of_each else each[image])]
-        for image in range(len(grid.features))
+        for image in range(images)
     ]
 
 
@@ -271,11 +252,11 @@ class _Beam:
         images: int,
         beam_size: int,
         max_words: int,
-        length_penalty: float,
-        no_repeat_ngram: int,
-        stop: StopRule,
         constraints: Constraints,
         like: Array,
+        length_penalty: float = 0.0,
+        no_repeat_ngram: int = 0,
+        stop: StopRule = "first",
     ) -> None:
         if beam_size < 1 or max_words < 1 or no_repeat_ngram < 0:
             raise ValueError(
@@ -500,9 +481,7 @@ class _Beam:
     ) -> Hypothesis:
         """Follow a caption from the beam that holds its last word to its first word."""
         written = np.zeros(words, dtype=np.int64)  # the beam that holds word t once written
-        parent = np.zeros(
-            words, dtype=np.int64
-        )  # the beam that it continued, whose attention it is
+        parent = np.zeros_like(written)  # the beam that it continued, whose attention it is
         for step in range(words - 1, -1, -1):
             written[step] = beam
             beam = parent[step] = trace["parent"][step, image, beam]

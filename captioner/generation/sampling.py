@@ -79,10 +79,6 @@ def sample(
     As in the search, of the special tokens only the end is written, and never first.
 
     Args:
-        decoder: Writes the captions.
-        grid: Of B images.
-        samples: Captions an image.
-        max_words: Words after which captions are cut off.
         greedy: Take the likeliest word instead of drawing one.
         temperature: Logits are divided by it: below 1 likely words become likelier.
         top_k: Draw from so many likeliest words only.

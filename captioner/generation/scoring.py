@@ -25,13 +25,8 @@ def score(
     """Score the same caption for each image of the grid.
 
     Args:
-        decoder: In evaluation mode.
-        grid: Of B images.
         tokens: T word indices, without start and end.
         times: Passes over the caption for each image; they differ where hard attention samples.
-
-    Returns:
-        B x times hypotheses, those of one image next to each other.
     """
     found = score_captions(decoder, grid, [[tokens] * times] * len(grid.features))
     return [hypothesis for image in found for hypothesis in image]
@@ -43,8 +38,6 @@ def score_captions(
     """Score several captions of each image: the hypotheses that a search would have had for them.
 
     Args:
-        decoder: In evaluation mode.
-        grid: Of B images.
         captions: [B][K], each of T word indices, without start and end; lengths may differ.
 
     Returns:

@@ -67,12 +67,7 @@ def build_model(
 def build_encoder(
     config: EncoderConfig, *, size_px: tuple[int, int], pretrained: bool = True
 ) -> Encoder:
-    """Build the backbone and the layers over its feature map.
-
-    Args:
-        size_px: Height and width of the images.
-        pretrained: False leaves the backbone's weights random.
-    """
+    """Build the backbone and the layers over its feature map."""
     backbone = build_backbone(
         config.backbone,
         weights=config.weights if pretrained else "none",
@@ -116,8 +111,6 @@ def build_attention(
     """Build the three stages that the settings name.
 
     Args:
-        query_dim: H, size of the decoder's state.
-        feature_dim: D, size of an annotation vector.
         cells: L, for the score `location`.
         context_dim: Size of projected contexts; None leaves them at D.
     """
@@ -144,13 +137,7 @@ def build_decoder(
     vocabulary_size: int,
     cells: int | None = None,
 ) -> Decoder:
-    """Build the decoder that the settings name, with its attention.
-
-    Args:
-        feature_dim: D, size of an annotation vector.
-        vocabulary_size: V.
-        cells: L, for the score `location`.
-    """
+    """Build the decoder that the settings name, with its attention."""
 
     def attend(context_dim: int | None = None) -> Attention:
         return build_attention(
@@ -161,7 +148,7 @@ def build_decoder(
             context_dim=context_dim,
         )
 
-    decoder: Decoder = DECODERS[config.kind].from_config(
+    decoder: Decoder = DECODERS[config.kind](
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )
     return decoder

@@ -57,17 +57,17 @@ def fuse_for_cpu(stages: nn.Sequential) -> None:
     take one image after another. An encoder with weights that are not finite stays as it is
     (oneDNN's ReLU6 turns NaN into zeros, and nobody would notice), and so does one that oneDNN
     cannot compute.
-
-    Args:
-        stages: The stages of a backbone, from the first on.
     """
     convolutions = [
         (parent, first, conv, second, isinstance(behind, nn.ReLU6))
         for parent, (first, conv), (second, behind) in _neighbours(stages)
         if isinstance(conv, SameConv) and isinstance(behind, (nn.ReLU6, nn.Identity))
     ]
-    if not all(onednn_can_pack(conv.weight) and _finite(conv) for _, _, conv, _, _ in convolutions):
-        return
+    for _, _, conv, _, _ in convolutions:
+        if not onednn_can_pack(conv.weight):
+            return
+        if not all(bool(parameter.isfinite().all()) for parameter in conv.parameters()):
+            return
     for parent, first, conv, second, relu6 in convolutions:
         setattr(parent, first, FusedConv(conv, relu6=relu6))
         setattr(parent, second, nn.Identity())
@@ -83,7 +83,3 @@ def _neighbours(
     for parent in list(module.modules()):
         for one, next_one in itertools.pairwise(list(parent.named_children())):
             yield parent, one, next_one
-
-
-def _finite(module: nn.Module) -> bool:
-    return all(bool(parameter.isfinite().all()) for parameter in module.parameters())

@@ -33,7 +33,6 @@ class Encoder(nn.Module):
             still learned) or use and update the batch's statistics (`train`). Frozen stages always
             use the running statistics.
         project_dim: Size D of a learned projection; None uses the backbone's channels.
-        drop_path: Probability of skipping a residual block.
     """
 
     def __init__(
@@ -180,7 +179,6 @@ class CaptionModel(nn.Module):
         """Predict all words of given captions (teacher forcing).
 
         Args:
-            grid: The encoder's output for B images.
             image_index: [N], the image of each caption.
             tokens: [N, T], the words read, from the start token on.
             lengths: [N] on the CPU, falling: words to be predicted for each caption.

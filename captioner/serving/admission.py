@@ -104,9 +104,6 @@ class Admission:
     def upload(self, client: str) -> Iterator[Upload]:
         """Hold a body in memory, from its first byte to the answer.
 
-        Args:
-            client: as `client_key` gives it.
-
         Raises:
             FullError: no request would be taken now.
         """
@@ -123,9 +120,6 @@ class Admission:
     @contextmanager
     def request(self, client: str) -> Iterator[None]:
         """Count a complete request until its answer.
-
-        Args:
-            client: as `client_key` gives it.
 
         Raises:
             FullError: all clients, or this one, have as many requests as they may.

@@ -58,9 +58,7 @@ def create_app(
     """Return the application.
 
     Args:
-        models: by their names; the first is the default.
         token: what requests under /v1 and /metrics must bring, or None for no login.
-        limits: what requests may cost.
         allowed_hosts: host names under which the server answers, as patterns of Starlette's
             TrustedHostMiddleware; `*` is any.
         allowed_origins: origins of other sites whose pages may use the interface.
@@ -210,11 +208,6 @@ async def _answer(
 
 async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s: float) -> Answer:
     """Await the work; cancel it when the client leaves or the deadline has passed.
-
-    Args:
-        request: whose body has been read.
-        work: makes the answer.
-        deadline_s: from now.
 
     Raises:
         Problem: 504, or what the work raises.

@@ -38,10 +38,8 @@ class Batcher:
     items wait (see `admission`).
 
     Args:
-        max_batch: items in a batch.
         wait_s: how long the first item waits for others.
         passes: batches at once, each in a thread of its own.
-        observe: called with the size of each batch.
     """
 
     def __init__(
@@ -94,9 +92,6 @@ class Batcher:
         Args:
             timeout_s: after this time, items that still wait are dropped, and a batch that still
                 runs is left to itself (a thread cannot be ended).
-
-        Returns:
-            Whether everything was finished in time.
         """
         self._closing = True
         self._changed.set()

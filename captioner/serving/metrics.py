@@ -16,11 +16,7 @@ METHODS = frozenset("GET HEAD POST PUT PATCH DELETE OPTIONS".split())
 
 
 class Metrics:
-    """The counters of one service, in a registry of its own.
-
-    Args:
-        requests_in_progress: returns their number.
-    """
+    """The counters of one service, in a registry of its own."""
 
     def __init__(self, requests_in_progress: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()

@@ -23,10 +23,8 @@ class Problem(Exception):
     """A request that is answered with a problem document.
 
     Args:
-        status: of the HTTP response.
         detail: one sentence for the client.
         errors: the name and detail of each option that cannot be used.
-        headers: of the HTTP response.
     """
 
     def __init__(

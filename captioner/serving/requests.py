@@ -34,12 +34,6 @@ async def read_image_and_options(
 ) -> tuple[bytes, Options]:
     """Return the image file's bytes, and the options of the query and the form's other fields.
 
-    Args:
-        request: whose body has not been read.
-        kind: model of the options.
-        max_bytes: limit of the body.
-        upload: counts what has arrived.
-
     Raises:
         Problem: 400, 413, 415, 422 or 503.
         FullError: there is no memory for the body.
@@ -49,7 +43,11 @@ async def read_image_and_options(
         raise Problem(422, f"the query has more than {MAX_OPTIONS} options", headers=CLOSE)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     options = list(request.query_params.multi_items())
-    if media_type != MULTIPART and media_type not in RAW_TYPES and not _is_image(media_type):
+    if (
+        media_type != MULTIPART
+        and media_type not in RAW_TYPES
+        and not media_type.startswith("image/")
+    ):
         raise Problem(
             415,
             f"send the photo as {MULTIPART} with the field {IMAGE_FIELD}, or its bytes as "
@@ -62,16 +60,8 @@ async def read_image_and_options(
     return body, validate_options(kind, options)
 
 
-def _is_image(media_type: str) -> bool:
-    return media_type.startswith("image/")
-
-
 def validate_options(kind: type[Options], options: list[tuple[str, str]]) -> Options:
     """Return the options as their model.
-
-    Args:
-        kind: the model.
-        options: names and texts.
 
     Raises:
         Problem: 422, naming every option that cannot be used.
@@ -150,12 +140,7 @@ async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[
 
 
 def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI parameters and body of what `read_image_and_options` reads.
-
-    Args:
-        kind: model of the options.
-        example: values of some of them.
-    """
+    """Return the OpenAPI parameters and body of what `read_image_and_options` reads."""
     schema = kind.model_json_schema()
     properties: dict[str, Any] = schema["properties"]
     required = schema.get("required", [])

@@ -67,10 +67,6 @@ class CheckHost:
     """Middleware that answers 421 under host names that are not allowed, whatever the route.
 
     Starlette's TrustedHostMiddleware decides; its own answer would be plain text.
-
-    Args:
-        app: the next application.
-        allowed_hosts: names and patterns of TrustedHostMiddleware.
     """
 
     def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str]) -> None:
@@ -104,7 +100,6 @@ class CheckOrigin:
     header come from programs, and are let through, as is following a link to this server.
 
     Args:
-        app: the next application.
         allowed_origins: origins whose pages may send requests, as `https://example.org`.
     """
 

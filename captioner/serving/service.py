@@ -56,12 +56,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class _CaptionRequest:
-    """One image of a batch.
-
-    Attributes:
-        image: the decoded image.
-        count: captions that are wanted.
-        convert: makes the answer of them, in the model's thread.
+    """An image of a batch, the captions that are wanted of it, and what makes the answer of them in
+    the model's thread.
     """
 
     image: DecodedImage
@@ -119,7 +115,10 @@ class Service:
         if options.num_captions > beam_size:
             raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
         image = await self._decode(data, captioner, client)
-        convert = partial(_to_dicts, maps=options.maps)
+
+        def convert(captions: list[Caption]) -> list[dict[str, Any]]:
+            return [caption.to_dict(maps=options.maps) for caption in captions]
+
         request = _CaptionRequest(image, options.num_captions, convert)
         captions = await self._caption(name, beam_size, options, request, client)
         return {"model": name, "beam_size": beam_size, "captions": captions}
@@ -137,7 +136,7 @@ class Service:
         return {
             "model": name,
             "caption": caption.to_dict(maps=options.maps),
-            "log_prob": round(float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0), 6),
+            "log_prob": round(caption.log_prob, 6),
             "unknown_words": [word for word in words if word not in captioner.vocabulary],
         }
 
@@ -215,10 +214,6 @@ def _caption_images(
         request.convert(captions[: request.count])
         for request, captions in zip(requests, n_best, strict=True)
     ]
-
-
-def _to_dicts(captions: list[Caption], *, maps: bool) -> list[dict[str, Any]]:
-    return [caption.to_dict(maps=maps) for caption in captions]
 
 
 def _check_words(captioner: Captioner, text: str) -> list[str]:

@@ -14,6 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,8 +49,6 @@ def main(connection: Connection, task: str, memory_bytes: int) -> None:
     this process sends: after an exploit in an image decoder it could be anything.
 
     Args:
-        connection: this process's end of the pipe.
-        task: a key of TASKS.
         memory_bytes: address space that the process may use in addition to what it has now.
     """
     # Ctrl-C reaches the whole process group; the server finishes its requests first.
@@ -90,8 +89,6 @@ def decode(data: bytes, transform: ImageTransform, max_pixels: int, preview_px: 
     """Decode the bytes of a file to the network's input.
 
     Args:
-        data: what was uploaded.
-        transform: the model's preprocessing.
         max_pixels: limit of width x height.
         preview_px: longest side of the reduced image to return as well; 0 for none.
 
@@ -157,24 +154,17 @@ def draw(form: str, size: tuple[int, int], rgb: bytes, caption: Caption, model: 
     Args:
         form: `png` (a sheet of all words), `gif` (word after word) or `html` (the viewer).
         size: width and height of the image in pixels.
-        rgb: the image's bytes.
         caption: a caption whose geometry is that of this image.
-        model: the model's name, which the viewer shows.
-
-    Returns:
-        An empty header and the file.
     """
-    from captioner.visualization import attention_sheet, caption_page
-    from captioner.visualization.animation import caption_gif
+    from captioner.visualization import caption_gif, caption_page
+    from captioner.visualization.notebook import caption_png
 
     image = Image.frombytes("RGB", size, rgb)
     if form == "html":
         return {}, [caption_page(image, [(model, caption)], name=IMAGE_NAME).encode()]
     if form == "gif":
         return {}, [caption_gif(image, caption)]
-    file = io.BytesIO()
-    attention_sheet(image, caption).save(file, format="PNG", compress_level=3)
-    return {}, [file.getvalue()]
+    return {}, [caption_png(replace(caption, image=image))]
 
 
 # Each task, and the sentence for the client where it does not fit in memory.

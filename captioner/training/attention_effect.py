@@ -25,11 +25,8 @@ def attention_effect_loss(
     reaches the words with the model's own attention, which have the cross-entropy.
 
     Args:
-        output: Teacher-forced output of the captions.
-        at_random: The same with random cells.
         targets: [N, T].
         lengths: [N] on the CPU, falling.
-        effect: Nats a word that each caption is to lose.
         words: Number of words to divide by; None takes those of these captions.
 
     Returns:

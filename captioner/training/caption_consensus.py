@@ -33,9 +33,6 @@ def consensus_weights(
     et al. (2017, section 3.2) has r itself.
 
     Args:
-        images: Training images.
-        captions: Their captions.
-        tokenizer: Splits the captions.
         share: From 0, all captions weigh alike, to 1.
 
     Returns:

@@ -24,8 +24,6 @@ class CrossEntropyTask(TrainingTask):
     """Minimise the cross-entropy of the captions and the terms that the settings add to it.
 
     Args:
-        model: Model to train.
-        loss: Weights of the terms.
         reinforce: Terms of equation 12 that train hard attention; None for soft attention.
         samples: Attention samples of each caption, with `reinforce`.
         teachers: Trained models whose word probabilities are learned in addition.
@@ -160,7 +158,6 @@ def attention_statistics(
     """Return metrics that show whether attention is alive: means over the words of a batch.
 
     Args:
-        output: Teacher-forced output.
         lengths: int64 [N] on the CPU.
         words: Number of words to divide by; None takes those of these captions.
         captions: Number of captions, likewise; a caption has a pair of neighbouring words less

@@ -24,7 +24,6 @@ class TeacherTargets:
     """What teachers say of a batch's captions.
 
     Args:
-        probs: [M, V], the mean of their word probabilities, packed by step.
         maps: [N, T, L], the mean of their attention, zero where a caption has ended; None where
             it is not asked for.
     """
@@ -65,7 +64,10 @@ class Teachers:
     @torch.no_grad()
     def __call__(self, batch: Batch) -> TeacherTargets:
         """Read a batch and return the mean of what the teachers say."""
-        outputs = [_read(model, batch) for model in self.models]
+        outputs: list[TeacherForcingOutput] = []
+        for model in self.models:
+            grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
+            outputs.append(model(grid, batch.image_index, batch.tokens, batch.lengths))
         probs = [torch.softmax(at_least_float32(output.logits), dim=-1) for output in outputs]
         maps = None
         if self.attention:
@@ -73,12 +75,6 @@ class Teachers:
             maps = maps.pow(1 / self.temperature)
             maps = maps / maps.sum(-1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
         return TeacherTargets(torch.stack(probs).mean(0), maps)
-
-
-def _read(model: CaptionModel, batch: Batch) -> TeacherForcingOutput:
-    grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-    output: TeacherForcingOutput = model(grid, batch.image_index, batch.tokens, batch.lengths)
-    return output
 
 
 def load_teachers(data: TaskData) -> Teachers:

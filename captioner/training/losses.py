@@ -54,7 +54,6 @@ def caption_losses(
     losses, metrics and gradients is that of the whole batch.
 
     Args:
-        output: Teacher-forced output of the captions.
         targets: [N, T].
         lengths: [N] on the CPU, falling.
         doubly_stochastic: lambda of equation 14.
@@ -68,7 +67,6 @@ def caption_losses(
         attention_distillation: Weight of the cross-entropy between their attention and the
             model's, if `taught` has it.
         words: Number of words to divide by; None takes those of these captions.
-        captions: Number of captions to divide by, likewise.
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),

@@ -22,10 +22,6 @@ def build_optimizer(task: TrainingTask, config: OptimConfig) -> torch.optim.Opti
     weight matrices, which decay, and biases, norms and embeddings, which do not; and a learned
     baseline, at a rate of its own and without clipping. Each group holds `base_lr`, the rate
     before the schedule, and `clip`, whether its gradient counts in the clipped norm.
-
-    Args:
-        task: Owns the parameters.
-        config: The settings of `optim`.
     """
     backbone = {id(parameter) for parameter in task.model.encoder.backbone.parameters()}
     embeddings: set[int] = set()

@@ -188,7 +188,6 @@ class Reinforce(nn.Module):
         """Return what is added to the loss, and metrics.
 
         Args:
-            output: Teacher-forced output with sampled cells.
             word_log_probs: [M], of the target words, packed by step.
             lengths: [N] on the CPU, falling.
             words: Number of words to divide by; None takes those of these captions.

@@ -24,13 +24,7 @@ SAME_CAPTIONS = 0.02  # share of distinct captions
 
 
 def print_validation(epoch: int, validation: Validation, *, attends: bool) -> None:
-    """Print the main figures of an epoch, and a warning for each sign of collapse.
-
-    Args:
-        epoch: Epochs done.
-        validation: Of the last of them.
-        attends: Whether the decoder has attention.
-    """
+    """Print the main figures of an epoch, and a warning for each sign of collapse."""
     figures = validation.figures
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
     logger.info(
@@ -43,13 +37,7 @@ def print_validation(epoch: int, validation: Validation, *, attends: bool) -> No
 
 
 def warnings(figures: dict[str, float], num_captions: int, *, attends: bool = True) -> list[str]:
-    """Return one sentence for each sign of collapse in the figures of a validation.
-
-    Args:
-        figures: Of the validation.
-        num_captions: Captions that they were computed from.
-        attends: Whether the decoder has attention, whose maps should be neither flat nor frozen.
-    """
+    """Return one sentence for each sign of collapse in the figures of a validation."""
     sentences = []
     if attends and figures["attention_entropy"] > FLAT_ENTROPY:
         sentences.append(
@@ -73,18 +61,8 @@ def warnings(figures: dict[str, float], num_captions: int, *, attends: bool = Tr
 def log_samples(
     log: RunLog, setup: Setup, validation: Validation, epoch: int, step: int, samples: int
 ) -> list[tuple[str, str]]:
-    """Log the attention of the first validation images.
-
-    Args:
-        log: Where they go.
-        setup: Has the validation images.
-        validation: Has their captions.
-        epoch: Epochs done.
-        step: Optimizer steps done.
-        samples: Images to log.
-
-    Returns:
-        Images that could not be read again, each with the reason.
+    """Log the attention of the first validation images; return those that cannot be read again,
+    each with the reason.
     """
     sheets = []
     unreadable = []

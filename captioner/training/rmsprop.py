@@ -50,14 +50,7 @@ class GravesRMSprop(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the weights once.
-
-        Args:
-            closure: Computes the loss and its gradients anew, if given.
-
-        Returns:
-            The closure's loss.
-        """
+        """Update the weights once; return the loss that `closure`, if given, computes anew."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -24,10 +24,6 @@ class RunLog:
     Opened at a step, it forgets what was written after that step, so that a resumed run writes the
     same log as one that was never interrupted. A context manager; it closes at the end.
 
-    Args:
-        run: Run folder.
-        resume_step: Optimizer steps done so far.
-
     Raises:
         CaptionerError: From each method, when the disk refuses.
     """

@@ -36,11 +36,8 @@ class SelfCriticalTask(TrainingTask):
     "of a".
 
     Args:
-        model: Model to train.
         reward: CIDEr-D against the training captions, each with its end token.
-        vocabulary: Words of the model.
         samples: Captions sampled for each image.
-        baseline: b.
         max_words: Longest sampled caption.
     """
 
@@ -156,7 +153,6 @@ class SelfCriticalTask(TrainingTask):
         """Return sampled captions as a batch for teacher forcing, and their advantages [N].
 
         Args:
-            batch: Batch of the images.
             tokens: [B, samples, T], ending in the end token.
             lengths: [B, samples].
             advantage: [B, samples].

@@ -42,15 +42,7 @@ class Setup:
     """Everything that the training loop works with.
 
     Args:
-        config: The recipe with the backbone's own preprocessing written out.
-        vocabulary: Words of the model.
-        task: Owns the model.
-        dataset: Training captions and images of all sources.
-        batches: Their order.
         validation: Validation images of all sources, one source after another, with distinct ids.
-        validation_sources: How they divide into sources.
-        validation_transform: From a validation image to the model's input.
-        validation_cache: Features of the validation images, or None.
         data_digests: By name, hashes that tell this data from other data, wherever it lies.
         reported_unreadable: Unreadable images that were reported when the caches were made.
     """
@@ -78,8 +70,6 @@ def prepare(
     """Read the data, build the task, and fill the feature cache if one is asked for.
 
     Args:
-        config: The recipe.
-        device: Where the task is put.
         start_from: Verified model folder that the model begins with: its words and those of the
             training captions that it lacks, and its weights. They are loaded before the cache is
             filled with what the frozen weights compute.
@@ -129,9 +119,9 @@ def prepare(
     _check_vocabulary(captions, vocabulary, start_from)
     for sentence in unused_settings(config, captions=len(captions)):
         _warn(sentence)
-    task = _task(TaskData(config, model, vocabulary, images, captions, validation, device)).to(
-        device
-    )
+    kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
+    parts = TaskData(config, model, vocabulary, images, captions, validation, device)
+    task = kind.from_data(parts).to(device)
     # All that can be wrong is found before the caches, which take long.
     cache = validation_cache = None
     if data.cache:
@@ -279,14 +269,6 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
         f"{', '.join(differing) or 'other settings'}; use captioner finetune, which takes these "
         "over, or train.start_with encoder"
     )
-
-
-def _task(data: TaskData) -> TrainingTask:
-    """Return the first task of the registry that the recipe asks for."""
-    kind: type[TrainingTask] = next(
-        kind for kind in TASKS.values() if kind.is_asked_for(data.config)
-    )
-    return kind.from_data(data)
 
 
 def _check_vocabulary(

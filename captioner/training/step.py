@@ -42,13 +42,7 @@ MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run
 
 
 class StepLoop(ABC):
-    """Takes the optimizer steps of an epoch; `Trainer` adds validation and checkpoints.
-
-    Args:
-        setup: Data, model and task of the run.
-        run: Run folder.
-        device: Where the task is.
-    """
+    """Takes the optimizer steps of an epoch; `Trainer` adds validation and checkpoints."""
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
         self.setup, self.run, self.device = setup, run, device
@@ -74,9 +68,6 @@ class StepLoop(ABC):
 
     def train_epoch(self, log: RunLog | None) -> None:
         """Take the steps of this epoch that are not done yet.
-
-        Args:
-            log: Of process 0.
 
         Raises:
             KeyboardInterrupt: A signal came; no step is half done unless interrupts are deferred.
@@ -257,8 +248,6 @@ def training_step(
         optimizer: Its groups hold `base_lr` and `clip` (see `build_optimizer`).
         learning_rate_factor: Multiplies each group's `base_lr`.
         clip_norm: Largest norm of the gradient of the groups with `clip`; 0 does not clip.
-        autocast: Context of the forward pass.
-        device: Where the batches are moved.
     """
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * learning_rate_factor
@@ -300,12 +289,7 @@ def learning_rate_factor(
 
 
 class AveragedModel:
-    """Exponential moving average of a model's weights, with a short memory at the start.
-
-    Args:
-        model: Model whose weights are averaged; it is copied.
-        decay: Share that the average keeps in an update.
-    """
+    """Exponential moving average of a model's weights, with a short memory at the start."""
 
     def __init__(self, model: CaptionModel, decay: float) -> None:
         self.decay = decay

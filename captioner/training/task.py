@@ -23,7 +23,6 @@ class LossOutput:
     """Result of a training task for one batch.
 
     Args:
-        loss: Scalar to minimise, with its graph.
         metrics: Detached scalars for the log, by name. Their mean over the processes is that of
             the whole batch; of the advantage it is the mean square.
     """
@@ -34,17 +33,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class TaskData:
-    """What a task may be built from.
-
-    Args:
-        config: The recipe.
-        model: Model to train.
-        vocabulary: Words of the model.
-        images: Images of all sources.
-        captions: Captions of the training images.
-        validation: Validation images of all sources.
-        device: Where the model is.
-    """
+    """What a task may be built from."""
 
     config: Config
     model: CaptionModel
@@ -61,9 +50,6 @@ class TrainingTask(nn.Module, ABC):
     All trainable parameters are parameters of the task (the model's, a learned baseline's, style
     embeddings ...), so that `DistributedDataParallel(task)` synchronises them and `state_dict()`
     holds all of them.
-
-    Args:
-        model: Model to train.
     """
 
     def __init__(self, model: CaptionModel) -> None:

@@ -24,13 +24,7 @@ from captioner.training.validation import Validation, validate
 
 
 class Trainer(StepLoop):
-    """State of a run: what `save` writes is all that `restore` needs.
-
-    Args:
-        setup: Data, model and task of the run.
-        run: Run folder.
-        device: Where the task is.
-    """
+    """State of a run: what `save` writes is all that `restore` needs."""
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
         super().__init__(setup, run, device)
@@ -47,7 +41,10 @@ class Trainer(StepLoop):
             CaptionerError: The run cannot go on; a checkpoint was saved unless the gradient was not
                 finite in many steps in a row.
         """
-        with self._log() as log:
+        run_log: AbstractContextManager[RunLog | None] = nullcontext()
+        if self.rank == 0:
+            run_log = RunLog(self.run, resume_step=self.step)
+        with run_log as log:
             if log is not None:
                 log.write_validation(self.last_validation)  # unless it is there
             with self.interrupts:
@@ -58,9 +55,6 @@ class Trainer(StepLoop):
                 f"stopped: {self.bad_epochs} epochs without a better {self.config.train.metric} "
                 f"than that of epoch {self.figures.get('epoch')} (train.patience)"
             )
-
-    def _log(self) -> AbstractContextManager[RunLog | None]:
-        return RunLog(self.run, resume_step=self.step) if self.rank == 0 else nullcontext()
 
     def _fit_epoch(self, log: RunLog | None) -> None:
         try:
@@ -87,11 +81,17 @@ class Trainer(StepLoop):
             self._write("best", with_state=False, bias=bias)
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
-                self._log_samples(log, validation)
+                samples = self.config.train.samples
+                self.report_unreadable(
+                    log_samples(log, self.setup, validation, self.epoch, self.step, samples)
+                )
         finally:
             self.save()  # a failure to draw loses no work
         if log is not None:
-            self._report(log, validation)
+            self.report_unreadable(validation.unreadable)
+            log.write_validation(self.last_validation)
+            attends = self.config.decoder.kind != "mean"
+            print_validation(self.epoch, validation, attends=attends)
         self.interrupts.release()
 
     @property
@@ -116,18 +116,6 @@ class Trainer(StepLoop):
             cache=setup.validation_cache,
             sources=setup.validation_sources,
             decisive_source=config.train.val_source,
-        )
-
-    def _report(self, log: RunLog, validation: Validation) -> None:
-        self.report_unreadable(validation.unreadable)
-        log.write_validation(self.last_validation)
-        attends = self.config.decoder.kind != "mean"
-        print_validation(self.epoch, validation, attends=attends)
-
-    def _log_samples(self, log: RunLog, validation: Validation) -> None:
-        samples = self.config.train.samples
-        self.report_unreadable(
-            log_samples(log, self.setup, validation, self.epoch, self.step, samples)
         )
 
     def _update_best(self, validation: Validation, better: bool) -> None:

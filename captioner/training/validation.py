@@ -27,12 +27,7 @@ GPU_BATCH_SIZE = 200
 
 @dataclass(frozen=True)
 class ValidationSource:
-    """A slice of the validation images.
-
-    Args:
-        name: Of the data source.
-        count: Number of its images; the slices of all sources follow each other.
-    """
+    """A slice of the validation images; the slices of all sources follow each other."""
 
     name: str
     count: int
@@ -45,11 +40,8 @@ class Validation:
     Args:
         figures: Metrics and statistics by name. With several sources, `SOURCE/METRIC` for each and
             METRIC for what decides: their mean, or that of the chosen source.
-        captions: Caption of each readable image.
         hypotheses: Search result of each readable image. In processes but the first, all but the
             figures is empty.
-        grid_shape: Rows and columns of the grid.
-        unreadable: Images left out, each with the reason.
     """
 
     figures: dict[str, float]
@@ -82,12 +74,7 @@ def validate(
     Args:
         model: Put into evaluation mode.
         images: Of all sources, one source after another; their ids are distinct.
-        transform: From an image to the model's input.
-        vocabulary: Words of the model.
-        device: Where the model is.
         beam_size: As for `search`; so are the next three.
-        max_words: Longest caption.
-        length_penalty: Exponent of the length.
         no_repeat_ngram: Length of word groups that never occur twice; 0 allows all.
         cache: Features of the images, instead of the images.
         sources: How the images divide into sources; none takes them as one.

@@ -68,14 +68,10 @@ class WordConcepts(nn.Module):
     """Terms of the loss that share a table of word concepts: detection, text captions, or both.
 
     Args:
-        table: Vectors of the words.
         words_of_images: For each training image, the indices of its captions' words.
         texts: Captions without images, or None.
         detection_weight: Weight of the detection loss (`loss.visual_concepts`).
-        text_weight: Weight of the text captions' cross-entropy.
-        text_batch_size: Text captions in a step.
         text_cells: Words that each text caption is written from.
-        label_smoothing: As for the captions of images.
     """
 
     def __init__(

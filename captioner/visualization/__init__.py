@@ -16,6 +16,7 @@ from captioner.visualization.files import (
 )
 from captioner.visualization.heat import attention_heat
 from captioner.visualization.matrix import alignment_matrix, vector_matrix
+from captioner.visualization.notebook import save_caption
 from captioner.visualization.overlay import outline_cell, overlay, word_overlay
 from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
 from captioner.visualization.report import ReportedImage, report_page
@@ -54,6 +55,7 @@ __all__ = [
     "output_names",
     "overlay",
     "report_page",
+    "save_caption",
     "save_npz",
     "save_png",
     "sheet_name",

@@ -31,10 +31,6 @@ def gif(frames: Sequence[Image.Image], seconds: Sequence[float], style: OverlayS
     Every frame is dithered with 256 colours: those of the legend and of text and bars, and for
     the rest what suits the frame.
 
-    Args:
-        seconds: How long each frame stays.
-        style: Of the overlays and their legend.
-
     Raises:
         ValueError: No frames, or frames of several sizes.
     """

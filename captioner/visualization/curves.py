@@ -52,8 +52,6 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
     Args:
         entries: The lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
             figure was not finite.
-        paths: Files to write.
-        title: Of the figure.
 
     Raises:
         CaptionerError: A file cannot be written.

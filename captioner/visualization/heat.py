@@ -38,7 +38,6 @@ def attention_heat(
         geometry: Undoes the squash, letterbox, crop or mirror that made the input.
         width_px: Width at which the image is drawn; any, so that a small panel costs little
             however large the image is.
-        height_px: Height at which it is drawn.
         smooth: Enlarge every cell, then blur with a Gaussian, as the paper does (section 5.4).
             It is computed in closed form, so it does not depend on the size that is drawn, and
             the row of cells is mirrored at its ends, so that a uniform map stays uniform up to
@@ -79,9 +78,6 @@ def is_flat(caption: Caption) -> bool:
 
 def cell_profile(steps_per_cell: int) -> np.ndarray:
     """Return how much of a cell's attention reaches a point, by the distance to its centre.
-
-    Args:
-        steps_per_cell: Samples in the width of a cell.
 
     Returns:
         float64, one value every 1 / steps_per_cell cells from distance 0, along one side, up to

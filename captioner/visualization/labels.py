@@ -40,16 +40,10 @@ GATE_COLOUR = "#c98a1b"
 LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
 
 
-def is_unsure(caption: Caption) -> bool:
-    """Return whether the caption's confidence is below its model's threshold, where it has both."""
-    confidence, threshold = caption.confidence, caption.confidence_threshold
-    return confidence is not None and threshold is not None and confidence < threshold
-
-
 def caption_note(caption: Caption) -> str:
     """Return one line about what a reader of the picture should know first, or ""."""
     notes = []
-    if is_unsure(caption):
+    if caption.is_unsure:
         notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")
     if caption.words and is_flat(caption):
         highest = max(peak(cells) for cells in caption.maps)
@@ -65,10 +59,6 @@ def draw_word_label(
     """Draw a word over bars with numbers from 0 to 1: p, its probability, and β, its gate if any.
 
     A question mark stands after a word whose probability is below UNSURE_PROBABILITY.
-
-    Args:
-        index: Of the word.
-        size: Of the text, in pixels.
     """
     draw = pen(page)
     probability = math.exp(float(caption.log_probs[index]))
@@ -151,12 +141,7 @@ def draw_footer(
     width: int,
     size: int,
 ) -> None:
-    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow.
-
-    Args:
-        captions: Those on the picture.
-        size: Of the text, in pixels.
-    """
+    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow."""
     across, down, _ = _footer_places(captions, width, size)
     with_words = any(caption.words for caption in captions)
     if with_words:

@@ -40,7 +40,9 @@ def save_caption(caption: Caption, path: str | Path, style: OverlayStyle | None 
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
-        raise CaptionerError(f"{path}: cannot be saved; use a name that ends in {_listed()}")
+        raise CaptionerError(
+            f"{path}: cannot be saved; use a name that ends in {', '.join(SUFFIXES)}"
+        )
     if kind == ".npz":
         save_npz(caption_arrays(caption), path)
         return
@@ -122,7 +124,3 @@ def _image(caption: Caption) -> Image.Image:
     if isinstance(caption.image, Image.Image):
         return caption.image
     return open_image(caption.image)
-
-
-def _listed() -> str:
-    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"

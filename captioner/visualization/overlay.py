@@ -28,15 +28,7 @@ if TYPE_CHECKING:
 def word_overlay(
     image: Image.Image, caption: Caption, index: int, style: OverlayStyle
 ) -> Image.Image:
-    """Draw the map of a word over the image, and the cells that hard attention sampled.
-
-    Args:
-        image: The captioned image, upright, at the size to draw; it is not changed.
-        index: Of the word.
-
-    Returns:
-        A new RGB image of the same size.
-    """
+    """Draw the map of a word over the image, and the cells that hard attention sampled."""
     heat = attention_heat(
         caption.maps[index],
         caption.geometry,
@@ -55,9 +47,6 @@ def overlay(image: Image.Image, heat: np.ndarray, style: OverlayStyle | None = N
     Args:
         image: Not changed. Resize it once and pass it for every word.
         heat: [height, width] of the image, in multiples of uniform attention.
-
-    Returns:
-        A new RGB image.
 
     Raises:
         ValueError: Heat of another size than the image.
@@ -146,9 +135,6 @@ def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
 
 def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
     """Draw, in place, the border of the cell that each head attended for a word.
-
-    Args:
-        image: An overlay of any size.
 
     Raises:
         ValueError: A caption without such cells, or a cell that is not in its grid.

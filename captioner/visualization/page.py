@@ -86,10 +86,8 @@ def caption_page(
     LONGEST_SIDE_PX on its longer side; a footer says so where it is smaller than the original.
 
     Args:
-        image: The upright image that was captioned.
         captions: A name and a caption for each model; the reader switches between them. Give
             captions with all their heads: layer and head say which are shown first.
-        name: Of the image, for the heading.
         style: How attention is shown at first; the reader can change it.
         layer: Layer whose maps are shown first, from 1; None is the last.
         head: Head whose maps are shown first, from 1; None is the mean of all.

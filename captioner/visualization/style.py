@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from captioner.errors import ConfigError
+from captioner.config import validate_section
+from captioner.config.fields import NonNegativeFloat, UnitInterval
 from captioner.visualization.heat import FLAT_BELOW, cell_profile
 
 StyleName = Literal["light", "colour", "contour", "mask"]
@@ -63,19 +64,11 @@ class OverlayStyle:
     kind: StyleName = "light"
     smooth: bool = True
     colour_map: ColourMap = "viridis"
-    opacity: float | None = None
-    threshold: float = 0.0
+    opacity: UnitInterval | None = None
+    threshold: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in STYLES:
-            raise ConfigError(f"style is {self.kind!r}; the styles are {', '.join(STYLES)}")
-        if self.colour_map not in COLOUR_MAPS:
-            maps = ", ".join(COLOUR_MAPS)
-            raise ConfigError(f"colour_map is {self.colour_map!r}; the colour maps are {maps}")
-        if self.opacity is not None and not 0 <= self.opacity <= 1:
-            raise ConfigError(f"opacity is {self.opacity}, and has to be between 0 and 1")
-        if not 0 <= self.threshold < math.inf:
-            raise ConfigError(f"threshold is {self.threshold}, and has to be a number from 0 up")
+        validate_section(self, "style: ")
 
     @property
     def strength(self) -> float:

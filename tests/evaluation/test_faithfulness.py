@@ -15,9 +15,10 @@ from captioner.evaluation.faithfulness import (
     SHARES,
     AttentionMeasure,
     attention_summary,
-    deletion_in_grid,
-    deletion_in_image,
+    deletion,
     deletion_summary,
+    removal_in_grid,
+    removal_in_image,
     removed_cells,
 )
 from captioner.generation import score
@@ -57,7 +58,9 @@ def test_falls_are_those_of_reading_each_changed_grid_alone(captioner: Captioner
     grid, _ = captioner.encode([image])
     tokens = [5, 7, 4]
     whole = score(decoder, grid, tokens)[0]
-    falls = deletion_in_grid(decoder, grid, tokens, whole.maps, np.random.default_rng(3))
+    falls = deletion(
+        decoder, grid, tokens, whole.maps, np.random.default_rng(3), removal_in_grid(grid)
+    )
     assert falls.shape == (len(ORDERS), len(SHARES), 3)
     generator = np.random.default_rng(3)
     for position in range(3):
@@ -84,16 +87,8 @@ def test_blur_touches_the_removed_cells_alone(captioner: Captioner) -> None:
 
     tokens = [5, 7]
     maps = score(decoder, grid, tokens)[0].maps
-    falls = deletion_in_image(
-        decoder,
-        grid,
-        tokens,
-        maps,
-        np.random.default_rng(3),
-        image=image,
-        geometry=geometries[0],
-        encode=encode,
-    )
+    remove = removal_in_image(grid, image, geometries[0], encode)
+    falls = deletion(decoder, grid, tokens, maps, np.random.default_rng(3), remove)
     generator = np.random.default_rng(3)
     removed = [removed_cells(m, generator).reshape(-1, grid.height * grid.width) for m in maps]
     assert len(seen) == sum(map(len, removed))
@@ -132,11 +127,12 @@ def test_attention_that_matters_falls_fastest_and_attention_of_noise_does_not() 
     knows = np.zeros((2, 40))
     knows[:, 0] = 1.0
     decoder: Decoder = Reads()  # type: ignore[assignment]
+    remove = removal_in_grid(grid)
     good = deletion_summary(
-        [deletion_in_grid(decoder, grid, tokens, knows, np.random.default_rng(0))]
+        [deletion(decoder, grid, tokens, knows, np.random.default_rng(0), remove)]
     )
     bad = deletion_summary(
-        [deletion_in_grid(decoder, grid, tokens, -knows, np.random.default_rng(0))]
+        [deletion(decoder, grid, tokens, -knows, np.random.default_rng(0), remove)]
     )
     assert good["num_words"] == 2
     # The word's logit falls from 8 to the mean of the grid, among five others of 0.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from captioner.config import DecoderConfig
 from captioner.generation import score
 from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders import LSTMDecoder
@@ -24,9 +25,8 @@ def random_decoder(**settings: Any) -> LSTMDecoder:
     attention = Attention(
         AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6), GlobalWindow(), SoftSelect()
     )
-    decoder = LSTMDecoder(
-        attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=7, **settings
-    )
+    config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
+    decoder = LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.8)
     return decoder.eval()

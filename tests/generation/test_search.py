@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captioner.config import DecoderConfig
 from captioner.errors import CheckpointError
 from captioner.generation import Hypothesis, score, search
 from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, Memory, SoftSelect
@@ -30,13 +31,9 @@ def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any)
     attention = Attention(
         AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6), GlobalWindow(), SoftSelect()
     )
+    config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(
-        attention,
-        vocabulary_size=4 + words,
-        feature_dim=D,
-        hidden_dim=H,
-        embed_dim=7,
-        **settings,
+        config, lambda _=None: attention, vocabulary_size=4 + words, feature_dim=D
     )
     with torch.no_grad():
         for _, parameter in sorted(decoder.named_parameters()):  # in whatever order they are made

@@ -177,9 +177,9 @@ def test_the_photo_is_not_changed():
 
 
 def test_settings_that_cannot_be_used_are_named():
-    with pytest.raises(ConfigError, match="colour_map is 'jet'; .*viridis, cividis"):
+    with pytest.raises(ConfigError, match="colour_map: jet is not .*viridis or cividis"):
         OverlayStyle(colour_map="jet")
-    with pytest.raises(ConfigError, match="style is 'fog'; .*light, colour, contour, mask"):
+    with pytest.raises(ConfigError, match="kind: fog is not .*light, colour, contour or mask"):
         OverlayStyle("fog")
     for opacity in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match="opacity"):
@@ -268,11 +268,9 @@ def test_drawing_never_imports_pyplot():
     # pyplot takes a second to start, and asks for a screen.
     program = (
         "import sys; import captioner.visualization as r; from PIL import Image; import numpy as np;"
-        "from types import SimpleNamespace as N;"
-        "geometry = N(photo_width_px=9, photo_height_px=9, left_px=0, top_px=0, width_px=9,"
-        "             height_px=9, flipped=False);"
-        "caption = N(text='dog', words=['dog'], maps=np.full((1, 2, 2), 0.25), beta=[1.0],"
-        "            log_probs=[0.0], confidence=None, confidence_threshold=None, cells=None, paths=None, geometry=geometry);"
+        "from captioner.types import Caption, Geometry;"
+        "caption = Caption(['dog'], np.full((1, 2, 2), 0.25), np.ones(1), np.zeros(1),"
+        "                  Geometry(9, 9, 0, 0, 9, 9));"
         "r.attention_sheet(Image.new('RGB', (9, 9)), caption);"
         "assert 'matplotlib' in sys.modules;"
         "assert 'matplotlib.pyplot' not in sys.modules"

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from captioner.data.captioned import CaptionedImage, ExistingFiles, available_splits
+from captioner.data.captioned import CaptionedImage, DataFiles, available_splits
 from captioner.data.text_files import (
     matches_of_star,
     normalize_spaces,
     numbered_lines,
     quoted,
     read_json_object,
-    refuse_unused,
 )
 from captioner.errors import DataError
 
@@ -23,14 +22,7 @@ _SPLIT_LISTS = ("train", "val", "test", "restval")
 _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 
 
-def read(
-    root: Path,
-    splits: Sequence[str],
-    *,
-    file: str | Path | None,
-    coco_splits: str | Path | None,
-    existing: ExistingFiles,
-) -> list[CaptionedImage]:
+def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     """Read annotations/captions_{split}.json next to the folder {split}, such as train2017.
 
     For a split whose captions are kept back, image_info_{split}.json is read. With `coco_splits`, a
@@ -39,9 +31,10 @@ def read(
     the image under its name of 2017, by its number. Ids are COCO's own; an image that no captions
     file has is named by its file name.
     """
-    refuse_unused("coco", file=file)
-    if coco_splits is not None:
-        return _read_lists(root, splits, Path(coco_splits), existing)
+    data.refuse("file")
+    if data.coco_splits is not None:
+        return _read_lists(data, splits, Path(data.coco_splits))
+    root = Path(data.root)
     images: dict[int | str, CaptionedImage] = {}
     for split in splits:
         path = root / "annotations" / f"captions_{split}.json"
@@ -114,10 +107,9 @@ def _annotated_folders(root: Path) -> list[str]:
     return matches_of_star(root / "annotations", "captions_*.json")
 
 
-def _read_lists(
-    root: Path, splits: Sequence[str], lists: Path, existing: ExistingFiles
-) -> list[CaptionedImage]:
+def _read_lists(data: DataFiles, splits: Sequence[str], lists: Path) -> list[CaptionedImage]:
     """Read the images that coco_SPLIT.txt in the folder `lists` names."""
+    root, existing = Path(data.root), data.existing
     wanted: dict[str, None] = {}  # an ordered set
     for split in splits:
         split_file = lists / f"coco_{split}.txt"

@@ -5,30 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.data.captioned import CaptionedImage, ExistingFiles, available_splits
+from captioner.data.captioned import CaptionedImage, DataFiles, available_splits
 from captioner.data.text_files import (
     matches_of_star,
     normalize_spaces,
     numbered_lines,
     quoted,
-    refuse_unused,
 )
 from captioner.errors import DataError
 
 
-def read(
-    root: Path,
-    splits: Sequence[str],
-    *,
-    file: str | Path | None,
-    coco_splits: str | Path | None,
-    existing: ExistingFiles,
-) -> list[CaptionedImage]:
+def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     """Read images/, Flickr8k.token.txt and Flickr_8k.{train,dev,test}Images.txt; "val" is "dev".
 
     Ids are positions in the token file.
     """
-    refuse_unused("flickr8k", file=file, coco_splits=coco_splits)
+    data.refuse("file", "coco_splits")
+    root = Path(data.root)
     token_file = root / "Flickr8k.token.txt"
     captions: dict[str, list[str]] = {}
     for number, line in numbered_lines(token_file):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.data.captioned import CaptionedImage, ExistingFiles, check_splits
+from captioner.data.captioned import CaptionedImage, DataFiles, check_splits
 from captioner.data.text_files import (
     find_captions_file,
     normalize_spaces,
     quoted,
     read_json_object,
-    refuse_unused,
 )
 from captioner.errors import DataError
 
@@ -19,23 +18,16 @@ from captioner.errors import DataError
 _IMAGE_FOLDERS = ("", "images", "flickr30k-images", "Flicker8k_Dataset")
 
 
-def read(
-    root: Path,
-    splits: Sequence[str],
-    *,
-    file: str | Path | None,
-    coco_splits: str | Path | None,
-    existing: ExistingFiles,
-) -> list[CaptionedImage]:
+def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     """Read `file` or the only dataset_*.json, and images in root or one of the archives' folders.
 
     Images lie below the folder that the file gives as `filepath`, if it does. Ids are cocoids if
     all images have one, else positions in the file.
     """
-    refuse_unused("karpathy", coco_splits=coco_splits)
-    path = find_captions_file(root, file, ("dataset_*.json",))
-    data = read_json_object(path)
-    images = data.get("images")
+    data.refuse("coco_splits")
+    root = Path(data.root)
+    path = find_captions_file(root, data.file, ("dataset_*.json",))
+    images = read_json_object(path).get("images")
     if not isinstance(images, list):
         raise DataError(f'{path} has no list "images"; it is not a Karpathy data set')
     # Positions and cocoids could collide, so one or the other for all of a file.
@@ -57,7 +49,7 @@ def read(
         if split in splits:
             places = [root / base / relative for base in _IMAGE_FOLDERS]
             usual = places[0] if folder else places[1]
-            found = next((place for place in places if place in existing), usual)
+            found = next((place for place in places if place in data.existing), usual)
             image_id = image["cocoid"] if have_cocoid else index
             if not isinstance(image_id, (int, str)) or image_id in ids:
                 raise DataError(

@@ -9,34 +9,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from captioner.data.captioned import CaptionedImage, ExistingFiles, check_splits
+from captioner.data.captioned import CaptionedImage, DataFiles, check_splits
 from captioner.data.text_files import (
     find_captions_file,
     normalize_spaces,
     numbered_lines,
     quoted,
     read_text,
-    refuse_unused,
 )
 from captioner.errors import DataError
 
 
-def read(
-    root: Path,
-    splits: Sequence[str],
-    *,
-    file: str | Path | None,
-    coco_splits: str | Path | None,
-    existing: ExistingFiles,
-) -> list[CaptionedImage]:
+def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     """Read a CSV or JSONL file: `root` itself, `file`, or the only one in root.
 
     Its columns are image, caption and, optionally, split. Several rows of an image are several
     captions, and in JSONL a caption may be a list. Image paths are relative to the table. Without
     a split column every row belongs to every split. Ids are positions of the images.
     """
-    refuse_unused("table", coco_splits=coco_splits)
-    path, parsed = _parse(root, file)
+    data.refuse("coco_splits")
+    path, parsed = _parse(Path(data.root), data.file)
     rows = []
     for row in parsed:
         if isinstance(row, DataError):

@@ -5,24 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from captioner.data.captioned import CaptionedImage, ExistingFiles
+from captioner.data.captioned import CaptionedImage, DataFiles
 from captioner.data.tars import read_shards
-from captioner.data.text_files import refuse_unused
 from captioner.errors import DataError
 
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.tar")
 
 
-def read(
-    root: str | Path,
-    splits: Sequence[str],
-    *,
-    file: str | Path | None,
-    coco_splits: str | Path | None,
-    existing: ExistingFiles,
-) -> list[CaptionedImage]:
+def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     """Read the tar files of the splits in `root`, a folder or URL.
 
     `file` is the pattern of their names, with *, ? and {00..99}; `{split}` in it is the name of the
@@ -32,11 +23,11 @@ def read(
     """
     from captioner.storage import expand
 
-    refuse_unused("webdataset", coco_splits=coco_splits)
+    data.refuse("coco_splits")
     images: dict[int | str, CaptionedImage] = {}
     for split in splits:
-        pattern = str(file or "{split}-[0-9]*.tar").replace("{split}", split)
-        names = expand(posixpath.join(str(root), pattern))
+        pattern = str(data.file or "{split}-[0-9]*.tar").replace("{split}", split)
+        names = expand(posixpath.join(str(data.root), pattern))
         _check_complete(names)
         for sample in read_shards(names):
             if sample.image_id in images:

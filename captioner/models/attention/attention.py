@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
+from captioner.models.attention.sizes import require_divisor
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
@@ -65,6 +67,21 @@ class Score(nn.Module, ABC):
         self.key = key
         self.heads = heads
 
+    @classmethod
+    def from_config(
+        cls,
+        config: AttentionConfig,
+        *,
+        query_dim: int,
+        feature_dim: int,
+        cells: int | None,
+        **options: Any,
+    ) -> Score:
+        """Build the score of these settings, for grids of so many cells; subclasses add options."""
+        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
+        options |= {"query_dim": query_dim, "feature_dim": feature_dim}
+        return cls(attention_dim=config.dim, heads=config.heads, **options)
+
     def keys(self, features: Tensor) -> Tensor:
         """Map annotation vectors [B, L, D] to keys [B, heads, L, A / heads]."""
         return split_heads(self.key(features), self.heads)
@@ -120,8 +137,6 @@ class Select(nn.Module, ABC):
         """Draw the images [B] whose context is the expectation in this batch; None for all.
 
         Args:
-            images: B.
-            device: Of the result.
             seeds: int64 [B], of the draws; None takes PyTorch's own generator.
         """
         return None

@@ -97,9 +97,6 @@ def _sample(log_map: Tensor, seeds: Tensor | None) -> Tensor:
 def hard_attention_mode(module: nn.Module, at_test: HardAttentionMode) -> Iterator[None]:
     """Override `at_test` of all hard attention in evaluation mode, in this thread's context.
 
-    Args:
-        module: One that has hard attention; only checked for that.
-
     Raises:
         ConfigError: The module has no hard attention, or there is no such mode.
     """

@@ -14,6 +14,7 @@ from captioner.models.backbones.backbone import (
     OneOutput,
     Preprocessing,
     channels_of,
+    first_line,
     is_file,
     load_weights_file,
     no_such_weights,
@@ -139,7 +140,7 @@ def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsErr
     import timm
 
     if is_file(weights):
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         return WeightsError(f"{weights} does not hold the weights of {name} ({reason})")
     settings = timm.get_pretrained_cfg(name)
     where = settings.url if settings else None
@@ -147,9 +148,8 @@ def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsErr
         file = settings.hf_hub_filename or "model.safetensors"
         where = f"{file} of https://huggingface.co/{settings.hf_hub_id}"
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return WeightsError(
-        f"the weights of {name} cannot be had ({reason}); fetch "
+        f"the weights of {name} cannot be had ({first_line(error)}); fetch "
         f"{where or 'them'} on another machine and name the file with encoder.weights, "
         f"or fill {home}"
     )

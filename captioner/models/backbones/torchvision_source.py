@@ -17,6 +17,7 @@ from captioner.models.backbones.backbone import (
     Preprocessing,
     channels_of,
     cut_behind,
+    first_line,
     is_file,
     load_weights_file,
     no_such_weights,
@@ -68,10 +69,9 @@ def _download(network: nn.Module, entry: Any, name: str) -> None:
     try:
         network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
     except Exception as error:  # noqa: BLE001  URLError, HTTPError, RuntimeError on a bad hash, ...
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
-            f"the weights of {name} cannot be had ({reason}); fetch {entry.url} on another machine "
-            f"and put it at {file}, or name a file with encoder.weights"
+            f"the weights of {name} cannot be had ({first_line(error)}); fetch {entry.url} on "
+            f"another machine and put it at {file}, or name a file with encoder.weights"
         ) from None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,6 @@ from captioner.errors import ConfigError
 from captioner.models.attention import Attention, Memory
 from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
 from captioner.types import AttentionOutput, Grid
-
-GateKind = Literal["none", "scalar", "vector"]
 
 
 class LSTMState(NamedTuple):
@@ -50,37 +48,35 @@ class RecurrentDecoder(Decoder):
     """An LSTM over the words, with attention; subclasses say when to attend.
 
     Args:
+        config: Settings of the decoder.
         attention: None for a decoder without attention.
+        vocabulary_size: V.
+        feature_dim: D.
         input_dim: Size of what the LSTM reads in addition to the word and h.
         output_dim: Size of the last layer's input.
-        deep_output: Make the layers of equation 7.
     """
 
     def __init__(
         self,
+        config: DecoderConfig,
         attention: Attention | None,
         *,
         vocabulary_size: int,
         feature_dim: int,
-        hidden_dim: int,
-        embed_dim: int,
         input_dim: int,
         output_dim: int,
-        gate: GateKind = "none",
-        tie_embeddings: bool = False,
-        dropout: float = 0.5,
-        embed_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        hidden_dim, embed_dim = config.hidden_dim, config.embed_dim
         self.vocabulary_size = vocabulary_size
         self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
-        self.embed_dropout = nn.Dropout(embed_dropout)
+        self.embed_dropout = nn.Dropout(config.embed_dropout)
         # The LSTM's gates: the word's share is computed for all words at once, with the bias.
         self.word_gates = nn.Linear(embed_dim, 4 * hidden_dim)
         self.state_gates = nn.Linear(hidden_dim + input_dim, 4 * hidden_dim, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.vocabulary = nn.Linear(output_dim, vocabulary_size)
-        if tie_embeddings:
+        if config.tie_embeddings:
             if output_dim != embed_dim:
                 raise ConfigError(
                     "decoder.tie_embeddings: needs decoder.output: deep, or hidden_dim and "
@@ -97,15 +93,8 @@ class RecurrentDecoder(Decoder):
             self.attention = attention
             self.initial_h = nn.Linear(feature_dim, hidden_dim)
             self.initial_c = nn.Linear(feature_dim, hidden_dim)
-            if gate != "none":
-                self.beta = nn.Linear(hidden_dim, 1 if gate == "scalar" else feature_dim)
-
-    @classmethod
-    def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
-    ) -> RecurrentDecoder:
-        """Build the decoder of these settings; `options` are further arguments."""
-        return cls(attend(), gate=config.gate, **recurrent_settings(config), **options)
+            if config.gate != "none":
+                self.beta = nn.Linear(hidden_dim, 1 if config.gate == "scalar" else feature_dim)
 
     @abstractmethod
     def lstm_step(
@@ -213,44 +202,29 @@ class LSTMDecoder(RecurrentDecoder):
 
     At each step: z_hat = beta * attention(h_{t-1}) (equations 4 to 6, gate of section 4.2.1), LSTM
     on [E y_{t-1}, h_{t-1}, z_hat] (equations 1 to 3), deep output (equation 7).
-
-    Args:
-        output: `deep` is equation 7, with the original code's dropout and tanh; `plain` is one
-            layer from the LSTM's state.
-        **settings: As for `RecurrentDecoder`.
     """
 
     def __init__(
         self,
-        attention: Attention,
+        config: DecoderConfig,
+        attend: AttentionFactory,
         *,
+        vocabulary_size: int,
         feature_dim: int,
-        hidden_dim: int,
-        embed_dim: int,
-        gate: GateKind = "scalar",
-        output: Literal["deep", "plain"] = "deep",
-        **settings: Any,
     ) -> None:
+        deep = config.output == "deep"  # else one layer from the LSTM's state
         super().__init__(
-            attention,
+            config,
+            attend(),
+            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
-            hidden_dim=hidden_dim,
-            embed_dim=embed_dim,
             input_dim=feature_dim,
-            output_dim=embed_dim if output == "deep" else hidden_dim,
-            gate=gate,
-            **settings,
+            output_dim=config.embed_dim if deep else config.hidden_dim,
         )
-        self.deep = output == "deep"
-        if self.deep:
-            self.from_h = nn.Linear(hidden_dim, embed_dim)
-            self.from_context = nn.Linear(feature_dim, embed_dim, bias=False)
-
-    @classmethod
-    def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
-    ) -> RecurrentDecoder:
-        return super().from_config(config, attend, output=config.output, **options)
+        self.deep = deep
+        if deep:
+            self.from_h = nn.Linear(config.hidden_dim, config.embed_dim)
+            self.from_context = nn.Linear(feature_dim, config.embed_dim, bias=False)
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
@@ -264,12 +238,6 @@ class LSTMDecoder(RecurrentDecoder):
             return self.vocabulary(self.dropout(output))
         hidden = words + self.from_h(self.dropout(output)) + self.from_context(context)
         return self.vocabulary(self.dropout(torch.tanh(hidden)))
-
-
-def recurrent_settings(config: DecoderConfig) -> dict[str, Any]:
-    """Return the settings that all decoders with an LSTM take."""
-    names = ("hidden_dim", "embed_dim", "tie_embeddings", "dropout", "embed_dropout")
-    return {name: getattr(config, name) for name in names}
 
 
 @torch.no_grad()

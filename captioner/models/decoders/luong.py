@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
-from captioner.models.attention import Attention, Memory
+from captioner.models.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
 from captioner.models.decoders.lstm import LSTMState, RecurrentDecoder
 from captioner.types import AttentionOutput
@@ -26,31 +24,23 @@ class LuongDecoder(RecurrentDecoder):
 
     def __init__(
         self,
-        attention: Attention,
+        config: DecoderConfig,
+        attend: AttentionFactory,
         *,
+        vocabulary_size: int,
         feature_dim: int,
-        hidden_dim: int,
-        embed_dim: int,
-        input_feeding: bool = True,
-        **settings: Any,
     ) -> None:
         super().__init__(
-            attention,
+            config,
+            attend(),
+            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
-            hidden_dim=hidden_dim,
-            embed_dim=embed_dim,
-            input_dim=embed_dim if input_feeding else 0,
-            output_dim=embed_dim,
-            **settings,
+            input_dim=config.embed_dim if config.input_feeding else 0,
+            output_dim=config.embed_dim,
         )
-        self.attentional = nn.Linear(feature_dim + hidden_dim, embed_dim, bias=False)
-        self.input_feeding = input_feeding
-
-    @classmethod
-    def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
-    ) -> RecurrentDecoder:
-        return super().from_config(config, attend, input_feeding=config.input_feeding, **options)
+        size = feature_dim + config.hidden_dim
+        self.attentional = nn.Linear(size, config.embed_dim, bias=False)
+        self.input_feeding = config.input_feeding
 
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
         state = super().start(memory, beams)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.models.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
-from captioner.models.decoders.lstm import LSTMState, RecurrentDecoder, recurrent_settings
+from captioner.models.decoders.lstm import LSTMState, RecurrentDecoder
 from captioner.types import AttentionOutput, Grid
 
 
@@ -22,25 +20,23 @@ class MeanDecoder(RecurrentDecoder):
     """
 
     def __init__(
-        self, *, feature_dim: int, hidden_dim: int, embed_dim: int, **settings: Any
+        self,
+        config: DecoderConfig,
+        attend: AttentionFactory,
+        *,
+        vocabulary_size: int,
+        feature_dim: int,
     ) -> None:
         super().__init__(
+            config,
             None,
+            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
-            hidden_dim=hidden_dim,
-            embed_dim=embed_dim,
             input_dim=0,
-            output_dim=embed_dim,
-            **settings,
+            output_dim=config.embed_dim,
         )
-        self.photo = nn.Linear(feature_dim, embed_dim)  # "photo": a key of the weights
-        self.from_h = nn.Linear(hidden_dim, embed_dim)
-
-    @classmethod
-    def from_config(
-        cls, config: DecoderConfig, attend: AttentionFactory, **options: Any
-    ) -> MeanDecoder:
-        return cls(**recurrent_settings(config), **options)
+        self.photo = nn.Linear(feature_dim, config.embed_dim)  # "photo": a key of the weights
+        self.from_h = nn.Linear(config.hidden_dim, config.embed_dim)
 
     def prepare(self, grid: Grid) -> Memory:
         return Memory(grid, keys=grid.features[..., :0].unsqueeze(1))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from captioner.models.attention import Attention, Memory
+from captioner.config import DecoderConfig
+from captioner.models.attention import Memory
+from captioner.models.decoders.base import AttentionFactory
 from captioner.models.decoders.lstm import (
     LSTMState,
     RecurrentDecoder,
@@ -30,21 +30,20 @@ class TopDownDecoder(RecurrentDecoder):
 
     def __init__(
         self,
-        attention: Attention,
+        config: DecoderConfig,
+        attend: AttentionFactory,
         *,
+        vocabulary_size: int,
         feature_dim: int,
-        hidden_dim: int,
-        embed_dim: int,
-        **settings: Any,
     ) -> None:
+        hidden_dim, embed_dim = config.hidden_dim, config.embed_dim
         super().__init__(
-            attention,
+            config,
+            attend(),
+            vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
-            hidden_dim=hidden_dim,
-            embed_dim=embed_dim,
             input_dim=hidden_dim,
             output_dim=embed_dim,
-            **settings,
         )
         self.mean_gates = nn.Linear(feature_dim, 4 * hidden_dim, bias=False)
         self.language_gates = nn.Linear(feature_dim + 2 * hidden_dim, 4 * hidden_dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,28 +89,20 @@ class SelfAttention(nn.Module):
 class TransformerLayer(nn.Module):
     """Self-attention, attention to the grid, feed-forward, each with a residual and a norm."""
 
-    def __init__(
-        self,
-        attention: Attention,
-        *,
-        dim: int,
-        heads: int,
-        feedforward_dim: int,
-        pre_norm: bool,
-        dropout: float,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, attention: Attention) -> None:
         super().__init__()
-        self.self_attention = SelfAttention(dim=dim, heads=heads, dropout=dropout)
+        dim, dropout = config.hidden_dim, config.dropout
+        self.self_attention = SelfAttention(dim=dim, heads=config.heads, dropout=dropout)
         self.attention = attention
         self.feedforward = nn.Sequential(
-            nn.Linear(dim, feedforward_dim),
+            nn.Linear(dim, config.feedforward_dim),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(feedforward_dim, dim),
+            nn.Linear(config.feedforward_dim, dim),
         )
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
-        self.pre_norm = pre_norm
+        self.pre_norm = config.pre_norm
 
     def before(self, words: Tensor, part: int) -> Tensor:
         """Return the input of sub-layer `part`, normalised with pre-norm."""
@@ -138,75 +130,34 @@ class TransformerDecoder(Decoder):
     heads of the last layer; `AttentionOutput.heads` has those of all layers. Embeddings are scaled
     by the root of H (section 3.4). Pre-norm adds a last norm. With hard attention, each layer
     samples its own cells and draws on its own which images take the expectation.
-
-    Args:
-        attentions: Attention to the grid, one per layer, with contexts of size H.
     """
 
     def __init__(
         self,
-        attentions: Sequence[Attention],
-        *,
-        vocabulary_size: int,
-        hidden_dim: int,
-        heads: int,
-        feedforward_dim: int,
-        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
-        max_positions: int = 64,
-        pre_norm: bool = True,
-        tie_embeddings: bool = False,
-        dropout: float = 0.1,
-        embed_dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.vocabulary_size = vocabulary_size
-        self.embedding = nn.Embedding(vocabulary_size, hidden_dim, padding_idx=0)
-        self.positions = nn.Embedding(max_positions, hidden_dim) if positions == "learned" else None
-        self.embed_dropout = nn.Dropout(embed_dropout)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                attention,
-                dim=hidden_dim,
-                heads=heads,
-                feedforward_dim=feedforward_dim,
-                pre_norm=pre_norm,
-                dropout=dropout,
-            )
-            for attention in attentions
-        )
-        self.norm = nn.LayerNorm(hidden_dim) if pre_norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
-        self.vocabulary = nn.Linear(hidden_dim, vocabulary_size)
-        if tie_embeddings:
-            self.vocabulary.weight = self.embedding.weight
-        nn.init.normal_(self.embedding.weight, std=hidden_dim**-0.5)
-        with torch.no_grad():
-            self.embedding.weight[0].zero_()
-            self.vocabulary.bias.zero_()
-
-    @classmethod
-    def from_config(
-        cls,
         config: DecoderConfig,
         attend: AttentionFactory,
         *,
         vocabulary_size: int,
         feature_dim: int,
-    ) -> TransformerDecoder:
-        require_divisor("decoder.heads", config.heads, config.hidden_dim, "decoder.hidden_dim")
-        return cls(
-            [attend(config.hidden_dim) for _ in range(config.layers)],
-            vocabulary_size=vocabulary_size,
-            hidden_dim=config.hidden_dim,
-            heads=config.heads,
-            feedforward_dim=config.feedforward_dim,
-            positions=config.positions,
-            max_positions=config.max_positions,
-            pre_norm=config.pre_norm,
-            tie_embeddings=config.tie_embeddings,
-            dropout=config.dropout,
-            embed_dropout=config.embed_dropout,
-        )
+    ) -> None:
+        super().__init__()
+        dim, learned = config.hidden_dim, config.positions == "learned"
+        require_divisor("decoder.heads", config.heads, dim, "decoder.hidden_dim")
+        attentions = [attend(dim) for _ in range(config.layers)]
+        self.vocabulary_size = vocabulary_size
+        self.embedding = nn.Embedding(vocabulary_size, dim, padding_idx=0)
+        self.positions = nn.Embedding(config.max_positions, dim) if learned else None
+        self.embed_dropout = nn.Dropout(config.embed_dropout)
+        self.layers = nn.ModuleList(TransformerLayer(config, each) for each in attentions)
+        self.norm = nn.LayerNorm(dim) if config.pre_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.vocabulary = nn.Linear(dim, vocabulary_size)
+        if config.tie_embeddings:
+            self.vocabulary.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=dim**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[0].zero_()
+            self.vocabulary.bias.zero_()
 
     def prepare(self, grid: Grid) -> LayeredMemory:
         # Layers have values of their own: without the features, selecting images copies less.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders import LSTMDecoder, pack_by_step
@@ -31,9 +32,8 @@ def random_decoder(seed: int = 0, *, local: bool = False, **settings: Any) -> LS
         SoftSelect(),
         local=local,
     )
-    decoder = LSTMDecoder(
-        attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings
-    )
+    config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
+    decoder = LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.7)
     return decoder.double().eval()
@@ -370,9 +370,8 @@ def fresh_decoder(**settings: Any) -> LSTMDecoder:
     attention = Attention(
         AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A), GlobalWindow(), SoftSelect()
     )
-    return LSTMDecoder(
-        attention, vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings
-    )
+    config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
+    return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
 
 
 def test_fresh_weights_leave_the_forget_gate_open_and_the_recurrence_orthogonal() -> None:

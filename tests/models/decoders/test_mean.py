@@ -12,6 +12,8 @@ import torch
 from plain import Vector
 from torch import nn
 
+from captioner.config import DecoderConfig
+from captioner.models.attention import Attention
 from captioner.models.decoders import MeanDecoder
 from captioner.types import Grid
 
@@ -20,9 +22,14 @@ L = ROWS * COLUMNS
 STEPS = [[[1, 1], [1, 1]], [[4, 5], [6, 4]], [[7, 4], [3, 8]]]
 
 
+def no_attention(context_dim: int | None = None) -> Attention:
+    raise AssertionError("it has none")
+
+
 def random_decoder(**settings: Any) -> MeanDecoder:
     torch.manual_seed(0)
-    decoder = MeanDecoder(vocabulary_size=V, feature_dim=D, hidden_dim=H, embed_dim=E, **settings)
+    config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
+    decoder = MeanDecoder(config, no_attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.8)
     return decoder.double().eval()

@@ -13,6 +13,7 @@ import torch
 from plain import Vector
 from torch import Tensor, nn
 
+from captioner.config import DecoderConfig
 from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders import TopDownDecoder
 from captioner.types import Grid
@@ -25,14 +26,9 @@ State = tuple[Vector, Vector, Vector, Vector]  # h and c of the attention LSTM, 
 def random_decoder(**settings: Any) -> TopDownDecoder:
     torch.manual_seed(0)
     score = AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A)
-    decoder = TopDownDecoder(
-        Attention(score, GlobalWindow(), SoftSelect()),
-        vocabulary_size=V,
-        feature_dim=D,
-        hidden_dim=H,
-        embed_dim=E,
-        **settings,
-    )
+    attention = Attention(score, GlobalWindow(), SoftSelect())
+    config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})
+    decoder = TopDownDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.8)
     return decoder.double().eval()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.generation import score, search
 from captioner.models.attention import (
@@ -32,23 +33,18 @@ def random_decoder(
 ) -> TransformerDecoder:
     """In float64, in eval mode, far from its first weights."""
     torch.manual_seed(0)
-    attentions = [
-        MultiHeadAttention(
+
+    def attend(context_dim: int | None = None) -> MultiHeadAttention:
+        return MultiHeadAttention(
             DotScore(query_dim=H, feature_dim=D, attention_dim=H, heads=grid_heads, scaled=True),
             GlobalWindow(),
             select(),
             values=HeadValues(feature_dim=D, context_dim=H, heads=grid_heads),
         )
-        for _ in range(layers)
-    ]
-    decoder = TransformerDecoder(
-        attentions,
-        vocabulary_size=V,
-        hidden_dim=H,
-        heads=HEADS,
-        feedforward_dim=F,
-        **settings,
-    )
+
+    shape = {"hidden_dim": H, "heads": HEADS, "feedforward_dim": F, "layers": layers}
+    config = DecoderConfig(**{"dropout": 0.1, **shape, **settings})
+    decoder = TransformerDecoder(config, attend, vocabulary_size=V, feature_dim=D)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Score
-from captioner.models.attention.sizes import require_divisor
 
 
 class AdditiveScore(Score):
@@ -36,17 +37,8 @@ class AdditiveScore(Score):
         self.energy = nn.Linear(attention_dim, 1, bias=False)  # a bias would cancel in the softmax
 
     @classmethod
-    def from_config(
-        cls, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
-    ) -> AdditiveScore:
-        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
-        return cls(
-            query_dim=query_dim,
-            feature_dim=feature_dim,
-            attention_dim=config.dim,
-            heads=config.heads,
-            bias=config.score == "additive",
-        )
+    def from_config(cls, config: AttentionConfig, **sizes: Any) -> Score:
+        return super().from_config(config, bias=config.score == "additive", **sizes)
 
     def keys(self, features: Tensor) -> Tensor:
         """Return twice the keys, so that `compare` need not double each sum."""

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Score
-from captioner.models.attention.sizes import require_divisor
 
 
 class CosineScore(Score):
@@ -30,18 +28,6 @@ class CosineScore(Score):
             heads=heads,
         )
         self.log_strength = nn.Parameter(torch.full((heads,), math.log(10.0)))
-
-    @classmethod
-    def from_config(
-        cls, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
-    ) -> CosineScore:
-        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
-        return cls(
-            query_dim=query_dim,
-            feature_dim=feature_dim,
-            attention_dim=config.dim,
-            heads=config.heads,
-        )
 
     def keys(self, features: Tensor) -> Tensor:
         """Return keys of length 1."""

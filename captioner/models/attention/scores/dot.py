@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Score
-from captioner.models.attention.sizes import require_divisor
 
 
 class DotScore(Score):
@@ -33,17 +34,8 @@ class DotScore(Score):
         self.scale = (attention_dim / heads) ** -0.5 if scaled else 1.0
 
     @classmethod
-    def from_config(
-        cls, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
-    ) -> DotScore:
-        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
-        return cls(
-            query_dim=query_dim,
-            feature_dim=feature_dim,
-            attention_dim=config.dim,
-            heads=config.heads,
-            scaled=config.score == "scaled_dot",
-        )
+    def from_config(cls, config: AttentionConfig, **sizes: Any) -> Score:
+        return super().from_config(config, scaled=config.score == "scaled_dot", **sizes)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (queries * self.scale) @ keys.transpose(-1, -2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
@@ -21,7 +23,7 @@ class GeneralScore(Score):
 
     @classmethod
     def from_config(
-        cls, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
+        cls, config: AttentionConfig, *, query_dim: int, feature_dim: int, **_: Any
     ) -> GeneralScore:
         require_divisor("attention.heads", config.heads, query_dim, "decoder.hidden_dim")
         return cls(query_dim=query_dim, feature_dim=feature_dim, heads=config.heads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
@@ -25,7 +27,7 @@ class LocationScore(Score):
 
     @classmethod
     def from_config(
-        cls, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None
+        cls, config: AttentionConfig, *, query_dim: int, cells: int | None, **_: Any
     ) -> LocationScore:
         if cells is None:
             raise ConfigError("attention.score: location needs to know the number of cells")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.cli import photos
-from captioner.cli.photos import opened
+from captioner.data import opening
+from captioner.data.opening import opened
 from captioner.runtime import parallel as passes
 
 
@@ -20,30 +20,30 @@ def test_batches_keep_the_order_and_leave_out_unreadable_photos(
 ) -> None:
     """Nothing touches the GPU: for it, photos are read by several threads."""
     monkeypatch.setattr(passes, "usable_cores", lambda: 4)
-    monkeypatch.setattr(photos, "BATCH_PHOTOS", 3)
+    monkeypatch.setattr(opening, "BATCH_IMAGES", 3)
     paths = [tmp_path / f"{number}.png" for number in range(10)]
     for number, path in enumerate(paths):
         Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
     paths[4].write_bytes(b"no photo")
     paths[7].unlink()
-    failed: list[tuple[Path, str]] = []
+    failed: list[tuple[int, str]] = []
     batches = list(
         opened(
             enumerate(paths),
-            lambda path, error: failed.append((path, str(error))),
+            lambda key, error: failed.append((key, str(error))),
             torch.device(device),
         )
     )
     assert [[key for key, _ in batch] for batch in batches] == [[0, 1, 2], [3, 5, 6], [8, 9]]
     for key, image in (pair for batch in batches for pair in batch):
         assert np.asarray(image)[0, 0].tolist() == [key, 0, 0]
-    assert [path for path, _ in failed] == [paths[4], paths[7]]
+    assert [key for key, _ in failed] == [4, 7]
     assert "not a photo" in failed[0][1]
     assert failed[1][1] == "no such file"
 
 
 def test_large_photos_make_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photos, "BATCH_PIXELS", 100)
+    monkeypatch.setattr(opening, "BATCH_PIXELS", 100)
     paths = [tmp_path / f"{number}.png" for number in range(5)]
     for path in paths:
         Image.new("RGB", (8, 8)).save(path)
