@@ -146,6 +146,8 @@ def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsErr
     if settings and settings.hf_hub_id:
         file = settings.hf_hub_filename or "model.safetensors"
         where = f"{file} of https://huggingface.co/{settings.hf_hub_id}"
+        if weights.startswith("default@"):
+            where += f"/tree/{weights.removeprefix('default@')}"
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return WeightsError(
