@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 
@@ -14,6 +15,9 @@ EXAMPLES = (
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
+    # Read when torch is imported. What its C++ code logs of a lost process in training is dozens of
+    # stack frames; our own sentence says what happened.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         return _run(arguments)
     except KeyboardInterrupt:  # before the command could say so itself

@@ -36,7 +36,6 @@ from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.files import remove_temporary_files
-from captioner.log import logger
 
 if TYPE_CHECKING:
     import torch
@@ -530,25 +529,6 @@ def load_training_state(folder: Path) -> dict[str, Any]:
             "resume from another checkpoint, or begin another run with train.start_from"
         ) from None
     return state
-
-
-def newest_checkpoint(run: Path) -> Path:
-    """Return the run's newest undamaged checkpoint: `last`, else the one before it.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    reasons = []
-    for name in CHECKPOINTS:
-        try:
-            verify(run / name, needs_state=True)
-        except CheckpointError as error:
-            reasons.append(str(error))
-            continue
-        if reasons:
-            logger.warning(f"{reasons[0]}; going on from {run / name}")
-        return run / name
-    raise CheckpointError(f"{run}: no checkpoint to resume from ({'; '.join(reasons)})")
 
 
 def clean_run_folder(run: Path) -> None:

@@ -66,10 +66,10 @@ def damage(path: Path, generator: random.Random) -> None:
     path.write_bytes(data)
 
 
-def use_model(folder: Path, photo: Path) -> None:
+def use_model(folder: Path, photo: Path, engine: Any) -> None:
     from captioner import Captioner
 
-    Captioner.from_pretrained(folder, device="cpu").caption(photo)
+    Captioner.from_pretrained(folder, device="cpu", engine=engine).caption(photo)
 
 
 def resume_run(folder: Path, photo: Path) -> None:
@@ -92,7 +92,6 @@ def main(what: str, folder: Path, work: Path, seed: int, count: int) -> int:
     from captioner.errors import CaptionerError
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    use = {"model": use_model, "run": resume_run, "state": resume_further}[what]
     photo = folder.parent / "photos" / "00.jpg"
     generator = random.Random(seed)
     skipped = ("tensorboard", "samples", "best", "previous", ".lock")
@@ -129,7 +128,12 @@ def main(what: str, folder: Path, work: Path, seed: int, count: int) -> int:
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
-            use(case, photo)
+            if what == "model":
+                use_model(case, photo, generator.choice(("auto", "torch")))  # auto: its graphs
+            elif what == "run":
+                resume_run(case, photo)
+            else:
+                resume_further(case, photo)
             outcome = "used"
         except CaptionerError as error:
             outcome = "refused"

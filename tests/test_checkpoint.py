@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from captioner.checkpoint import (
     load_model,
     load_pretrained,
     load_training_state,
-    newest_checkpoint,
     read_extra_files,
     save_model,
     verify,
@@ -206,7 +204,7 @@ def test_a_flipped_bit_is_noticed_and_its_file_named(saved: Path, name: str, whe
     message = sentence(lambda: load_model(saved))
     assert str(path) in message
     assert "damaged" in message
-    sentence(lambda: newest_checkpoint(saved.parent))
+    sentence(lambda: verify(saved, needs_state=True))
 
 
 @pytest.mark.parametrize("name", VERIFIED)
@@ -279,7 +277,7 @@ def test_a_manifest_that_leaves_a_file_out_is_refused(saved: Path, name: str) ->
 def test_the_model_card_may_be_edited(saved: Path) -> None:
     (saved / "README.md").write_text("# A better card\n")
     load_model(saved)
-    assert newest_checkpoint(saved.parent) == saved
+    verify(saved, needs_state=True)
 
 
 def other_weights(folder: Path) -> None:
@@ -411,9 +409,11 @@ def test_an_interrupted_save_of_last_leaves_a_whole_checkpoint(
     with replace_fails(monkeypatch, on_call, error):
         with pytest.raises((CheckpointError, KeyboardInterrupt)):
             save_model(last, *parts, card="", training_state={"step": 3})
-    assert load_training_state(newest_checkpoint(tmp_path))["step"] == 2
+    newest = last if last.exists() else tmp_path / "previous"
+    verify(newest, needs_state=True)
+    assert load_training_state(newest)["step"] == 2
     save_model(last, *parts, card="", training_state={"step": 4})
-    assert newest_checkpoint(tmp_path) == last
+    verify(last, needs_state=True)
     assert load_training_state(last)["step"] == 4
 
 
@@ -434,7 +434,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_one_whole(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert str(last) in message
     assert "cannot be written" in message
-    assert load_training_state(newest_checkpoint(tmp_path))["step"] == 1
+    verify(last, needs_state=True)
+    assert load_training_state(last)["step"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["last"], "or the disk stays full"
 
 
@@ -454,7 +455,7 @@ def test_the_remains_of_a_crash_do_not_hinder_the_next_save(tmp_path: Path, part
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
-# --------------------------------------------------------------------------------- newest checkpoint
+# ------------------------------------------------------------------------------------ checkpoints
 
 
 @pytest.fixture
@@ -464,40 +465,17 @@ def run(tmp_path: Path, parts: Parts) -> Path:
     return tmp_path
 
 
-def test_the_newest_checkpoint_is_the_last(run: Path) -> None:
-    assert newest_checkpoint(run) == run / "last"
-    assert load_training_state(run / "last")["step"] == 2
-    assert load_training_state(run / "previous")["step"] == 1
-
-
-@pytest.mark.parametrize("name", [*VERIFIED, "manifest.json"])
-def test_the_checkpoint_before_is_used_when_the_last_is_damaged(run: Path, name: str) -> None:
-    path = run / "last" / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 16
-    path.write_bytes(content)
-    assert newest_checkpoint(run) == run / "previous"
-
-
-def test_the_checkpoint_before_is_used_when_the_last_is_gone(run: Path) -> None:
-    shutil.rmtree(run / "last")
-    assert newest_checkpoint(run) == run / "previous"
+def test_the_checkpoint_before_is_kept(run: Path) -> None:
+    for name, step in (("last", 2), ("previous", 1)):
+        verify(run / name, needs_state=True)
+        assert load_training_state(run / name)["step"] == step
 
 
 def test_a_folder_without_training_state_is_nothing_to_resume_from(
     tmp_path: Path, parts: Parts
 ) -> None:
     save_model(tmp_path / "last", *parts, card="")
-    message = sentence(lambda: newest_checkpoint(tmp_path))
-    assert "training_state.pt" in message
-
-
-def test_without_any_whole_checkpoint_both_reasons_are_given(run: Path) -> None:
-    (run / "last" / "config.yaml").write_text("x")
-    (run / "previous" / "manifest.json").unlink()
-    message = sentence(lambda: newest_checkpoint(run))
-    assert str(run / "last" / "config.yaml") in message
-    assert str(run / "previous") in message
+    assert "training_state.pt" in sentence(lambda: verify(tmp_path / "last", needs_state=True))
 
 
 def test_code_in_a_training_state_is_not_run(run: Path) -> None:

@@ -11,6 +11,7 @@ import tiny
 from programs import Programs
 
 from captioner.checkpoint import MODELS, add_files, save_model
+from captioner.export import export_graphs
 
 CHUNK = 30  # cases of one process, which has a time limit
 
@@ -25,6 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     save_model(root / "model", model, config, vocabulary, card="# A tiny model\n")
     calibrator = (MODELS / "soft" / "calibrator.json").read_bytes()
     add_files(root / "model", {"calibrator.json": calibrator})
+    export_graphs(root / "model")
     train(tiny.recipe(root / "photos", root / "run", train__epochs=1))
     hard = {"attention__select": "hard", "hard__baseline": "learned", "hard__samples": 2}
     train(tiny.recipe(root / "photos", root / "state", train__epochs=1, **hard))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -14,17 +15,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
-from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS
-from captioner.config import HardAttentionMode, ModelConfig
+from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
+from captioner.config import HardAttentionMode, ModelConfig, one_line
+from captioner.engines.graph_file import check_graph_file
 from captioner.errors import CheckpointError, ConfigError
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
 
 FORMAT = 1  # version of the description
+
+# Bounds on what a stranger's graphs may ask for.
+_MAX_HEADS = 1000  # of hard attention, and layers
+_MAX_ELEMENTS, _MAX_ELEMENTS_IN_ALL = 2**29, 2**33  # of what the operators give for one image
 
 # Per context and not per engine: the threads of a server share it.
 _mode: ContextVar[HardAttentionMode | None] = ContextVar("graph_attention_mode", default=None)
@@ -47,14 +53,24 @@ def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | Non
             return None
         if min(height, width) < 1 or min(layers, heads) < 0 or not isinstance(words, int | None):
             raise ValueError
+        if max(layers, heads) > _MAX_HEADS:
+            raise ValueError
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         raise CheckpointError(
             f"{folder / DESCRIPTION}: damaged; write the graphs anew with captioner export "
             "--format onnx, or fetch the model again"
         ) from None
-    return dict(content)
+    return {**content, "grid": [height, width], "hard_attention": [layers, heads]}
 
 
 class CPU(NamedTuple):
@@ -69,25 +85,39 @@ class CPU(NamedTuple):
 class GraphEngine:
     """Computes with the graphs of a model folder.
 
+    Args:
+        folder: A verified model folder.
+        config: Its settings.
+        description: From `graph_description`.
+        words: V, the number of words of its vocabulary.
+
     Raises:
-        CheckpointError: The graphs are not those of a model of this version.
+        CheckpointError: The graphs are not those of a model of this version. Its other methods
+            raise that too, for what shows only when a graph is computed.
     """
 
     name: ClassVar[str] = "runtime"
     device = CPU()
 
-    def __init__(self, folder: Path, config: ModelConfig, description: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, config: ModelConfig, description: dict[str, Any], words: int
+    ) -> None:
+        self.folder = folder
         self.height, self.width = description["grid"]
         cache = None
         if folder.parent == MODELS:  # others change with every training
             cache = _cache_folder(folder.name, description["weights_sha256"])
         self._encoder, prepare, step = (Graph(folder / name, cache) for name in GRAPHS)
-        self.decoder = GraphDecoder(prepare, step, config.attention.at_test, description)
+        self._encoder.require({"images"}, {"features"})
+        self.decoder = GraphDecoder(prepare, step, config.attention.at_test, description, words)
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         """Map B images [3, H, W] to their grid."""
         # One after another: the feature maps of one image stay in the cores' caches.
         found = [self._encoder({"images": image[None]}) for image in images]
+        for grid in found:
+            cells = (1, self.height * self.width)
+            self._encoder.check(all(array.shape[:-1] == cells for array in grid.values()))
         joined = {name: np.concatenate([grid[name] for grid in found]) for name in found[0]}
         return Grid(joined["features"], self.height, self.width, joined.get("local"))
 
@@ -143,9 +173,20 @@ class GraphDecoder:
     """`generation.decoder.StepDecoder` by graphs."""
 
     def __init__(
-        self, prepare: Graph, step: Graph, at_test: HardAttentionMode, description: dict[str, Any]
+        self,
+        prepare: Graph,
+        step: Graph,
+        at_test: HardAttentionMode,
+        description: dict[str, Any],
+        words: int,
     ) -> None:
-        self._prepare, self._step = prepare, step
+        memory = prepare.require({"features", "local"}, set())
+        states = {name for name in memory if name.startswith("state")}
+        step.require(
+            {"tokens", "position", "noise", "expectation", *memory},
+            {"logits", "weights", *(f"next_{name}" for name in states)},
+        )
+        self._prepare, self._step, self.words = prepare, step, words
         self.at_test = at_test
         self.layers, self.heads = description["hard_attention"]
         self.seed(0)  # as PyTorch, the same numbers in each process
@@ -158,7 +199,11 @@ class GraphDecoder:
         inputs = {"features": grid.features}
         if grid.local is not None:
             inputs["local"] = grid.local
-        return GraphMemory(grid, self._prepare(inputs))
+        arrays, images = self._prepare(inputs), len(grid.features)
+        for name, array in arrays.items():
+            first = (images, 1) if name.startswith("state") else (images,)
+            self._prepare.check(array.shape[: len(first)] == first)
+        return GraphMemory(grid, arrays)
 
     def start(self, memory: GraphMemory, beams: int = 1) -> GraphState:
         arrays = {
@@ -189,6 +234,7 @@ class GraphDecoder:
                 "expectation": np.array([mode == "expectation"]),
             }
         found = self._step({**inputs, **state.arrays})
+        self._check(found, tokens.shape, memory.grid.features.shape[1])
         attended = GraphAttention(
             found["weights"],
             found.get("beta"),
@@ -197,6 +243,21 @@ class GraphDecoder:
         )
         arrays = {name: found[f"next_{name}"] for name in state.arrays}
         return found["logits"], attended, GraphState(arrays, state.position + 1)
+
+    def _check(self, found: dict[str, np.ndarray], hypotheses: tuple[int, ...], cells: int) -> None:
+        """Refuse outputs of a step of other shapes than those of `types.AttentionOutput`."""
+        ends = {"logits": (self.words,), "weights": (cells,), "beta": (), "heads": (cells,)}
+        dims = {"logits": 3, "weights": 3, "beta": 2, "heads": 5}
+        for name, array in found.items():
+            end = ends.get(name, ())
+            self._step.check(
+                array.shape[:2] == hypotheses
+                and array.ndim == dims.get(name, array.ndim)
+                and array.shape[array.ndim - len(end) :] == end
+            )
+        if (chosen := found.get("cells")) is not None:
+            self._step.check(chosen.ndim in (2, 3) and chosen.dtype.kind == "i")
+            self._step.check(bool(((chosen >= 0) & (chosen < cells)).all()))
 
     def reorder(self, state: GraphState, images: np.ndarray, beams: np.ndarray) -> GraphState:
         rows = images[:, None]
@@ -244,10 +305,12 @@ class Graph:
         cache: Folder for what was compiled, to start faster the next time; None for none.
 
     Raises:
-        CheckpointError: It is no ONNX graph of the operators that OpenVINO has.
+        CheckpointError: It is no ONNX graph of the operators that OpenVINO has, or asks for more
+            than a model's may. Its methods raise that too.
     """
 
     def __init__(self, path: Path, cache: Path | None = None) -> None:
+        self.path = path
         core = _import_openvino().Core()
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
@@ -257,7 +320,10 @@ class Graph:
         }
         try:
             if cache is None:
-                self._compiled = core.compile_model(path, "CPU", settings)
+                check_graph_file(path, path.with_name(WEIGHTS))
+                model = core.read_model(path)
+                _check_sizes(model)
+                self._compiled = core.compile_model(model, "CPU", settings)
             else:
                 try:
                     with_cache = {**settings, "CACHE_DIR": str(cache)}
@@ -265,15 +331,31 @@ class Graph:
                 except RuntimeError:  # a full disk, or a damaged cache
                     shutil.rmtree(cache, ignore_errors=True)
                     self._compiled = core.compile_model(path, "CPU", settings)
-        except RuntimeError:
-            raise CheckpointError(
-                f"{path}: is no graph that this version of captioner can compute; write it anew "
-                "with captioner export --format onnx, or fetch the model again"
-            ) from None
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            # OpenVINO's own messages are many lines about its source
+            self._refuse(str(error) if isinstance(error, ValueError) else "")
         # Of a value that an operator leaves as it is, each name is one of the same port.
         self._inputs = [port.names for port in self._compiled.inputs]
         self._outputs = [port.names for port in self._compiled.outputs]
         self._idle: list[Any] = []  # requests: each for one thread at a time
+
+    def require(self, inputs: set[str], outputs: set[str]) -> set[str]:
+        """Return the names of the outputs; refuse other inputs than these and a lack of outputs."""
+        found = {name for names in self._outputs for name in names}
+        self.check(all(names & inputs for names in self._inputs) and outputs <= found)
+        return found
+
+    def check(self, fits: bool) -> None:
+        """Refuse the graph unless it fits the other files of its folder."""
+        if not fits:
+            self._refuse()
+
+    def _refuse(self, reason: str = "") -> NoReturn:
+        raise CheckpointError(
+            f"{self.path}: is no graph that this version of captioner can compute"
+            f"{f' ({one_line(reason)[:200]})' if reason else ''}; write it anew with captioner "
+            "export --format onnx, or fetch the model again"
+        ) from None
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Compute; inputs that the graph does not use are left out."""
@@ -281,14 +363,37 @@ class Graph:
             request = self._idle.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
-        given = [
-            np.asarray(next(inputs[name] for name in names if name in inputs), order="C")
-            for names in self._inputs
-        ]
-        results = request.infer(given, share_inputs=True, share_outputs=False).to_tuple()
+        try:
+            given = [
+                np.asarray(next(inputs[name] for name in names if name in inputs), order="C")
+                for names in self._inputs
+            ]
+            results = request.infer(given, share_inputs=True, share_outputs=False).to_tuple()
+        # An input that only another model has, and shapes that do not fit together.
+        except (StopIteration, RuntimeError, ValueError, MemoryError):
+            self._refuse()
         self._idle.append(request)
         return {
             name: array
             for names, array in zip(self._outputs, results, strict=True)
             for name in names
         }
+
+
+def _check_sizes(model: Any) -> None:
+    """Refuse a graph before it is compiled, which computes what is constant.
+
+    Raises:
+        ValueError: Its values are larger than any model's.
+    """
+    total = 0
+    for operator in model.get_ops():
+        for output in operator.outputs():
+            shape = output.get_partial_shape()
+            if shape.rank.is_dynamic:
+                continue
+            sizes = [size.get_length() for size in shape if size.is_static]
+            elements = math.prod(sizes)
+            total += elements
+            if elements > _MAX_ELEMENTS or total > _MAX_ELEMENTS_IN_ALL:
+                raise ValueError(f"it computes {elements} values at once, {total} in all")

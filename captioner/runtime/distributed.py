@@ -25,6 +25,18 @@ from captioner.errors import CaptionerError, ConfigError
 Result = TypeVar("Result")
 
 
+class FailedElsewhere(SystemExit):
+    """Ends this process with exit code 2 and no word: another one of the run failed and says why.
+
+    Attributes:
+        error: Why it failed.
+    """
+
+    def __init__(self, error: CaptionerError) -> None:
+        super().__init__(2)
+        self.error = error
+
+
 def world_size() -> int:
     """Return the number of processes of the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -180,7 +192,8 @@ def from_first_process(function: Callable[[], Result]) -> Result:
     """Return in all processes what a function returns in process 0, the only one to call it.
 
     Raises:
-        CaptionerError: Process 0 raised it; the others end with exit code 2 and no word.
+        CaptionerError: Process 0 raised it.
+        FailedElsewhere: The same, in the others.
     """
     if world_size() == 1:
         return function()
@@ -196,8 +209,8 @@ def in_all_processes(function: Callable[[], Result]) -> Result:
     """Call a function in all processes, and go on if it raised an error in none.
 
     Raises:
-        CaptionerError: In the first process that raised one; the others end with exit code 2 and
-            no word, so that a mistake is reported once.
+        CaptionerError: In the first process that raised one.
+        FailedElsewhere: In all others, so that a mistake is reported once.
     """
     if world_size() == 1:
         return function()
@@ -206,10 +219,9 @@ def in_all_processes(function: Callable[[], Result]) -> Result:
         result = function()
     except CaptionerError as raised:
         error = raised
-    failed: list[Any] = [None] * world_size()
-    dist.all_gather_object(failed, error is not None)
-    if not any(failed):
-        return result
-    if error is not None and failed.index(True) == rank():
-        raise error
-    raise SystemExit(2)
+    errors: list[CaptionerError | None] = [None] * world_size()
+    dist.all_gather_object(errors, error)
+    for process, first in enumerate(errors):
+        if first is not None:
+            raise (error if error and process == rank() else FailedElsewhere(first)) from None
+    return result

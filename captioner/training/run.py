@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from captioner.checkpoint import (
     MANIFEST,
     clean_run_folder,
     model_folder,
-    newest_checkpoint,
     verify,
 )
 from captioner.config import Config, from_yaml, one_line, to_yaml
@@ -26,11 +26,19 @@ from captioner.files import locked, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger
 from captioner.runtime.device import choose_device
-from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
+from captioner.runtime.distributed import (
+    FailedElsewhere,
+    from_first_process,
+    in_all_processes,
+    processes,
+    rank,
+)
+from captioner.training.run_log import logged_progress
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 
 LAUNCH = ".launch"  # in a run folder: by which call of torchrun it was made
+DAMAGED = "last.damaged"  # in a run folder: a checkpoint `last` that could not be resumed from
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
@@ -53,18 +61,22 @@ def train(config: Config, *, resume: bool = False) -> Path:
     run = Path(config.train.output)
     with processes(config.train.device), contextlib.ExitStack() as stack:
         device = choose_device(config.train.device)
-        checkpoint = from_first_process(lambda: _begin(config, run, resume, stack))
-        trainer = in_all_processes(lambda: _trainer(config, run, device, checkpoint))
+        if from_first_process(lambda: _begin(config, run, resume, stack)):
+            trainer = _resumed_trainer(config, run, device)
+        else:
+            trainer = _trainer(config, run, device, None)
+        from_first_process(lambda: save_bytes(to_yaml(config).encode(), run / "config.yaml"))
         trainer.fit()
         if rank() == 0:
             calibrate(run / "best", trainer.setup, device)
         return run / "best"
 
 
-def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack) -> Path | None:
-    """Lock the run folder until the stack ends, and return the checkpoint to resume from."""
+def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack) -> bool:
+    """Lock the run folder until the stack ends, and return whether to resume the run in it."""
     resume = resume or _started_again(run)
-    checkpoint = _checkpoint_to_resume(run, config) if resume else None
+    if resume:
+        _check_recipe(run, config)
     if not resume and holds_a_run(run):
         raise ConfigError(
             f"train.output: {run} already holds a run; add --resume to go on with it, or name "
@@ -78,7 +90,7 @@ def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack)
     clean_run_folder(run)
     if launch := _launch():
         save_bytes(launch.encode(), run / LAUNCH)
-    return checkpoint
+    return resume
 
 
 def _launch() -> str:
@@ -104,18 +116,94 @@ def holds_a_run(run: Path) -> bool:
 
 
 def _trainer(config: Config, run: Path, device: torch.device, checkpoint: Path | None) -> Trainer:
-    """Return the trainer of the run, at its beginning or at the checkpoint."""
-    start_from = checkpoint
-    if start_from is None and config.train.start_from is not None:
-        start_from = model_folder(config.train.start_from)
-        verify(start_from)
-    setup = prepare(config, device, start_from, resume=checkpoint is not None)
-    trainer = Trainer(setup, run, device)
-    if checkpoint:
-        trainer.restore(checkpoint)
-    if rank() == 0:
-        save_bytes(to_yaml(config).encode(), run / "config.yaml")
+    """Return the trainer of the run, at its beginning or at a checkpoint.
+
+    Processes agree after each part, before any of them waits for the others' tensors.
+    """
+    if checkpoint is not None:
+        from_first_process(lambda: verify(checkpoint, needs_state=True))
+
+    def prepared() -> Setup:
+        start_from = checkpoint
+        if start_from is None and config.train.start_from is not None:
+            start_from = model_folder(config.train.start_from)
+            verify(start_from)
+        return prepare(config, device, start_from, resume=checkpoint is not None)
+
+    trainer = Trainer(in_all_processes(prepared), run, device)
+    if checkpoint is not None:
+        in_all_processes(lambda: trainer.restore(checkpoint))
     return trainer
+
+
+def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer:
+    """Return the trainer at the run's newest checkpoint that is whole: `last`, else `previous`.
+
+    Damage that a manifest agrees with shows only when a checkpoint is loaded.
+
+    Raises:
+        CheckpointError: None is whole, or none belongs to this recipe and its data.
+    """
+    refusals: list[str] = []  # no errors, whose tracebacks would keep the refused models in memory
+    for name in CHECKPOINTS:
+        try:
+            trainer = _trainer(config, run, device, run / name)
+            break
+        except CheckpointError as error:
+            refusals.append(str(error))
+        except FailedElsewhere as ended:
+            if not isinstance(ended.error, CheckpointError):
+                raise
+            refusals.append(str(ended.error))
+    else:
+        refusal = CheckpointError(_no_way_on(run, *refusals))
+        raise refusal if rank() == 0 else FailedElsewhere(refusal)
+    if refusals:
+        in_all_processes(lambda: _fall_back(trainer, refusals[0]))
+    return trainer
+
+
+def _no_way_on(run: Path, last: str, previous: str) -> str:
+    """Return the sentence for a run whose checkpoints were refused for these reasons."""
+    if previous.replace(str(run / "previous"), str(run / "last")) == last:
+        return last  # not the checkpoint is wrong, but such as the data
+    return f"{run}: neither last nor previous can be resumed from ({last}; {previous})"
+
+
+def _fall_back(trainer: Trainer, refusal: str) -> None:
+    """Set the damaged `last` aside and say how much work is done again.
+
+    Left in its place it would become `previous` with the next checkpoint, instead of a whole one.
+
+    Args:
+        trainer: At the checkpoint `previous`.
+        refusal: Why `last` cannot be used.
+
+    Raises:
+        CheckpointError: It cannot be renamed.
+    """
+    if rank() > 0:
+        return
+    run, aside = trainer.run, trainer.run / DAMAGED
+    kept = ""
+    try:
+        if os.path.lexists(run / "last"):
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(run / "last", aside)
+            kept = f"; the damaged one is {aside} now"
+    except OSError as error:
+        raise CheckpointError(
+            f"{refusal}; it cannot be set aside as {aside} ({error.strerror or error})"
+        ) from None
+    step, epoch = logged_progress(run)
+    again, lost = "", step - trainer.step
+    if lost > 0:
+        steps = f"{lost} steps are" if lost > 1 else "1 step is"
+        again = f", so that {steps} done again (the log goes to step {step} in epoch {epoch + 1})"
+    logger.warning(
+        f"{refusal}; going on from {run / 'previous'} at step {trainer.step} in epoch "
+        f"{trainer.epoch + 1}{again}{kept}"
+    )
 
 
 def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
@@ -169,7 +257,12 @@ def _locked(run: Path) -> Iterator[None]:
         yield
 
 
-def _checkpoint_to_resume(run: Path, config: Config) -> Path:
+def _check_recipe(run: Path, config: Config) -> None:
+    """Refuse to resume what is no run, or a run with settings that it did not begin with.
+
+    Raises:
+        CheckpointError, ConfigError: Says why.
+    """
     try:
         text = (run / "config.yaml").read_text(encoding="utf-8")
         if not text.strip():  # or every setting would be the default
@@ -182,6 +275,8 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
             f"{run / 'config.yaml'}: edited or damaged ({error}); undo the edit, or write the "
             "recipe that the run began with there again"
         ) from None
+    if not holds_a_run(run):
+        raise CheckpointError(f"{run}: no checkpoint to resume from; leave --resume out")
     fixed, changed = changed_settings(before, config)
     if fixed:
         raise ConfigError(
@@ -190,7 +285,6 @@ def _checkpoint_to_resume(run: Path, config: Config) -> Path:
         )
     if changed:
         logger.info(f"{', '.join(changed)}: changed since {run} began")
-    return newest_checkpoint(run)
 
 
 def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:

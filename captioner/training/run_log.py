@@ -16,6 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 
+LOG = "metrics.jsonl"
+
 
 class RunLog:
     """Writes one line of JSON for each entry, and the same figures to TensorBoard.
@@ -29,7 +31,7 @@ class RunLog:
     """
 
     def __init__(self, run: Path, *, resume_step: int) -> None:
-        self.run, self.path = run, run / "metrics.jsonl"
+        self.run, self.path = run, run / LOG
         with self._explained_errors():
             run.mkdir(parents=True, exist_ok=True)
             kept = []
@@ -96,6 +98,15 @@ class RunLog:
                 f"{self.run}: the run's figures cannot be written "
                 f"({error.strerror or error}); free some disk, and go on with --resume"
             ) from None
+
+
+def logged_progress(run: Path) -> tuple[int, int]:
+    """Return the last step in a run's log and its epoch, counted from 0; zeros without a log."""
+    try:
+        lines = (run / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0, 0
+    return max(((e.get("step", 0), e.get("epoch", 0)) for e in map(_parsed, lines)), default=(0, 0))
 
 
 def _parsed(line: str) -> dict[str, Any]:

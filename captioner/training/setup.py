@@ -23,7 +23,7 @@ from captioner.data.readers import (
 )
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import ConfigError, DataError, ImageError
+from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
 from captioner.evaluation.average import TRAINING_ONLY
 from captioner.log import logger, progress_bar
 from captioner.models.build import CaptionModel, build_model, image_transform, resolved
@@ -103,7 +103,9 @@ def prepare(
     if start_from is not None:
         only = "encoder." if config.train.start_with == "encoder" and not resume else ""
         report = load_pretrained(model, vocabulary, start_from, seed=seed, only=only)
-        if not only:
+        if resume:
+            _check_complete(report)
+        elif not only:
             _check_decoder(report, config)
         for sentence in report.sentences():
             _warn(sentence)
@@ -238,6 +240,20 @@ def _vocabulary(
             "data.min_count"
         )
     return vocabulary
+
+
+def _check_complete(report: PretrainedReport) -> None:
+    """Refuse a checkpoint that lacks weights of its own run, although its manifest agrees.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    odd = [*report.absent, *report.other_shape, *report.unused]
+    if odd:
+        raise CheckpointError(
+            f"{report.folder}: damaged, {len(odd)} weights are not those of this run, the first is "
+            f"{odd[0]:.100}; resume with the run's own settings or from another checkpoint"
+        )
 
 
 def _check_decoder(report: PretrainedReport, config: Config) -> None:

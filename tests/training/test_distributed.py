@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from programs import REPOSITORY, ProgramResult, Programs, Running
+from programs import REPOSITORY, TIME_LIMIT_S, ProgramResult, Programs, Running
 
 from captioner.checkpoint import load_model, verify
 from captioner.config import to_yaml
@@ -237,6 +237,32 @@ def test_a_process_whose_fellow_never_comes_ends_with_a_sentence(
     assert "\n" not in str(raised.value)
 
 
+ALONE = """
+import sys, types
+from captioner.__main__ import main
+from captioner.cli import run_command
+def join():
+    from captioner.runtime.distributed import processes
+    with processes("cpu", join_timeout_s=2.0):
+        return 0
+sys.modules["captioner.cli.train"] = types.SimpleNamespace(main=lambda _: run_command(join))
+sys.exit(main(["train"]))
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_a_fellow_that_never_comes_a_user_sees_one_sentence(rank: str) -> None:
+    """As a command of its own: what torch's C++ code writes is decided when torch is imported."""
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ended = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        cwd=REPOSITORY, env={**os.environ, **world, "RANK": rank}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    result = ProgramResult(ended.returncode, ended.stdout, ended.stderr)
+    assert "did not all join within 2 s" in result.sentence()
+
+
 def test_a_process_whose_fellow_is_killed_ends_with_a_sentence(
     programs: Programs, table: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +277,40 @@ def test_a_process_whose_fellow_is_killed_ends_with_a_sentence(
     assert "Traceback" not in sentence.stderr, sentence.stderr
     assert "another process of this run ended" in sentence.stderr.splitlines()[-1]
     verify(last, needs_state=True)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_of_a_killed_fellow_a_user_sees_one_sentence_and_no_frames(
+    killed: int, table: Path, tmp_path: Path
+) -> None:
+    """As users start it: what torch's C++ code writes is decided when torch is imported."""
+    write_recipes(table, tmp_path, "run")
+    port = str(free_port())
+    command = [sys.executable, "train.py", "--config", tmp_path / "run.yaml", "--train.epochs=99"]
+    running = []
+    for rank in "01":
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, **world, "OMP_NUM_THREADS": "1", "RANK": rank}
+        with (tmp_path / rank).open("w") as said:
+            running.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=said))
+    end_s = time.monotonic() + TIME_LIMIT_S
+    try:
+        while not (tmp_path / "run" / "last").exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        running[killed].kill()
+        code = running[1 - killed].wait(TIME_LIMIT_S)
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+    said = (tmp_path / str(1 - killed)).read_text()
+    assert code == 2, said
+    errors = [line for line in said.splitlines() if not line.startswith("epoch")]
+    assert "another process of this run ended" in errors[-1], said
+    for word in ("frame #", "c10d", "Exception raised", "Traceback", ".cpp"):
+        assert word not in said
+    if killed == 0:  # the other one reports nothing else
+        assert len(said.splitlines()) == 1, said
 
 
 def start_recipe(programs: Programs, recipe: Path, *options: str) -> list[Running]:

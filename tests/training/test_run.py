@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,16 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 
 from captioner.captioner import Captioner
-from captioner.checkpoint import load_model, load_training_state, save_model, verify
+from captioner.checkpoint import (
+    load_model,
+    load_training_state,
+    save_model,
+    verify,
+    write_manifest,
+)
 from captioner.data.readers import read_split
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, ImageError
 from captioner.evaluation import calibration
@@ -99,7 +107,9 @@ def test_a_run_of_an_earlier_version_is_refused_and_can_be_started_from(
     model, config, vocabulary = load_model(begun / "last")
     state = load_training_state(begun / "last")
     state["objective"] = state.pop("task")
+    shutil.rmtree(begun / "previous")
     save_model(begun / "last", model, config, vocabulary, card="#", training_state=state)
+    shutil.copytree(begun / "last", begun / "previous", dirs_exist_ok=True)
     before = {path.name: path.read_bytes() for path in (begun / "last").iterdir()}
     with pytest.raises(CheckpointError, match=r"train\.start_from") as caught:
         train(tiny.recipe(table, begun, train__epochs=2), resume=True)
@@ -123,15 +133,117 @@ def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
     assert trainer.best == trainer.figures["Bleu_4"] != trainer.figures["ROUGE_L"]
 
 
-def test_a_damaged_last_checkpoint_is_reported(
-    begun: Path, table: Path, capfd: pytest.CaptureFixture[str]
+# ------------------------------------------------------------------------ damaged checkpoints
+
+
+LONG = {"train__epochs": 2, "train__checkpoint_every": 2, "optim__accumulate": 1}
+
+
+@pytest.fixture(scope="module")
+def long(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs, whose last two checkpoints are some steps apart."""
+    run = tmp_path_factory.mktemp("long") / "run"
+    train(tiny.recipe(table, run, **LONG))
+    return run
+
+
+@pytest.fixture
+def ended(long: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(long, tmp_path / "run"))
+
+
+def cut_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"cut")
+
+
+def lose(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def cut_state_and_sign(folder: Path) -> None:
+    state = folder / "training_state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    write_manifest(folder)
+
+
+def change_state_and_sign(folder: Path) -> None:
+    state = load_training_state(folder)
+    state["optimizer"]["state"][0]["exp_avg"] *= math.nan
+    torch.save(state, folder / "training_state.pt")
+    write_manifest(folder)
+
+
+def drop_a_weight_and_sign(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["decoder.vocabulary.bias"]
+    save_file(weights, folder / "model.safetensors")
+    write_manifest(folder)
+
+
+def empty_vocabulary_and_sign(folder: Path) -> None:
+    (folder / "vocabulary.json").write_text("[]")
+    write_manifest(folder)
+
+
+DAMAGES = [
+    cut_weights,
+    lose,
+    cut_state_and_sign,
+    change_state_and_sign,
+    drop_a_weight_and_sign,
+    empty_vocabulary_and_sign,
+]
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    timed = ("data_wait", "step_s")
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in timed}
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
+    damage: Callable[[Path], None],
+    ended: Path,
+    long: Path,
+    table: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(begun / "last", begun / "previous", dirs_exist_ok=True)
-    (begun / "last" / "model.safetensors").write_bytes(b"cut")
-    train(tiny.recipe(table, begun, train__epochs=2), resume=True)
+    """Also where the manifest agrees with the damage; it ends as if nothing had happened."""
+    before, after = (load_training_state(ended / name) for name in ("previous", "last"))
+    assert before["step"] < after["step"]
+    damage(ended / "last")
+    train(tiny.recipe(table, ended, **LONG), resume=True)
     error = capfd.readouterr().err
-    assert "last/model.safetensors: damaged" in error
-    assert f"going on from {begun / 'previous'}" in error
+    (warning,) = [line for line in error.splitlines() if "going on from" in line]
+    assert warning.startswith(str(ended / "last"))
+    assert f"{ended / 'previous'} at step {before['step']} in epoch 2" in warning
+    lost = after["step"] - before["step"]
+    assert f"{lost} step{'s are' if lost > 1 else ' is'} done again" in warning
+    assert (str(ended / "last.damaged") in warning) == (damage is not lose)
+    assert (ended / "last.damaged").exists() == (damage is not lose)
+    assert log_of(ended) == log_of(long)
+    verify(ended / "previous", needs_state=True)
+    for name in ("last", "best"):
+        verify(ended / name)
+        weights = (ended / name / "model.safetensors").read_bytes()
+        assert weights == (long / name / "model.safetensors").read_bytes(), name
+
+
+def test_where_both_checkpoints_are_damaged_one_sentence_names_both(
+    ended: Path, table: Path
+) -> None:
+    cut_state_and_sign(ended / "last")
+    cut_weights(ended / "previous")
+    with pytest.raises(CheckpointError, match="neither last nor previous") as caught:
+        train(tiny.recipe(table, ended, **LONG), resume=True)
+    message = str(caught.value)
+    assert f"{ended / 'last' / 'training_state.pt'}: " in message
+    assert f"{ended / 'previous' / 'model.safetensors'}: damaged" in message
+    assert "\n" not in message
+    assert (ended / "last").exists()
 
 
 # ------------------------------------------------------------------------- outside of the steps

@@ -147,6 +147,8 @@ def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsErr
     if settings and settings.hf_hub_id:
         file = settings.hf_hub_filename or "model.safetensors"
         where = f"{file} of https://huggingface.co/{settings.hf_hub_id}"
+        if weights.startswith("default@"):
+            where += f"/tree/{weights.removeprefix('default@')}"
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return WeightsError(
         f"the weights of {name} cannot be had ({first_line(error)}); fetch "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import urllib.error
@@ -17,6 +18,8 @@ import torch
 from torch import nn
 from torchvision import models
 
+from captioner.config import read_recipe
+from captioner.config.recipes import shipped_recipes
 from captioner.errors import CaptionerError, ConfigError, WeightsError
 from captioner.models.backbones import build_backbone
 from captioner.models.model import Encoder
@@ -282,3 +285,24 @@ def test_timm_weights_are_pinned_by_a_revision_of_the_hub(tmp_path: Path) -> Non
     assert float(pinned) / float(newest) == pytest.approx(2 / 3)
     assert "refused: the weights of test_resnet cannot be had" in missing
     assert "refused: encoder.weights: 'default@'" in unnamed
+
+
+@pytest.mark.parametrize("recipe", shipped_recipes())
+def test_what_a_recipe_downloads_is_pinned(recipe: str) -> None:
+    """timm's weights by a commit; torchvision's by the hash in the file's name, which it checks."""
+    encoder = read_recipe(recipe).encoder
+    name = encoder.backbone.rpartition("/")[2]
+    if name == "efficientnet_lite2":
+        assert encoder.weights == "default"  # a package, which the lock file pins
+    elif name in models.list_models():
+        entries = models.get_model_weights(name)
+        entry = entries.DEFAULT if encoder.weights == "default" else entries[encoder.weights]
+        assert re.search(r"-[0-9a-f]{8,}\.pth$", entry.url)
+    else:
+        assert re.fullmatch("default@[0-9a-f]{40}", encoder.weights)
+
+
+def test_where_pinned_weights_cannot_be_had_the_revision_is_named(offline: Path) -> None:
+    with pytest.raises(WeightsError) as caught:
+        build_backbone("timm/test_resnet", weights=f"default@{REVISION}")
+    assert f"test_resnet.r160_in1k/tree/{REVISION}" in sentence(caught)
