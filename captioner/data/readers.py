@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from captioner.config import SourceConfig
-from captioner.data.captioned import CaptionedImage, ExistingFiles, Split
+from captioner.data.captioned import CaptionedImage, ExistingFiles, Split, with_words
 from captioner.data.tars import file_facts, read_bytes
-from captioner.data.text_files import has_words
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
 
@@ -52,14 +51,7 @@ def read_split(
             that names the file and, where it has lines, the line.
     """
     existing = ExistingFiles()
-    named = _named_images(format, root, split, file, coco_splits, existing)
-    wordless = [
-        (image.path, text) for image in named for text in image.captions if not has_words(text)
-    ]
-    if wordless:  # as references they would only lower the scores
-        named = [
-            replace(image, captions=tuple(filter(has_words, image.captions))) for image in named
-        ]
+    named, wordless = with_words(_named_images(format, root, split, file, coco_splits, existing))
     present = [image for image in named if image.path in existing]
     missing = [image.path for image in named if image.path not in existing]
     if not present:
