@@ -99,6 +99,7 @@ def _seconds(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.check import same_caption
     from captioner.data.readers import read_captions, read_split
 
     for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
@@ -121,6 +122,8 @@ def _run(arguments: argparse.Namespace) -> int:
         logger.warning(f"... and {len(missing) - NAMED} more that are not there")
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
     if sentence := split.wordless_sentence():
+        logger.warning(sentence)
+    if sentence := same_caption(images):
         logger.warning(sentence)
     if split.uncaptioned:
         logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")

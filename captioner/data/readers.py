@@ -18,6 +18,7 @@ import numpy as np
 
 from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, ExistingFiles, Split, with_words
+from captioner.data.check import same_caption
 from captioner.data.tars import file_facts, read_bytes
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
@@ -98,7 +99,7 @@ def _named_images(
                 "or write it as shards (captioner shards) and train from these"
             )
     elif not (root := Path(root)).exists():
-        raise DataError(f"the data folder {root} does not exist; correct the data root")
+        raise DataError(f"there is no file or folder {root}; correct the path of the data")
     elif root.is_file() and (format != "table" or file is not None):
         raise DataError(f"the data root {root} is a file; name its folder as the root")
     splits = list(dict.fromkeys(name.strip() for name in split.split("+")))
@@ -262,6 +263,8 @@ def _read_source(
             "photos are missing"
         )
     if sentence := split.wordless_sentence():
+        warn(f"{split_name}: {sentence}")
+    if sentence := same_caption(split.images):
         warn(f"{split_name}: {sentence}")
     if not split.images:
         raise DataError(f"{source.root}: no photo of split {split_name!r} has a caption to learn")
