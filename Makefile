@@ -6,8 +6,9 @@
 #   make test                     lint, types and tests
 #   make test-slow                the long tests: fuzzing, kill matrix, soak
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
-#   make reproduce-flickr8k [FLICKR8K=DIR] [FLICKR30K=FILE]   train the bundled models anew and
-#                                 score them; the file has captions without photos (text.file)
+#   make reproduce-flickr8k [FLICKR8K=DIR] [FLICKR30K=FILE]   train the Flickr8k models, from which
+#                                 the bundled ones were trained on, and score them; the file has
+#                                 captions without photos (text.file)
 #   make docs                     build the docs site into out/site
 #   make dist                     sdist and wheel; the wheel captions a photo in an empty environment
 #   make oldest                   the same, and training, with the oldest libraries that are allowed

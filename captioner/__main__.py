@@ -9,7 +9,7 @@ import sys
 
 EXAMPLES = (
     "captioner caption photo.jpg --output out",
-    "captioner train --config configs/flickr8k_soft.yaml --data.root DIR",
+    "captioner finetune photos.csv --from soft --output my-model",
 )
 
 
@@ -41,8 +41,8 @@ def _run(arguments: list[str]) -> int:
     listing = "\n".join(f"  {name:11}{purpose}" for name, purpose in COMMANDS.items())
     examples = "\n".join(f"  {example}" for example in EXAMPLES)
     usage = (
-        f"usage: captioner COMMAND [options]\n\n{listing}\n\nexamples:\n{examples}\n\n"
-        "captioner COMMAND --help shows its options"
+        "usage: captioner COMMAND [options]; captioner COMMAND --help shows these\n\n"
+        f"{listing}\n\nexamples:\n{examples}"
     )
     if arguments and arguments[0] in ("--help", "-h"):
         print(usage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,11 +27,12 @@ from captioner.checkpoint import (
 from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
-from captioner.data.tars import ImagePath
+from captioner.data.tars import ImagePath, TarMember
 from captioner.data.transforms import image_transform, open_image, upright_rgb
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
-from captioner.errors import CheckpointError, ConfigError, ImageError
+from captioner.engines.speed import bfloat16_speed, speed_ratio, warn_if_slower
+from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
 from captioner.generation import (
     Constraints,
     Hypothesis,
@@ -41,6 +43,7 @@ from captioner.generation import (
     search,
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
+from captioner.log import logger
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
 
@@ -78,7 +81,8 @@ class Captioner:
         config: Its settings.
         vocabulary: Its words.
         device: Where it runs.
-        precision: Of the encoder, which is most of the work; the decoder computes in float32.
+        precision: Of the encoder, which is most of the work; the decoder computes in float32. On a
+            CPU bfloat16 is measured, with a warning where it is slower.
         calibrator: Gives captions their confidence.
 
     Raises:
@@ -102,6 +106,9 @@ class Captioner:
             raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         engine = TorchEngine(model, torch.device(device), dtype)
+        if precision == "bfloat16" and engine.device.type == "cpu":
+            whole = TorchEngine(model, engine.device)
+            warn_if_slower(speed_ratio(engine, whole, config.preprocess))
         self._set(engine, model, config, vocabulary, calibrator)
 
     def _set(
@@ -161,6 +168,7 @@ class Captioner:
         device: str = "auto",
         precision: Precision = "float32",
         engine: EngineName = "auto",
+        check_speed: bool = True,
     ) -> Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
@@ -174,6 +182,8 @@ class Captioner:
                 faster depends on the processor.
             engine: `torch` is PyTorch; `runtime` computes on a CPU with the graphs in the model's
                 folder and does not import PyTorch; `auto` takes the runtime where it can.
+            check_speed: Measure bfloat16 on a CPU, about a second once in a process, with a warning
+                where it is slower than float32.
 
         Raises:
             CheckpointError: There is no such model, or it is damaged.
@@ -189,6 +199,8 @@ class Captioner:
         chosen, config, vocabulary = open_engine(
             folder, engine=engine, device=device, precision=precision
         )
+        if check_speed and precision == "bfloat16" and chosen.device.type == "cpu":
+            warn_if_slower(bfloat16_speed(folder))
         captioner = cls.__new__(cls)
         captioner._set(chosen, folder, config, vocabulary, read_calibrator(folder))
         return captioner
@@ -240,8 +252,8 @@ class Captioner:
         at_test: HardAttentionMode | None = None,
         paths: int = 0,
         prefix: str = "",
-        forbid: Sequence[str] = (),
-        require: Sequence[str] = (),
+        forbid: Iterable[str] = (),
+        require: Iterable[str] = (),
     ) -> Caption:
         """Caption one image.
 
@@ -296,8 +308,8 @@ class Captioner:
         at_test: HardAttentionMode | None = None,
         paths: int = 0,
         prefix: str = "",
-        forbid: Sequence[str] = (),
-        require: Sequence[str] = (),
+        forbid: Iterable[str] = (),
+        require: Iterable[str] = (),
         diversity: float | None = None,
     ) -> list[list[Caption]]:
         """Return for each image the `count` captions that the search ranks highest, best first.
@@ -424,6 +436,8 @@ class Captioner:
             )
         if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
             raise ConfigError(f"top_p: {top_p!r} is not accepted; use a number above 0, up to 1")
+        if seed is not None:
+            _check_count("seed", seed, least=0, most=2**63 - 1)
         decoding = self._decoding({"max_words": max_words})
         generator = None if seed is None else self.engine.generator(seed)
         grid, geometries = self.encode([image])
@@ -511,9 +525,16 @@ class Captioner:
         # By name: evaluation stands above this module.
         evaluate = import_module("captioner.evaluation.evaluate").evaluate
         if not isinstance(data, (str, Path)):
+            if not isinstance(data, Iterable):
+                raise DataError(
+                    f"data: {_type_name(data)} is not accepted; use a data set's path, or images "
+                    "with captions"
+                )
             evaluation: Evaluation = evaluate(self, data, **settings)
             return evaluation
         found = read_split(format=format, root=data, split=split)
+        for sentence in found.left_out():
+            logger.warning(sentence)
         evaluation = evaluate(self, found.images, **settings)
         return replace(evaluation, missing=found.missing, wordless=found.wordless)
 
@@ -572,20 +593,28 @@ class Captioner:
 
     def _input(self, image: ImageInput) -> tuple[np.ndarray, Geometry]:
         if isinstance(image, tuple):
+            if not _is_prepared(image):
+                raise ImageError(f"is a tuple of {len(image)}; use {ACCEPTED}")
             given = image[0] if isinstance(image[0], np.ndarray) else image[0].float().cpu().numpy()
             pixels = given.astype(np.float32, copy=False)
+            expected = (3, self.transform.height_px, self.transform.width_px)
+            if pixels.shape != expected:
+                raise ImageError(
+                    f"has pixels {list(pixels.shape)}, but this model reads {list(expected)}; make "
+                    "it by Captioner.transform of the same model"
+                )
             if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would make zeros of it
                 raise ImageError("has pixels that are not finite; make it by Captioner.transform")
             return pixels, image[1]
         try:
             return self.transform.array(as_image(image))
         except ImageError as error:
-            if not isinstance(image, (str, Path)):
+            if not isinstance(image, (str, os.PathLike)):
                 raise
             reason = str(error)
             if "://" in str(image):
                 reason = "is a URL; give an open file, as of fsspec.open(URL).open()"
-            raise ImageError(f"{image}: {reason}") from None
+            raise ImageError(f"{os.fspath(image)}: {reason}") from None
 
     def _decoding(self, given: dict[str, Any]) -> DecodingConfig:
         """The model's settings with those that are given.
@@ -603,7 +632,7 @@ class Captioner:
         return decoding
 
     def _constraints(
-        self, prefix: str, forbid: Sequence[str], require: Sequence[str], max_words: int
+        self, prefix: str, forbid: Iterable[str], require: Iterable[str], max_words: int
     ) -> Constraints | None:
         if not isinstance(prefix, str):
             raise ConfigError(f"prefix: {_type_name(prefix)} is not accepted; use a string")
@@ -614,7 +643,9 @@ class Captioner:
             )
         phrases: dict[str, list[list[int]]] = {"forbid": [], "require": []}
         for key, texts in (("forbid", forbid), ("require", require)):
-            if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            if isinstance(texts, Iterable) and not isinstance(texts, str):
+                texts = list(texts)  # a generator is read once
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise ConfigError(f"{key}: use a list of strings, such as {key}=['dog']")
             for text in texts:
                 split = self.vocabulary.tokenizer.split(text)
@@ -657,8 +688,10 @@ def as_image(source: Any) -> Image.Image:
     """
     if isinstance(source, Image.Image):
         return upright_rgb(source)
-    if isinstance(source, (str, Path, bytes)):
+    if isinstance(source, (str, Path, TarMember, bytes)):
         return open_image(source)
+    if isinstance(source, os.PathLike):
+        return open_image(os.fsdecode(source))
     if isinstance(source, (bytearray, memoryview)):
         return open_image(bytes(source))
     if _is_array(source):
@@ -676,6 +709,8 @@ def as_image(source: Any) -> Image.Image:
         data = source.read()
         if not isinstance(data, bytes):
             raise ImageError("is a file that was opened as text; open it in mode 'rb'")
+        if not data:
+            raise ImageError("is a file that is empty, or was read to its end before")
         return open_image(data)
     raise ImageError(f"is {_type_name(source)}; use {ACCEPTED}")
 
@@ -689,25 +724,30 @@ def _several(images: Any) -> list[Any]:
     if isinstance(images, (list, set, frozenset)):
         return list(images)
     pixels = _is_array(images) and images.ndim == 3
-    prepared = (
-        isinstance(images, tuple)
-        and len(images) == 2
-        and _is_array(images[0])
-        and isinstance(images[1], Geometry)
-    )
-    one = isinstance(images, (str, Path, bytes, bytearray, memoryview, Image.Image))
-    if one or pixels or prepared or callable(getattr(images, "read", None)):
+    one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
+    if one or pixels or _is_prepared(images) or callable(getattr(images, "read", None)):
         raise ConfigError(
             f"images: {_type_name(images)} is one image, not several; put it in a list, or use "
             "caption"
         )
     try:
-        return list(images)
+        each = iter(images)
     except TypeError:
         raise ConfigError(
             f"images: {_type_name(images)} is not accepted; use a list, or another iterable, of "
             "images"
         ) from None
+    return list(each)  # outside, for an iterable may raise a TypeError of its own
+
+
+def _is_prepared(image: Any) -> bool:
+    """Whether it is a result of `Captioner.transform`."""
+    return (
+        isinstance(image, tuple)
+        and len(image) == 2
+        and _is_array(image[0])
+        and isinstance(image[1], Geometry)
+    )
 
 
 def _is_array(value: object) -> bool:
@@ -751,4 +791,8 @@ def _source(image: Any) -> str | Path | bytes | Image.Image | None:
     """Return what a caption keeps to draw on; None for what cannot be read again."""
     if isinstance(image, (str, Path, bytes, Image.Image)):
         return image
+    if isinstance(image, TarMember):
+        return image.read()
+    if isinstance(image, os.PathLike):
+        return os.fsdecode(image)
     return as_image(image) if _is_array(image) else None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +20,9 @@ from PIL import Image
 
 from captioner import Captioner, checkpoint
 from captioner.data.readers import read_split
-from captioner.errors import CheckpointError, ConfigError, ImageError
+from captioner.engines import speed
+from captioner.engines.pytorch import TorchEngine
+from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
 from captioner.types import Caption, Geometry
 
 NUMBERS = range(6)
@@ -74,6 +82,37 @@ def test_in_bfloat16_the_encoder_is_rougher_and_all_else_the_same(
     one, other = captioner.score(paths[0], "a red disc"), rough.score(paths[0], "a red disc")
     np.testing.assert_allclose(one.log_probs, other.log_probs, atol=0.3)
     np.testing.assert_allclose(other.maps.sum((1, 2)), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("slower", [True, False])
+def test_bfloat16_is_never_slower_in_silence(
+    slower: bool,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a clock of its own, because a busy machine is slow at random."""
+    encode, clock = TorchEngine.encode, [0.0]
+
+    def timed_encode(self: TorchEngine, images: Any) -> Any:
+        clock[0] += 1 + ((self.dtype == torch.bfloat16) == slower)
+        return encode(self, images)
+
+    monkeypatch.setattr(TorchEngine, "encode", timed_encode)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    speed.bfloat16_speed.cache_clear()
+    half = {"device": "cpu", "precision": "bfloat16"}
+    Captioner.from_pretrained(tiny_model, check_speed=False, **half)  # type: ignore[arg-type]
+    assert (capsys.readouterr().err, clock[0]) == ("", 0.0)
+    for load in (
+        lambda: Captioner.from_pretrained(tiny_model, **half),  # type: ignore[arg-type]
+        lambda: Captioner(*tiny.model(), precision="bfloat16"),
+    ):
+        load()
+        told = capsys.readouterr().err
+        assert ("bfloat16: the encoder is 2.0 times slower" in told) == slower
+        assert told.count("\n") == slower
+    speed.bfloat16_speed.cache_clear()
 
 
 def test_the_tiny_model_is_a_test_of_anything(captioner: Captioner, paths: list[Path]) -> None:
@@ -171,8 +210,6 @@ def test_a_length_penalty_that_is_no_use_is_refused_or_harmless(
 
 
 def test_a_model_without_a_gate_has_no_beta() -> None:
-    from dataclasses import replace
-
     from captioner.models.build import build_model
 
     _, config, vocabulary = tiny.model()
@@ -254,6 +291,20 @@ def test_a_pil_image_keeps_its_exif_orientation(captioner: Captioner, tmp_path: 
         caption = captioner.caption(image)
     assert close(caption, captioner.caption(tmp_path / "turned.jpg"))
     assert (caption.geometry.photo_width_px, caption.geometry.photo_height_px) == (48, 60)
+    # What is drawn is the upright photo too.
+    by_path = captioner.caption(tmp_path / "turned.jpg")
+    assert caption._repr_png_() == by_path._repr_png_()
+
+
+def test_a_photo_that_is_gone_is_named_where_it_would_be_drawn(
+    captioner: Captioner, tmp_path: Path
+) -> None:
+    path = tmp_path / "photo.png"
+    tiny.photo(0)[0].save(path)
+    caption = captioner.caption(path)
+    path.unlink()
+    with pytest.raises(ImageError, match=f"{re.escape(str(path))}: no such file"):
+        caption.save(tmp_path / "sheet.png")
 
 
 def test_files_arrays_and_tensors_are_captioned_as_images(
@@ -305,6 +356,10 @@ def test_an_argument_that_is_not_a_list_of_images_is_refused_by_its_type(
         (np.zeros((3, 4, 4), np.uint8), r"\[3, 4, 4\]"),
         (torch.zeros(4, 4, dtype=torch.uint8), r"\[4, 4\]"),
         (np.zeros((0, 4, 3), np.uint8), "without pixels"),
+        (("one.jpg", "two.jpg"), "tuple of 2"),
+        ((), "tuple of 0"),
+        ((torch.zeros(3, 8, 8), Geometry(8, 8, 0, 0, 8, 8)), r"\[3, 8, 8\].*\[3, 64, 96\]"),
+        (io.BytesIO(), "empty"),
     ],
     ids=str,
 )
@@ -331,6 +386,8 @@ def test_an_argument_that_is_no_image_is_refused_by_its_type(
         {"prefix": ["a"]},
         {"prefix": "a violet"},
         {"forbid": "red"},
+        {"forbid": 3},
+        {"require": None},
         {"require": ["red disc"]},
         {"require": ["violet"]},
         {"prefix": "a " * 12},
@@ -345,6 +402,38 @@ def test_settings_of_a_wrong_type_or_range_are_refused_by_name(
     with pytest.raises(ConfigError, match=name) as caught:
         captioner.caption(paths[0], **settings)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_words_of_a_generator_are_conditions_too(captioner: Captioner, paths: list[Path]) -> None:
+    """Checked and then used, a generator would be empty the second time."""
+    word = captioner.caption(paths[0]).words[0]
+    words = captioner.caption(paths[0], forbid=(each for each in [word])).words
+    assert word not in words
+    held = captioner.caption(paths[0], require=iter(["café"]), max_words=8)
+    assert "café" in held.words or held.end_log_prob is None
+
+
+@pytest.mark.parametrize("seed", [-1, 2.5, "one", 2**70])
+def test_a_seed_that_is_none_is_refused(captioner: Captioner, paths: list[Path], seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed"):
+        captioner.sample(paths[0], seed=seed)
+
+
+def test_entries_of_a_folder_are_paths(captioner: Captioner, paths: list[Path]) -> None:
+    with os.scandir(paths[0].parent) as folder:
+        entries = sorted((e for e in folder if e.name[:-4] in ("00", "01")), key=lambda e: e.name)
+    found = captioner.caption_batch(entries)
+    assert all(map(close, found, captioner.caption_batch(paths[:2])))
+    assert [caption.image for caption in found] == [str(path) for path in paths[:2]]
+
+
+def test_an_error_of_the_iterable_is_its_own(captioner: Captioner) -> None:
+    def images() -> Iterator[str]:
+        raise TypeError("a mistake in there")
+        yield
+
+    with pytest.raises(TypeError, match="a mistake in there"):
+        captioner.caption_batch(images())
 
 
 def test_numbers_of_numpy_are_numbers(captioner: Captioner, paths: list[Path]) -> None:
@@ -585,3 +674,38 @@ def test_evaluate_scores_a_data_set(
     images = read_split(format="table", root=drawn_photos, split="val").images
     again = captioner.evaluate(images, beam_size=2)
     assert again.results["metrics"] == found.results["metrics"]
+    for wrong, reason in (
+        (["00.jpg"], "type str"),
+        (3, "type int"),
+        ([*images, images[0]], "id .* is there twice"),
+        ([replace(images[0], captions="a dog")], "captions must be a tuple"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            captioner.evaluate(wrong)  # type: ignore[arg-type]
+
+
+def test_references_without_words_lower_no_score_and_are_reported(
+    tiny_model: Path, drawn_photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    images = read_split(format="table", root=drawn_photos, split="val").images
+    clean = captioner.evaluate(images).results["metrics"]
+    assert "no words" not in capsys.readouterr().err
+    spoilt = [replace(image, captions=(*image.captions, "", "...")) for image in images]
+    found = captioner.evaluate(spoilt)
+    assert found.results["metrics"] == clean
+    assert len(found.wordless) == 2 * len(images)
+    assert "6 captions are left out, because they have no words" in capsys.readouterr().err
+
+
+def test_what_of_a_data_set_is_not_scored_is_reported(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.draw_table(tmp_path / "photos")
+    with (root / "captions.csv").open("a", encoding="utf-8") as file:
+        file.write("gone.jpg,a disc,val\n00.jpg,!?,val\n")
+    found = Captioner.from_pretrained(tiny_model, device="cpu").evaluate(root)
+    told = capsys.readouterr().err
+    assert f"1 photos are missing and left out; the first is {root / 'gone.jpg'}" in told
+    assert "'!?'" in told
+    assert found.missing == [root / "gone.jpg"]

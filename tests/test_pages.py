@@ -40,7 +40,7 @@ if not (REPOSITORY / ".git").exists():
 CPU = ["--device", "cpu"]
 TRAIN = (
     "--train.epochs 1 --train.device cpu --train.samples 0 --train.val_beam_size 1 --data.workers 0 "
-    "--data.min_count 1 --data.batch_size 8 --decoding.max_words 4 --encoder.weights none"
+    "--train.val_photos 4 --data.min_count 1 --data.batch_size 8 --decoding.max_words 4 --encoder.weights none"
 ).split()
 SMALL = {
     "train": TRAIN,
@@ -68,7 +68,7 @@ ELSEWHERE = re.compile(r"pip install|make (test|caption)|cd captioner$")
 def draw_flickr8k(root: Path) -> None:
     (root / "images").mkdir(parents=True)
     lines = []
-    for split, numbers in (("train", range(8)), ("dev", range(8, 14)), ("test", range(14, 18))):
+    for split, numbers in (("train", range(8)), ("dev", range(8, 22)), ("test", range(22, 26))):
         names = []
         for number in numbers:
             image, captions = tiny.photo(number)
@@ -119,7 +119,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         tiny.photo(len(name))[0].save(folder / name)
     (folder / "index.html").write_text('<img src="photo.jpg">')
-    table = tiny.draw_table(folder / "data/own", train=12, val=6) / "captions.csv"
+    table = tiny.draw_table(folder / "data/own", train=12, val=14) / "captions.csv"
     first, *rows = table.read_text(encoding="utf-8").splitlines()
     (folder / "my.csv").write_text("\n".join([first, *(f"data/own/{row}" for row in rows), ""]))
     draw_flickr8k(folder / "data/flickr8k")
@@ -203,6 +203,9 @@ class Shell:
         if there := re.search(r"(\S+) already holds a run", run.stderr):
             shutil.rmtree(self.home / there[1])
             run = self.run(line)
+        for _ in range(3):  # Ray gives itself 30 s to start: too little on a busy machine
+            if "timed out during startup" in run.stderr:
+                run = self.run(line)
         # check-data finds that drawn photos are small, which is exit code 1: something to mend
         accepted = (0, 1) if "check-data" in line else (0,)
         assert run.returncode in accepted, f"{line}\n{run.stdout}\n{run.stderr}"

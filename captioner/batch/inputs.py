@@ -61,10 +61,11 @@ class Source:
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]:
     """Yield the photos in a folder and the folders in it, by name, without hidden ones."""
-    from captioner.data.heif import HEIF_SUFFIXES, register_heif
+    from captioner.data.heif import HEIF_SUFFIXES
     from captioner.data.transforms import IMAGE_SUFFIXES
 
-    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    # HEIC photos also where they cannot be read: their rows say so, instead of being left out.
+    suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     for folder, folders, files in system.walk(root, on_error="raise"):
         # `walk` goes into what is left in the list, in its order.
         folders[:] = sorted(each for each in folders if not each.startswith("."))

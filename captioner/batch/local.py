@@ -15,9 +15,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from captioner.batch.shard import Job, ShardWorker, Statistics, worker_context
+from captioner.checkpoint import model_folder
+from captioner.engines.speed import bfloat16_speed, warn_if_slower
 from captioner.errors import CaptionerError
 from captioner.runtime.cores import available_cores
-from captioner.runtime.device import may_have_gpu
+from captioner.runtime.device import choose_device, may_have_gpu
 
 MAX_DEATHS = 10  # of workers in a row before any has a shard; then something is wrong with all
 
@@ -46,6 +48,8 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
         CaptionerError: The output cannot be written, the model not be loaded, or workers die again
             and again.
     """
+    if job.precision == "bfloat16" and choose_device(job.device).type == "cpu":
+        warn_if_slower(bfloat16_speed(model_folder(job.model)))
     context = worker_context(job.engine)
     todo = deque(shards)
     deaths = 0

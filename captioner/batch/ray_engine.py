@@ -9,9 +9,12 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from captioner.batch.shard import Job, ShardWorker, Statistics
+from captioner.checkpoint import model_folder
+from captioner.engines.speed import bfloat16_speed, warn_if_slower
 from captioner.errors import CaptionerError
 from captioner.runtime.cores import available_cores
 
@@ -54,6 +57,9 @@ def run_ray(
             or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
         )
         size = min(_affordable(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
+        if job.precision == "bfloat16" and not gpus:
+            # On a node, for the driver may be another machine.
+            warn_if_slower(ray.get(ray.remote(num_cpus=1)(_bfloat16_speed).remote(job.model)))
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         # One block a shard: what a dead actor had is little, and goes to the others.
@@ -82,6 +88,10 @@ def run_ray(
             if cause is None:
                 raise
             raise cause from None
+
+
+def _bfloat16_speed(model: str | Path) -> float:
+    return bfloat16_speed(model_folder(model))
 
 
 def has_gpus(address: str) -> bool:

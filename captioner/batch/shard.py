@@ -163,7 +163,11 @@ class ShardWorker:
             torch.set_num_threads(1)  # it has read the variable, if it was imported before
         self.job = job
         self.captioner = Captioner.from_pretrained(
-            job.model, device=device or job.device, precision=job.precision, engine=job.engine
+            job.model,
+            device=device or job.device,
+            precision=job.precision,
+            engine=job.engine,
+            check_speed=False,  # once for all workers
         )
         self.output = Folder(job.output)
         self.plan = PlanReader(self.output)

@@ -303,10 +303,15 @@ def add_engine_option(parser: argparse._ActionsContainer, name: str = "--engine"
     )
 
 
-def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
+def load_captioner(
+    model: str | Path, arguments: argparse.Namespace, *, check_speed: bool = True
+) -> Captioner:
     """Load a model onto the device that `add_device_options` parsed.
 
-    On a CPU, bfloat16 is measured against float32, with a warning where it is slower.
+    Args:
+        model: Bundled name or folder.
+        arguments: What was parsed.
+        check_speed: As for `Captioner.from_pretrained`.
     """
     from captioner.captioner import Captioner
 
@@ -315,34 +320,11 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
         device=arguments.device,
         precision=arguments.precision,
         engine=getattr(arguments, "engine", "auto"),
+        check_speed=check_speed,
     )
-    if arguments.precision == "bfloat16" and captioner.device.type == "cpu":
-        ratio = speed_ratio(captioner, Captioner.from_pretrained(model, device="cpu"), passes=3)
-        if ratio < 1:
-            logger.warning(
-                f"--precision bfloat16: the encoder is {1 / ratio:.1f} times slower than in "
-                "float32 on this machine; leave the option out"
-            )
     dtype = str(captioner.dtype).removeprefix("torch.")
     logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")
     return captioner
-
-
-def speed_ratio(one: Captioner, other: Captioner, *, passes: int, batch: int = 4) -> float:
-    """Return how many times as fast the encoder of one model is, by the best of some passes."""
-    import numpy as np
-
-    size = one.config.preprocess
-    pixels = np.random.default_rng(0).integers(
-        0, 256, (size.height_px, size.width_px, 3), dtype=np.uint8
-    )
-    best = [float("inf"), float("inf")]
-    for _ in range(passes):
-        for index, captioner in enumerate((one, other)):
-            started = time.perf_counter()
-            captioner.encode([pixels] * batch)
-            best[index] = min(best[index], time.perf_counter() - started)
-    return best[1] / best[0]
 
 
 def chosen_model(arguments: argparse.Namespace) -> str | Path:

@@ -12,7 +12,6 @@ from captioner.cli import (
     add_model_options,
     add_search_options,
     chosen_model,
-    load_captioner,
     needs_extra,
     run_command,
     show,
@@ -110,9 +109,6 @@ def _run(arguments: argparse.Namespace) -> int:
         from captioner.batch.run import run_batch
         from captioner.batch.shard import Job
 
-    if arguments.precision == "bfloat16" and arguments.engine == "local":
-        chosen = argparse.Namespace(device=arguments.device, precision=arguments.precision)
-        load_captioner(chosen_model(arguments), chosen)  # warns where it is slower
     search = {
         name: getattr(arguments, name)
         for name in ("beam_size", "max_words", "length_penalty")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 NAMED = 10  # files of a kind that are named one by one
 ON_SHEET = 36  # photos on a contact sheet
-UNKNOWN_LANGUAGE = 0.6  # share of words known to the bundled models below which it is said
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "in two splits under two names (keep one)", [f"{a} and {b}, {how}" for a, b, how in across]
     )
     problems += _listed("there twice (keep one)", [f"{a} and {b}, {how}" for a, b, how in within])
-    problems += _language(splits, tokenizer)
+    problems += _language(splits, tokenizer, arguments.root)
     for name, figures in statistics.items():
         show(f"{name}: " + _summary(figures))
     for sentence in problems:
@@ -157,22 +156,22 @@ def _summary(figures: dict[str, Any]) -> str:
     )
 
 
-def _language(splits: dict[str, Split], tokenizer: Any) -> list[str]:
+def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
     """Say it where the bundled models know few of the words, as of another language."""
     from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
+    from captioner.data.check import OTHER_LANGUAGE, known_share
 
     if not bundled_models():
         return []
     vocabulary = load_vocabulary(model_folder(bundled_models()[-1]))
     texts = [text for split in splits.values() for i in split.images for text in i.captions]
-    words = [word for text in texts for word in tokenizer.split(text)]
-    known = sum(word in vocabulary for word in words) / max(1, len(words))
+    known = known_share(texts, vocabulary, tokenizer)
     show(f"language: the bundled models, which write English, know {known:.0%} of the words")
-    if known >= UNKNOWN_LANGUAGE:
+    if known >= OTHER_LANGUAGE:
         return []
     return [
-        "the captions are of another language or subject than those of the bundled models; begin "
-        "without --from: captioner train --config table"
+        "the captions are of another language or subject than those of the bundled models; train a "
+        f"model from the beginning: captioner train --config table --data.root {root}"
     ]
 
 

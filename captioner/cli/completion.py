@@ -14,8 +14,10 @@ from pathlib import Path
 import captioner
 from captioner.cli import CommandParser, run_command, show
 from captioner.cli.commands import COMMANDS
+from captioner.config import shipped_recipes
 
 _BUNDLED = Path(captioner.__file__).with_name("bundled")
+_MODELS_OR_FILES = ("--from", "--compare")
 SHELLS = ("bash", "zsh", "fish")
 
 _BASH = """\
@@ -99,10 +101,11 @@ def options_of(command: str) -> dict[str, list[str]]:
         choices = re.search(r"\{([^}]*)\}", names[1])
         for option in re.findall(r"(?<![\w-])--[a-z][\w.+-]*", names[1]):
             found[option] = choices[1].split(",") if choices else []
-    if "--model" in found:
-        found["--model"] = found["--model"] or sorted(
-            path.parent.name for path in _BUNDLED.glob("*/manifest.json")
-        )
+    models = sorted(path.parent.name for path in _BUNDLED.glob("*/manifest.json"))
+    named = {"--model": models, **dict.fromkeys(_MODELS_OR_FILES, models)}
+    named["--config"] = list(shipped_recipes())
+    for option in named.keys() & found.keys():
+        found[option] = found[option] or named[option]
     return found
 
 
@@ -113,7 +116,8 @@ def _fish(options: dict[str, dict[str, list[str]]]) -> str:
         lines.append(f"complete -c captioner -n __fish_use_subcommand -a {name} -d '{quoted}'")
     for name, found in options.items():
         for option, choices in found.items():
-            values = f" -x -a '{' '.join(choices)}'" if choices else ""
+            files_too = option in (*_MODELS_OR_FILES, "--config")
+            values = f" {'-r' if files_too else '-x'} -a '{' '.join(choices)}'" if choices else ""
             lines.append(
                 f"complete -c captioner -n '__fish_seen_subcommand_from {name}' "
                 f"-l {option.removeprefix('--')}{values}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import captioner
-from captioner.cli import OF_TRAINING, CommandParser, run_command, show, speed_ratio
+from captioner.cli import OF_TRAINING, CommandParser, run_command, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
 from captioner.runtime.device import torch_is_installed
@@ -272,9 +272,13 @@ def _places() -> Iterator[Check]:
 
 def _precision() -> Iterator[Check]:
     """Compare the seconds of the encoder in both number formats."""
-    from captioner.captioner import Captioner
+    from captioner.checkpoint import model_folder
+    from captioner.engines.choice import open_engine
+    from captioner.engines.speed import speed_ratio
 
-    bfloat16 = Captioner.from_pretrained(precision="bfloat16")
-    ratio = speed_ratio(bfloat16, Captioner.from_pretrained(), passes=6, batch=8)
+    folder = model_folder("soft")
+    half, config, _ = open_engine(folder, engine="auto", device="auto", precision="bfloat16")
+    whole, _, _ = open_engine(folder, engine="auto", device="auto", precision="float32")
+    ratio = speed_ratio(half, whole, config.preprocess, passes=6, batch=8)
     advice = "use --precision bfloat16" if ratio > 1.1 else "leave --precision at float32"
     yield Check("bfloat16", "ok", f"{ratio:.2f} times as fast as float32 here: {advice}")

@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.check import same_caption
     from captioner.data.readers import read_captions, read_split
 
     for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
@@ -105,6 +106,8 @@ def _run(arguments: argparse.Namespace) -> int:
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
     if wordless := split.wordless_sentence():
         logger.warning(wordless)
+    if repeated := same_caption(images):
+        logger.warning(repeated)
     if split.uncaptioned:
         logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")
     from captioner.evaluation.evaluate import caption_images

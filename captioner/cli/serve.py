@@ -198,10 +198,11 @@ def _serve_replicas(arguments: argparse.Namespace, listening: socket.socket, add
 
 def _replica(arguments: argparse.Namespace) -> FastAPI:
     """Return the application of one of several replicas, in its process."""
-    import torch
+    from captioner.runtime.cores import usable_cores
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // arguments.workers))
-    return _app(arguments, _models(arguments), passes=1)
+    # Read by whatever computes, which this process has not imported yet.
+    os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // arguments.workers))
+    return _app(arguments, _models(arguments, check_speed=False), passes=1)
 
 
 def _app(arguments: argparse.Namespace, models: dict[str, Captioner], passes: int) -> FastAPI:
@@ -279,7 +280,7 @@ def _socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _models(arguments: argparse.Namespace) -> dict[str, Captioner]:
+def _models(arguments: argparse.Namespace, *, check_speed: bool = True) -> dict[str, Captioner]:
     from captioner.checkpoint import bundled_models
 
     chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]
@@ -292,5 +293,5 @@ def _models(arguments: argparse.Namespace) -> dict[str, Captioner]:
             raise CaptionerError(
                 f"two models have the name '{name}'; rename the folder of one of them"
             )
-        models[name] = load_captioner(model, arguments)
+        models[name] = load_captioner(model, arguments, check_speed=check_speed)
     return models

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from captioner.data.tars import ImagePath, TarMember
+from captioner.data.text_files import has_words
 from captioner.errors import DataError
 
 NAMED = 10  # missing files that are named one by one
@@ -63,6 +64,36 @@ class Split:
             f"{len(self.wordless)} captions are left out, because they have no words; the first is "
             f"{text!r} of {path}"
         )
+
+    def left_out(self) -> list[str]:
+        """Say what of the split cannot be scored: missing files, and missing captions."""
+        sentences = []
+        if self.missing:
+            sentences.append(
+                f"{len(self.missing)} photos are missing and left out; the first is "
+                f"{self.missing[0]}"
+            )
+        if self.uncaptioned:
+            sentences.append(f"{len(self.uncaptioned)} photos have no captions and are left out")
+        return [*sentences, *filter(None, [self.wordless_sentence()])]
+
+
+def with_words(
+    images: Iterable[CaptionedImage],
+) -> tuple[list[CaptionedImage], list[tuple[ImagePath, str]]]:
+    """Return the images without the captions that have no words, and those captions.
+
+    As references they would only lower the scores.
+    """
+    images = list(images)
+    wordless = [
+        (image.path, text) for image in images for text in image.captions if not has_words(text)
+    ]
+    if wordless:
+        images = [
+            replace(image, captions=tuple(filter(has_words, image.captions))) for image in images
+        ]
+    return images, wordless
 
 
 class ExistingFiles:

@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,14 @@ from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.tars import ImagePath, read_bytes
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
 from captioner.data.transforms import open_image
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 
 SMALL_PX = 32  # an image whose shorter side is less shows little
 SAME_CAPTION = 0.1  # share of the images with the same caption, above which it is likely a mistake
 LONG_WORDS = 40
+OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
+_COUNTED = 10_000  # captions at most of which that share is
 _NEAR_BITS = 4  # of 64 of a difference hash
 _NEAR_LEVELS = 6.0  # of 255, mean difference of two thumbnails
 _MOST_IN_A_BUCKET = 50  # images with the same quarter of a hash; more are blank ones
@@ -146,12 +149,9 @@ def _scripts(texts: Iterable[str]) -> dict[str, float]:
 
 
 def caption_problems(split: Split, tokenizer: Tokenizer | None = None) -> list[str]:
-    """Return a sentence for each thing to mend in the captions of a split.
-
-    Training and evaluation report the same.
-    """
+    """Return a sentence for each thing to mend in the captions of a split."""
     tokenizer = tokenizer or WordTokenizer()
-    found = [split.wordless_sentence(), *_repeated(split.images)]
+    found = [split.wordless_sentence(), same_caption(split.images), _twice(split.images)]
     texts = [text for image in split.images for text in image.captions]
     found.append(tokenizer.warning(texts))
     long = [
@@ -168,23 +168,41 @@ def caption_problems(split: Split, tokenizer: Tokenizer | None = None) -> list[s
     return [sentence for sentence in found if sentence]
 
 
-def _repeated(images: Sequence[CaptionedImage]) -> list[str]:
-    """Report a caption that stands for many images, and one that an image has twice."""
-    found = []
+def same_caption(images: Sequence[CaptionedImage]) -> str | None:
+    """Report a caption that stands for many images; training and evaluation do so too."""
     counts = Counter(text for image in images for text in set(image.captions))
     text, count = counts.most_common(1)[0] if counts else ("", 0)
-    if len(images) >= 20 and count > SAME_CAPTION * len(images):
-        found.append(
-            f"{count} of {len(images)} photos have the same caption, {text!r}; check that photos "
-            "and captions belong together"
-        )
+    if len(images) < 20 or count <= SAME_CAPTION * len(images):
+        return None
+    return (
+        f"{count} of {len(images)} photos have the same caption, {text!r}; check that photos and "
+        "captions belong together"
+    )
+
+
+def _twice(images: Sequence[CaptionedImage]) -> str | None:
     twice = [image for image in images if len(set(image.captions)) < len(image.captions)]
-    if twice:
-        found.append(
-            f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it "
-            "counts double"
-        )
-    return found
+    if not twice:
+        return None
+    return (
+        f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it counts "
+        "double"
+    )
+
+
+def known_share(
+    texts: Iterable[str], vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
+) -> float:
+    """Return the share of the words of some captions that a vocabulary has.
+
+    Args:
+        texts: Captions, of which the first 10,000 are counted.
+        vocabulary: Of a model.
+        tokenizer: Cuts the captions; None is the vocabulary's.
+    """
+    split = (tokenizer or vocabulary.tokenizer).split
+    words = [word for text in islice(texts, _COUNTED) for word in split(text)]
+    return sum(word in vocabulary for word in words) / max(1, len(words))
 
 
 def split_problems(splits: Mapping[str, Split]) -> list[str]:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from captioner.config import SourceConfig
-from captioner.data.captioned import CaptionedImage, DataFiles, Split
+from captioner.data.captioned import CaptionedImage, DataFiles, Split, with_words
+from captioner.data.check import same_caption
 from captioner.data.tars import file_facts, read_bytes
-from captioner.data.text_files import has_words
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
 
@@ -39,14 +39,7 @@ def read_split(*, split: str, **files: Any) -> Split:
             that names the file and, where it has lines, the line.
     """
     data = DataFiles(**files)
-    named = _named_images(data, split)
-    wordless = [
-        (image.path, text) for image in named for text in image.captions if not has_words(text)
-    ]
-    if wordless:  # as references they would only lower the scores
-        named = [
-            replace(image, captions=tuple(filter(has_words, image.captions))) for image in named
-        ]
+    named, wordless = with_words(_named_images(data, split))
     present = [image for image in named if image.path in data.existing]
     missing = [image.path for image in named if image.path not in data.existing]
     if not present:
@@ -81,7 +74,7 @@ def _named_images(data: DataFiles, split: str) -> list[CaptionedImage]:
                 "set, or write it as shards (captioner shards) and train from these"
             )
     elif not Path(root).exists():
-        raise DataError(f"the data folder {root} does not exist; correct the data root")
+        raise DataError(f"there is no file or folder {root}; correct the path of the data")
     elif Path(root).is_file() and (data.format != "table" or data.file is not None):
         raise DataError(f"the data root {root} is a file; name its folder as the root")
     splits = list(dict.fromkeys(name.strip() for name in split.split("+")))
@@ -234,6 +227,8 @@ def _read_source(
         warn(sentence)
     if wordless := split.wordless_sentence():
         warn(f"{split_name}: {wordless}")
+    if repeated := same_caption(split.images):
+        warn(f"{split_name}: {repeated}")
     if not split.images:
         raise DataError(f"{source.root}: no photo of split {split_name!r} has a caption to learn")
     return split.images

@@ -145,16 +145,8 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
 
 
 def _decode(source: IO[bytes]) -> Image.Image:
-    formats: tuple[str, ...] = IMAGE_FORMATS
-    if is_heif(source):
-        if not register_heif():
-            raise ImageError(
-                "is a HEIC photo: install pillow-heif (pip install pillow-heif), or convert it to "
-                "JPEG"
-            )
-        formats = ("HEIF",)
     try:
-        image = Image.open(source, formats=formats)
+        image = Image.open(source, formats=accepted_formats(source))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         source.seek(0)
         if source.read(3) != b"\xff\xd8\xff":
@@ -166,8 +158,24 @@ def _decode(source: IO[bytes]) -> Image.Image:
             raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
         if image.format == "TIFF":
             silence_libtiff()
-        image.seek(0)
+        if image.format != "HEIF":  # which opens at its primary image, not always the first
+            image.seek(0)
         return _load(image)
+
+
+def accepted_formats(file: IO[bytes]) -> tuple[str, ...]:
+    """Return the formats that Pillow may take an open file for.
+
+    Raises:
+        ImageError: It is a HEIC photo, and pillow-heif is not installed.
+    """
+    if not is_heif(file):
+        return IMAGE_FORMATS
+    if not register_heif():
+        raise ImageError(
+            "is a HEIC photo: install pillow-heif (pip install pillow-heif), or convert it to JPEG"
+        )
+    return ("HEIF",)
 
 
 def _decode_large_jpeg(source: IO[bytes]) -> Image.Image:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from captioner.data.captioned import CaptionedImage, Split, with_words
 from captioner.data.opening import opened
 from captioner.data.tars import ImagePath
 from captioner.data.transforms import open_image
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from captioner.captioner import Captioner
     from captioner.config import HardAttentionMode
-    from captioner.data.captioned import CaptionedImage
 
 ImageId = int | str
 Removal = Literal["delete", "blur"]
@@ -104,6 +105,9 @@ def evaluate(
         ConfigError: A setting that cannot be used.
     """
     attention = attention or AttentionSettings()
+    images, wordless = with_words(_checked(images))
+    if sentence := Split(images, [], wordless=wordless).wordless_sentence():
+        logger.warning(sentence)
     captions, unreadable = caption_images(captioner, images, beam_size=beam_size, at_test=at_test)
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
@@ -120,7 +124,29 @@ def evaluate(
         signature=signature,
     )
     results |= attention_results(captioner, known, captions, attention, at_test=at_test)
-    return Evaluation(results, captions, unreadable)
+    return Evaluation(results, captions, unreadable, wordless=wordless)
+
+
+def _checked(images: Sequence[CaptionedImage]) -> list[CaptionedImage]:
+    """Return the images.
+
+    Raises:
+        DataError: They are no images with captions, or two have the same id.
+    """
+    images = list(images)
+    for image in images:
+        if not isinstance(image, CaptionedImage):
+            raise DataError(
+                f"images: a value of type {type(image).__name__} is not accepted; use "
+                "CaptionedImage, as read_split returns them"
+            )
+        if isinstance(image.captions, str):  # its letters would be the references
+            raise DataError(f"{image.path}: captions must be a tuple of strings, not a string")
+    counts = Counter(image.image_id for image in images)
+    if len(counts) < len(images):
+        twice, _ = counts.most_common(1)[0]
+        raise DataError(f"the image id {twice!r} is there twice; give each image its own")
+    return images
 
 
 def caption_images(

@@ -20,7 +20,12 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from captioner.data.transforms import IMAGE_FORMATS, ImageTransform, open_image
+from captioner.data.transforms import (
+    IMAGE_FORMATS,
+    ImageTransform,
+    accepted_formats,
+    open_image,
+)
 from captioner.errors import ImageError
 from captioner.types import Caption
 
@@ -124,8 +129,15 @@ def open_upload(data: bytes, max_pixels: int) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as header:
+            file = io.BytesIO(data)
+            with Image.open(file, formats=accepted_formats(file)) as header:
                 width, height = header.size
+    except ImageError:
+        raise RefusedError(
+            415,
+            "the photo is HEIC, which this server does not read (pillow-heif is not installed "
+            "there); convert it to JPEG",
+        ) from None
     except UnidentifiedImageError:
         formats = ", ".join(IMAGE_FORMATS)
         raise RefusedError(

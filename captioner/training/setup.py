@@ -12,6 +12,7 @@ from torch import Tensor
 from captioner.checkpoint import PretrainedReport, load_config, load_pretrained, load_vocabulary
 from captioner.config import Config, data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
+from captioner.data.check import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
 from captioner.data.readers import (
@@ -107,6 +108,12 @@ def prepare(
             _check_complete(report)
         elif not only:
             _check_decoder(report, config)
+            known = known_share(images.captions, load_vocabulary(start_from))
+            if known < OTHER_LANGUAGE and not resume:
+                _warn(
+                    f"{start_from} knows {known:.0%} of the words of the captions, which look like "
+                    "another language; to train a model of it: captioner train --config table"
+                )
         for sentence in report.sentences():
             _warn(sentence)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.

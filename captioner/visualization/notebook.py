@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from captioner.data.transforms import open_image
-from captioner.errors import CaptionerError
+from captioner.data.transforms import open_image, upright_rgb
+from captioner.errors import CaptionerError, ImageError
 from captioner.files import save_bytes
 from captioner.visualization.animation import caption_gif
 from captioner.visualization.arrays import caption_arrays
@@ -122,5 +122,14 @@ def _image(caption: Caption) -> Image.Image:
             "dataclasses.replace(caption, image=...)"
         )
     if isinstance(caption.image, Image.Image):
-        return caption.image
-    return open_image(caption.image)
+        return upright_rgb(caption.image)  # as it was captioned
+    try:
+        return open_image(caption.image)
+    except ImageError as error:
+        if isinstance(caption.image, bytes):
+            raise
+        raise ImageError(f"{caption.image}: {error}") from None
+
+
+def _listed() -> str:
+    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"

@@ -65,6 +65,19 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
 
 
+def test_captions_of_another_language_than_the_models_are_reported(
+    table: Path, tiny_model: Path, tmp_path: Path, capsys
+) -> None:
+    first, *rows = table.read_text().splitlines()
+    german = [f"{row.partition(',')[0]},ein Kreis auf einer Wiese" for row in rows]
+    table.write_text("\n".join([first, *german, ""]))
+    run = tmp_path / "run"
+    options = ["--train.epochs", "1", "--train.samples", "0", "--train.device", "cpu"]
+    assert main([str(table), "--from", str(tiny_model), "--output", str(run), *options]) == 0
+    told = capsys.readouterr().err
+    assert f"{tiny_model} knows 0% of the words of the captions" in told
+
+
 def test_a_start_of_another_architecture_is_refused_with_the_differing_settings(
     tiny_model: Path, tmp_path: Path, capsys
 ) -> None:
@@ -112,6 +125,18 @@ def test_photos_are_held_back_only_where_there_are_no_splits(table: Path, tmp_pa
         csv.writer(file).writerows([("image", "caption"), ("00.jpg", "a"), ("01.jpg", "b")])
     with pytest.raises(DataError, match="too few"):
         read_sources([source], val_share=0.25)
+
+
+def test_one_caption_for_many_photos_is_reported(tmp_path: Path) -> None:
+    folder = tiny.draw_table(tmp_path / "photos", train=20, val=3)
+    path = folder / "captions.csv"
+    first, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([first, *(f"{row.partition(',')[0]},a disc" for row in rows), ""]))
+    said: list[str] = []
+    source = SourceConfig(format="table", root=str(folder), name="mine")
+    path.write_text(path.read_text().replace("image,caption,split", "image,caption"))
+    read_sources([source], val_share=0.25, warn=said.append)
+    assert any("26 of 26 photos have the same caption, 'a disc'" in each for each in said), said
 
 
 def test_help_needs_no_model(capsys) -> None:

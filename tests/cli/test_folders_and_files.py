@@ -24,6 +24,7 @@ from captioner.cli.lines import json_line, text_lines
 from captioner.data import heif
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
+from captioner.serving.worker import RefusedError, open_upload
 
 
 @pytest.fixture
@@ -258,6 +259,9 @@ def test_heic_names_the_missing_package_and_is_read_with_it(
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as if it were not installed
     with pytest.raises(ImageError, match="pillow-heif"):
         open_image(file)
+    with pytest.raises(RefusedError, match="HEIC, which this server does not read") as refused:
+        open_upload(file.read_bytes(), 10**6)
+    assert refused.value.status == 415
 
     def register() -> None:
         def open_heif(fp, filename):

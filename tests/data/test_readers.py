@@ -691,7 +691,7 @@ def test_arguments_that_cannot_be_used_are_named(flickr8k: Path) -> None:
         == "unknown data format 'voc'; use one of flickr8k, karpathy, coco, table, webdataset"
     )
     nowhere = flickr8k / "nowhere"
-    assert f"the data folder {nowhere} does not exist" in sentence(
+    assert f"there is no file or folder {nowhere}" in sentence(
         format="coco", root=nowhere, split="train"
     )
     token_file = flickr8k / "Flickr8k.token.txt"

@@ -1,0 +1,60 @@
+"""How fast the encoder is in bfloat16 on this machine, which not every processor gains by."""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+
+import numpy as np
+
+from captioner.config import PreprocessConfig
+from captioner.engines.choice import Engine, open_engine
+from captioner.log import logger
+
+
+def speed_ratio(
+    one: Engine, other: Engine, size: PreprocessConfig, *, passes: int = 3, batch: int = 4
+) -> float:
+    """Return how many times as fast the encoder of one engine is, by the best of some passes.
+
+    Args:
+        one: An engine of a model.
+        other: Another of the same model.
+        size: Size of the encoder's input.
+        passes: Of each, in turns.
+        batch: Images of a pass.
+    """
+    shape = (batch, 3, size.height_px, size.width_px)
+    images = list(np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
+    best = [float("inf"), float("inf")]
+    for _ in range(passes):
+        for index, engine in enumerate((one, other)):
+            started = time.perf_counter()
+            engine.encode(images)
+            best[index] = min(best[index], time.perf_counter() - started)
+    return best[1] / best[0]
+
+
+@functools.cache
+def bfloat16_speed(folder: Path) -> float:
+    """Return how many times as fast a model's encoder is on this CPU in bfloat16 as in float32.
+
+    It takes about a second and is measured once in a process. Float32 is what `auto` chooses for
+    the folder.
+
+    Args:
+        folder: A model folder.
+    """
+    half, config, _ = open_engine(folder, engine="torch", device="cpu", precision="bfloat16")
+    whole, _, _ = open_engine(folder, engine="auto", device="cpu", precision="float32")
+    return speed_ratio(half, whole, config.preprocess)
+
+
+def warn_if_slower(ratio: float) -> None:
+    """Warn where bfloat16 is slower than float32, `ratio` times as fast."""
+    if ratio < 1:
+        logger.warning(
+            f"precision bfloat16: the encoder is {1 / ratio:.1f} times slower than in float32 on "
+            "this machine; use float32"
+        )

@@ -1,0 +1,82 @@
+"""Real HEIC files, as phones write them, with pillow-heif."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from captioner import Captioner
+from captioner.data.transforms import open_image
+from captioner.errors import ImageError
+from captioner.serving.worker import RefusedError, open_upload
+
+pillow_heif = pytest.importorskip("pillow_heif")
+ORIENTATION = 0x0112
+
+
+def heic(file: Path, orientation: int = 1, **options: object) -> Image.Image:
+    """Write a drawn photo as HEIC and return what a viewer shows of it."""
+    pillow_heif.register_heif_opener()
+    image = tiny.photo(2, 96, 64)[0]
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    image.save(file, format="HEIF", quality=95, exif=exif.tobytes(), **options)
+    turned = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_270}[orientation]
+    return image if turned is None else image.transpose(turned)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_it_is_read_upright_by_path_and_bytes(tmp_path: Path, orientation: int) -> None:
+    file = tmp_path / "phone.heic"
+    expected = heic(file, orientation)
+    for source in (file, str(file), file.read_bytes()):
+        found = open_image(source)
+        assert (found.mode, found.size) == ("RGB", expected.size)
+        difference = np.asarray(found, dtype=float) - np.asarray(expected, dtype=float)
+        assert np.abs(difference).mean() < 12  # noise, which the codec smooths
+
+
+def test_of_several_images_it_is_the_primary_one(tmp_path: Path) -> None:
+    """A burst's file shows the image that its owner chose, which need not be the first."""
+    others = [Image.new("RGB", (64, 64), colour) for colour in ("red", "lime", "blue")]
+    file = tmp_path / "burst.heic"
+    pillow_heif.register_heif_opener()
+    others[0].save(file, save_all=True, append_images=others[1:], primary_index=2)
+    red, green, blue = np.asarray(open_image(file)).mean((0, 1))
+    assert blue > 200 > 50 > max(red, green)
+
+
+def test_it_is_captioned_like_its_pixels(tmp_path: Path, tiny_model: Path) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    file = tmp_path / "phone.heic"
+    heic(file, 6)
+    expected = captioner.caption(np.asarray(open_image(file)))
+    with Image.open(file) as image, file.open("rb") as opened:
+        for given in (file, file.read_bytes(), opened, image):
+            caption = captioner.caption(given)
+            assert caption.words == expected.words
+            assert caption.geometry == expected.geometry
+    caption = captioner.caption(file)
+    caption.save(tmp_path / "sheet.png")
+
+
+def test_the_server_reads_it_and_its_limit_of_pixels_holds(tmp_path: Path) -> None:
+    file = tmp_path / "phone.heic"
+    expected = heic(file, 6)
+    assert open_upload(file.read_bytes(), 96 * 64).size == expected.size
+    with pytest.raises(RefusedError, match="megapixels") as refused:
+        open_upload(file.read_bytes(), 96 * 64 - 1)
+    assert refused.value.status == 422
+
+
+def test_a_file_cut_short_is_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "phone.heic"
+    heic(file)
+    content = file.read_bytes()
+    for length in (40, len(content) // 2, len(content) - 30):
+        with pytest.raises(ImageError):
+            open_image(content[:length])
