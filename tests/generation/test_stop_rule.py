@@ -6,7 +6,8 @@ import functools
 from itertools import product
 
 import pytest
-from test_search import END, Reader, photo_of, random_decoder, random_grid
+import torch
+from test_search import END, START, log_softmax, photo_of, random_decoder, random_grid
 
 from captioner.generation import Hypothesis, search
 from captioner.models.decoders import LSTMDecoder
@@ -15,32 +16,52 @@ from captioner.types import Grid
 WORDS, MAX_WORDS = 3, 6
 
 
-def best_of_all(read: Reader, length_penalty: float) -> tuple[tuple[int, ...], float]:
+LogProbs = dict[tuple[int, ...], list[float]]
+
+
+def log_probs_of_all(decoder: LSTMDecoder, grid: Grid) -> LogProbs:
+    """Log-probabilities of the next token after all words, those of a length at a time."""
+    memory = decoder.prepare(grid)
+    state, tokens = decoder.start(memory), torch.tensor([[START]])
+    captions: list[tuple[int, ...]] = [()]
+    known: LogProbs = {}
+    for _ in range(MAX_WORDS):
+        with torch.no_grad():
+            logits, _, state = decoder.step(tokens, state, memory)
+        known |= {c: log_softmax(row.tolist()) for c, row in zip(captions, logits[0], strict=True)}
+        parents = torch.arange(len(captions)).repeat_interleave(WORDS)
+        state = decoder.reorder(state, torch.tensor([0]), parents[None])
+        captions = [(*caption, word) for caption in captions for word in range(4, 4 + WORDS)]
+        tokens = torch.tensor([[caption[-1] for caption in captions]])
+    return known
+
+
+def best_of_all(known: LogProbs, length_penalty: float) -> tuple[tuple[int, ...], float]:
     """The finished caption of at most MAX_WORDS - 1 words with the highest score."""
     best: tuple[tuple[int, ...], float] = ((), -float("inf"))
     for length in range(1, MAX_WORDS):
         for words in product(range(4, 4 + WORDS), repeat=length):
-            total = sum(read(words[:place])[word] for place, word in enumerate(words))
-            score = (total + read(words)[END]) / (length + 1) ** length_penalty
+            total = sum(known[words[:place]][word] for place, word in enumerate(words))
+            score = (total + known[words][END]) / (length + 1) ** length_penalty
             best = max(best, (words, score), key=lambda found: found[1])
     return best
 
 
 @functools.cache  # the next length penalty asks for the same log-probabilities
-def toy_model(seed: int) -> tuple[LSTMDecoder, Grid, list[Reader]]:
+def toy_model(seed: int) -> tuple[LSTMDecoder, Grid, list[LogProbs]]:
     decoder, grid = random_decoder(seed, words=WORDS, end=2.0), random_grid(3, seed)
-    return decoder, grid, [Reader(decoder, photo_of(grid, image)) for image in range(3)]
+    return decoder, grid, [log_probs_of_all(decoder, photo_of(grid, image)) for image in range(3)]
 
 
 def toy_searches(length_penalty: float, stop: str) -> list[tuple[Hypothesis, tuple[int, ...]]]:
     """The first hypothesis and the best of all captions, for 60 toy models at beam 50."""
     found = []
     for seed in range(20):
-        decoder, grid, readers = toy_model(seed)
+        decoder, grid, log_probs = toy_model(seed)
         settings = {"beam_size": 50, "max_words": MAX_WORDS, "length_penalty": length_penalty}
         hypotheses = search(decoder, grid, **settings, stop=stop)  # type: ignore[arg-type]
         for image, (first, *_) in enumerate(hypotheses):
-            best, score = best_of_all(readers[image], length_penalty)
+            best, score = best_of_all(log_probs[image], length_penalty)
             if tuple(first.tokens) == best:
                 assert first.score == pytest.approx(score, abs=1e-4)
             found.append((first, best))
