@@ -21,6 +21,32 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+# The files that take longest, begun first: at the end no worker of pytest-xdist waits for another.
+LONGEST = (
+    "batch/test_batch.py",
+    "cli/test_train_command.py",
+    "evaluation/test_metrics.py",
+    "cli/test_caption_command.py",
+    "engines/test_graphs.py",
+    "training/test_trainer.py",
+    "test_config.py",
+    "cli/test_evaluate_command.py",
+    "cli/test_serve_command.py",
+    "serving/test_web_page.py",
+    "visualization/test_viewer.py",
+    "training/test_distributed.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # by which xdist begins with the files of most tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {REPOSITORY / "tests" / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(LONGEST)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("java") and shutil.which("java") is None:
         # A metric that silently goes untested is how a wrong METEOR gets published.

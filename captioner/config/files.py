@@ -109,7 +109,7 @@ def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any
     Raises:
         ConfigError: A value that is not accepted, by its name.
     """
-    parser = _file_parser(config_class)
+    parser = _file_parser(config_class)  # type: ignore[arg-type]  # mypy: no hash of a class
     try:
         parsed = parser.parse_string(yaml.safe_dump(sections))
         return instantiate(config_class, parser, parsed)

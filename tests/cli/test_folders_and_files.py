@@ -12,6 +12,7 @@ import types
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 from PIL import Image
@@ -25,6 +26,7 @@ from captioner.data import heif
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.serving.worker import RefusedError, open_upload
+from captioner.types import Caption, Geometry
 
 
 @pytest.fixture
@@ -215,12 +217,15 @@ def test_a_tiff_that_pillow_logs_about_is_one_line(run, folder: Path, tmp_path: 
 # ------------------------------------------------------------------------------------ confidence
 
 
-def caption_of(confidence: float | None, threshold: float | None = 0.5) -> types.SimpleNamespace:
-    return types.SimpleNamespace(
-        text="a dog",
+def caption_of(confidence: float | None, threshold: float | None = 0.5) -> Caption:
+    return Caption(
+        words=["a", "dog"],
+        maps=np.full((2, 1, 1), 1.0, dtype=np.float32),
+        beta=None,
+        log_probs=np.zeros(2, dtype=np.float32),
+        geometry=Geometry(1, 1, 0, 0, 1, 1),
         confidence=confidence,
         confidence_threshold=threshold,
-        to_dict=lambda: {"caption": "a dog", "words": ["a", "dog"]},
     )
 
 

@@ -20,17 +20,20 @@ from captioner.models.decoders import Decoder
 from captioner.types import Grid
 
 B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
-# Each decoder, score, window, select, number of heads and gate comes at least once.
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("lstm", {"score": "additive"}, {"gate": "vector", "tie_embeddings": True}),
-    ("lstm", {"score": "dot", "select": "hard", "window": "local_p"}, {"gate": "none"}),
+# Each decoder, class of score, window, select, number of heads and gate comes at least once; with
+# -m slow each score too.
+CASES: list[Any] = [
+    ("lstm", {"score": "dot", "select": "hard", "window": "local_p"},
+     {"gate": "vector", "tie_embeddings": True}),
     ("luong", {"score": "concat", "select": "hard", "heads": 2}, {"gate": "scalar"}),
-    ("luong", {"score": "general", "window": "local_m"}, {"input_feeding": False}),
+    ("luong", {"score": "general", "window": "local_m"}, {"input_feeding": False, "gate": "none"}),
     ("top_down", {"score": "location", "heads": 2}, {}),
-    ("transformer", {"score": "scaled_dot", "heads": 2}, {"positions": "learned"}),
-    ("transformer", {"score": "cosine", "select": "hard", "window": "local_m"}, {"layers": 2}),
+    ("transformer", {"score": "cosine", "select": "hard", "window": "local_m", "heads": 2},
+     {"layers": 2, "positions": "learned"}),
     ("mean", {}, {}),
-]
+    pytest.param("lstm", {"score": "additive"}, {"gate": "none"}, marks=pytest.mark.slow),
+    pytest.param("transformer", {"score": "scaled_dot", "heads": 2}, {}, marks=pytest.mark.slow),
+]  # fmt: skip
 
 
 def decoder_of(kind: str, attention: dict[str, Any], settings: dict[str, Any]) -> Decoder:

@@ -80,7 +80,8 @@ class Score(nn.Module, ABC):
         """Build the score of these settings, for grids of so many cells; subclasses add options."""
         require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
         options |= {"query_dim": query_dim, "feature_dim": feature_dim}
-        return cls(attention_dim=config.dim, heads=config.heads, **options)
+        options |= {"attention_dim": config.dim, "heads": config.heads}
+        return cls(**options)
 
     def keys(self, features: Tensor) -> Tensor:
         """Map annotation vectors [B, L, D] to keys [B, heads, L, A / heads]."""
