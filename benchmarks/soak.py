@@ -171,8 +171,11 @@ def hostile_clients(port: int, photo: bytes, address: str) -> dict[str, Callable
     }
 
 
-def probe(port: int, photo: bytes) -> dict[str, object]:
-    """Seconds that an honest caption takes while one kind of attack lasts, and of refusals."""
+def probe(port: int, photo: bytes, address: str) -> dict[str, object]:
+    """Seconds that an honest caption takes while one kind of attack lasts, and of refusals.
+
+    Of a picture, while animations are drawn for a client at another address.
+    """
 
     def seconds(path: str = "/v1/captions") -> tuple[int, float]:
         began = time.monotonic()
@@ -197,6 +200,17 @@ def probe(port: int, photo: bytes) -> dict[str, object]:
         thread.start()
     figures["during 8 scores of 60 words"] = seconds()
     for thread in scores:
+        thread.join()
+    figures["picture alone"] = seconds("/v1/pictures")
+    animation = f"/v1/pictures?format=gif&caption={words}"
+    animations = [
+        threading.Thread(target=post, args=(port, animation, photo, address)) for _ in range(6)
+    ]
+    for thread in animations:
+        thread.start()
+    time.sleep(2)
+    figures["picture during 6 animations"] = [seconds("/v1/pictures") for _ in range(3)]
+    for thread in animations:
         thread.join()
     for name, content, count in (
         ("1,100 unfinished heads", b"POST / HTTP/1.1\r\n", 1100),
@@ -283,7 +297,7 @@ def soak(seconds: float, clients: int, attack_from: str) -> dict[str, object]:
             expected = [caption_of(post(port, "/v1/captions", photo)[1]) for photo in photos]
             for photo in photos[:4]:  # the first pictures wait for imports
                 post(port, "/v1/pictures", photo)
-            probes = probe(port, photos[0])
+            probes = probe(port, photos[0], attack_from)
             quiet = Honest(port, photos, expected)
             quiet.run(seconds / 10, clients)
             before_mb = memory_mb(server.pid)

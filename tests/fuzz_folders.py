@@ -5,10 +5,10 @@
 Each case takes a fresh copy of FOLDER in WORK, damages one file, half of the time makes the manifest
 agree with it, and loads the model and captions a photo, or resumes the run. `state` damages the
 training state alone, always with a manifest that agrees, and resumes the run for one epoch more, so
-that all of it is used. Prints the number of
-each outcome as JSON; ends with an exit code other than 0 when anything else than success or one
-sentence came of a case, or it took more than LIMIT_S. Memory is limited, so that a case that fills
-it fails.
+that all of it is used. Prints the number of each outcome as JSON: `used`, `refused`, and `went back`
+for a run that went on from the checkpoint before the damaged one. Ends with an exit code other than
+0 when anything else than success or one sentence came of a case, or it took more than LIMIT_S.
+Memory is limited, so that a case that fills it fails.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main(what: str, folder: Path, work: Path, seed: int, count: int) -> int:
                 resume_run(case, photo)
             else:
                 resume_further(case, photo)
-            outcome = "used"
+            outcome = "went back" if (case / "last.damaged").exists() else "used"
         except CaptionerError as error:
             outcome = "refused"
             if "\n" in str(error):

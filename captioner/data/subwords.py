@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
-from captioner.errors import ConfigError
+from captioner.errors import CheckpointError, ConfigError
 
 _SPACE = "\u2581"  # stands for the space before a token, as in SentencePiece
 _UNKNOWN = "<unk>"  # the vocabulary's token of this name
 _DEFAULT_SIZE = 8000
+_PARTS = {"version", "added_tokens", "pre_tokenizer", "model"}  # of a learned model
 # Characters of a token: without spaces to end them, tokens would become whole captions.
 _LONGEST, _LONGEST_UNSPACED = 16, 4
 
@@ -25,16 +27,27 @@ class SubwordTokenizer(WordTokenizer):
     Args:
         model: The learned model in the JSON of `tokenizers`; None, before it is fitted, leaves
             words whole.
+
+    Raises:
+        ValueError, TypeError: `model` is not what `fitted` makes.
     """
 
     name = "subwords"
 
     def __init__(self, model: str | None = None) -> None:
         self.model = model
+        self._content = None if model is None else _checked(model)
 
     @cached_property
     def _encoder(self) -> Any:
-        return _package().Tokenizer.from_str(self.model)
+        package = _package()
+        try:
+            # Written anew, so that what was checked is what the package reads.
+            return package.Tokenizer.from_str(json.dumps(self._content))
+        except Exception as error:  # noqa: BLE001  the package has no type of its own
+            raise CheckpointError(
+                f"the model's tokenizer is damaged ({error}); fetch the model again"
+            ) from None
 
     def split(self, text: str) -> list[str]:
         words = super().split(text)
@@ -68,6 +81,27 @@ class SubwordTokenizer(WordTokenizer):
 
     def warning(self, texts: Iterable[str]) -> str | None:
         return None
+
+
+def _checked(model: str) -> dict[str, Any]:
+    """Return the content of a learned model, which may be a stranger's.
+
+    Other parts than those of `fitted` could hold regular expressions without end, of which the
+    package's search ends in a panic.
+
+    Raises:
+        ValueError, TypeError: It has other parts.
+    """
+    content = json.loads(model)
+    if isinstance(content, dict):
+        parts = {name for name, part in content.items() if part is not None}
+        kinds = [
+            isinstance(content.get(name), dict) and content[name].get("type")
+            for name in ("pre_tokenizer", "model")
+        ]
+        if parts <= _PARTS and kinds == ["Metaspace", "BPE"]:
+            return content
+    raise ValueError("tokenizer.json holds other parts than byte pair encoding of words")
 
 
 def _package() -> Any:

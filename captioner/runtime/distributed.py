@@ -7,6 +7,7 @@ process) go over gloo between CPUs, tensors of a GPU over NCCL.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ def processes(
             raise
         raise CaptionerError(
             "another process of this run ended or cannot be reached "
-            f"({str(error).splitlines()[0]}); torchrun begins again from the last checkpoint with "
+            f"({_reason(error)}); torchrun begins again from the last checkpoint with "
             "--max-restarts N, or go on with --resume"
         ) from None
     finally:
@@ -116,9 +117,19 @@ def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
     except (RuntimeError, ValueError) as error:
         raise CaptionerError(
             f"the {os.environ['WORLD_SIZE']} processes of this run did not all join within "
-            f"{join_timeout.total_seconds():g} s ({str(error).splitlines()[0]}); start each of "
+            f"{join_timeout.total_seconds():g} s ({_reason(error)}); start each of "
             "them, which torchrun does, with the same MASTER_ADDR and MASTER_PORT"
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's first sentence without its place in the source of gloo or torch.
+
+    >>> _reason(RuntimeError("[/gloo/pair.cc:545] Connection reset. Check the logs before ..."))
+    'Connection reset'
+    """
+    text = re.sub(r"^\[\S+:\d+\] ", "", str(error).partition("\n")[0])
+    return text.partition(". ")[0].rstrip(".")
 
 
 def parallel(module: nn.Module, *, compress: bool = False) -> Any:

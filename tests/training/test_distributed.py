@@ -237,6 +237,21 @@ def test_a_process_whose_fellow_never_comes_ends_with_a_sentence(
     assert "\n" not in str(raised.value)
 
 
+def test_a_mistake_of_one_process_alone_ends_all_and_is_reported_once(
+    programs: Programs, table: Path, tmp_path: Path
+) -> None:
+    """As on a machine that lacks the data, while the others go on to exchange tensors."""
+    write_recipes(table, tmp_path, "run")
+    port, running = str(free_port()), []
+    for rank, root in (("0", table), ("1", tmp_path / "missing")):
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank}
+        options = ("--config", tmp_path / "run.yaml", "--data.root", root)
+        running.append(programs.start("train.py", *options, OMP_NUM_THREADS="1", **world))
+    first, second = (each.wait() for each in running)
+    assert str(tmp_path / "missing") in second.sentence()
+    assert (first.code, first.stderr) == (2, "")
+
+
 ALONE = """
 import sys, types
 from captioner.__main__ import main
@@ -307,7 +322,7 @@ def test_of_a_killed_fellow_a_user_sees_one_sentence_and_no_frames(
     assert code == 2, said
     errors = [line for line in said.splitlines() if not line.startswith("epoch")]
     assert "another process of this run ended" in errors[-1], said
-    for word in ("frame #", "c10d", "Exception raised", "Traceback", ".cpp"):
+    for word in ("frame #", "c10d", "Exception raised", "Traceback", ".cpp", ".cc:"):
         assert word not in said
     if killed == 0:  # the other one reports nothing else
         assert len(said.splitlines()) == 1, said
