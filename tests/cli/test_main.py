@@ -54,6 +54,24 @@ def test_no_command_or_a_wrong_one_is_exit_code_2_with_the_commands_there_are(
         assert f"there is no command '{arguments[0]}'" in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["caption"], "PHOTO"),
+        (["caption", "a.jpg", "--write", "csv"], "csv needs --output"),
+        (["caption", "a.jpg", "--nope\x1b"], r"--nope\u001b"),
+        (["completion", "tcsh"], "tcsh"),
+        (["batch", "a", "--output", "b", "--ray-address", "auto"], "needs --engine ray"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(
+    programs: Programs, arguments: list[str], reason: str
+) -> None:
+    told = programs.run("captioner", *arguments).sentence()
+    assert reason in told
+    assert f"captioner {arguments[0]} --help" in told
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(programs: Programs, command: str) -> None:
     outcome = programs.run("captioner", command, "--help")
@@ -253,7 +271,7 @@ def test_doctor_names_installed_and_missing_packages(programs: Programs) -> None
     report = json.loads(outcome.stdout)
     assert report["works"] is True
     checks = {check["name"]: check for check in report["checks"]}
-    assert {"Python", "torch", "model soft", "Java", "font", "pillow-heif"} <= set(checks)
+    assert {"Python", "torch", "model soft", "Java", "font", "pillow-heif", "batch"} <= set(checks)
     assert checks["Java"]["status"] == "optional"
     assert "default-jre-headless" in checks["Java"]["remedy"]
 
