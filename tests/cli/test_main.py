@@ -321,6 +321,18 @@ def test_bash_completes(tmp_path: Path, typed: list[str], offered: set[str]) -> 
     assert set(answer.stdout.split()) == offered
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_takes_the_script_before_its_completion_is_set_up(tmp_path: Path) -> None:
+    from captioner.cli.completion import script
+
+    file = tmp_path / "completion"
+    file.write_text(script("zsh"))
+    code = f"source {file}; echo ${{_comps[captioner]}}"
+    run = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True, cwd=tmp_path)
+    assert "_captioner" in run.stdout, run.stderr
+    assert run.stderr == ""
+
+
 def test_other_shells_get_a_script_too() -> None:
     from captioner.cli.completion import script
 
