@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
     listing = "\n".join(f"  {name:11}{purpose}" for name, purpose in COMMANDS.items())
     examples = "\n".join(f"  {example}" for example in EXAMPLES)
     usage = (
-        "usage: captioner COMMAND [options]; captioner COMMAND --help shows these\n\n"
+        "usage: captioner COMMAND [options]   (captioner COMMAND --help shows them)\n\n"
         f"{listing}\n\nexamples:\n{examples}"
     )
     if arguments and arguments[0] in ("--help", "-h"):

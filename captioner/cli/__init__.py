@@ -45,7 +45,8 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        # Without the usage, twenty lines of options from which the sentence would have to be told.
+        self.exit(2, f"error: {printable(message)} ({self.prog} --help shows the options)\n")
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:

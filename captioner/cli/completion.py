@@ -45,7 +45,11 @@ _captioner() {{
 }}
 complete -o default -F _captioner captioner
 """
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+# A zsh that its user has not set up has not started its completion.
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -238,6 +238,18 @@ def _fonts() -> Iterator[Check]:
 def _extras() -> Iterator[Check]:
     for name, modules, purpose, remedy in (
         ("serve", ("fastapi", "uvicorn", "multipart"), "captioner serve", "pip install '.[serve]'"),
+        (
+            "batch",
+            ("braceexpand", "fsspec", "pyarrow", "ray"),
+            "captioner batch",
+            "pip install '.[batch]'",
+        ),
+        (
+            "subwords",
+            ("tokenizers",),
+            "data.tokenizer subwords",
+            "pip install '.[subwords]'",
+        ),
         ("pillow-heif", ("pillow_heif",), "HEIC photos", "pip install pillow-heif"),
     ):
         absent = [module for module in modules if importlib.util.find_spec(module) is None]

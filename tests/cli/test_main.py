@@ -54,6 +54,24 @@ def test_no_command_or_a_wrong_one_is_exit_code_2_with_the_commands_there_are(
         assert f"there is no command '{arguments[0]}'" in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["caption"], "PHOTO"),
+        (["caption", "a.jpg", "--write", "csv"], "csv needs --output"),
+        (["caption", "a.jpg", "--nope\x1b"], r"--nope\u001b"),
+        (["completion", "tcsh"], "tcsh"),
+        (["batch", "a", "--output", "b", "--ray-address", "auto"], "needs --engine ray"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(
+    programs: Programs, arguments: list[str], reason: str
+) -> None:
+    told = programs.run("captioner", *arguments).sentence()
+    assert reason in told
+    assert f"captioner {arguments[0]} --help" in told
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(programs: Programs, command: str) -> None:
     outcome = programs.run("captioner", command, "--help")
@@ -253,7 +271,7 @@ def test_doctor_names_installed_and_missing_packages(programs: Programs) -> None
     report = json.loads(outcome.stdout)
     assert report["works"] is True
     checks = {check["name"]: check for check in report["checks"]}
-    assert {"Python", "torch", "model soft", "Java", "font", "pillow-heif"} <= set(checks)
+    assert {"Python", "torch", "model soft", "Java", "font", "pillow-heif", "batch"} <= set(checks)
     assert checks["Java"]["status"] == "optional"
     assert "default-jre-headless" in checks["Java"]["remedy"]
 
@@ -301,6 +319,18 @@ def test_bash_completes(tmp_path: Path, typed: list[str], offered: set[str]) -> 
     answer = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     assert answer.stderr == ""
     assert set(answer.stdout.split()) == offered
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_takes_the_script_before_its_completion_is_set_up(tmp_path: Path) -> None:
+    from captioner.cli.completion import script
+
+    file = tmp_path / "completion"
+    file.write_text(script("zsh"))
+    code = f"source {file}; echo ${{_comps[captioner]}}"
+    run = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True, cwd=tmp_path)
+    assert "_captioner" in run.stdout, run.stderr
+    assert run.stderr == ""
 
 
 def test_other_shells_get_a_script_too() -> None:
