@@ -701,19 +701,29 @@ def write_manifest(folder: Path) -> None:
 
 
 def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
-    aside = folder.with_name("previous" if keep else f".{folder.name}.old")
+    """Give a folder its name; the one that had it becomes `previous`, or goes.
+
+    What goes is renamed first: a kill amid its removal would leave half of a checkpoint behind.
+    `clean_run_folder` undoes or ends what a kill interrupts.
+    """
+    previous = folder.with_name("previous")
+    leaving = folder.with_name(f".{previous.name if keep else folder.name}.old")
+    moves = [(folder, leaving), (temporary, folder)]
+    if keep:
+        moves = [(previous, leaving), (folder, previous), (temporary, folder)]
+    done: list[tuple[Path, Path]] = []
+    shutil.rmtree(leaving, ignore_errors=True)
     try:
-        if folder.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(folder, aside)
-        os.replace(temporary, folder)
+        for old, new in moves:
+            if old.exists():
+                os.replace(old, new)
+                done.append((old, new))
     except BaseException:
-        if not folder.exists() and aside.exists():
-            os.replace(aside, folder)
+        for old, new in reversed(done):
+            os.replace(new, old)
         raise
     _fsync(folder.parent)
-    if not keep:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def _fsync(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import tiny
 import torch
 from programs import REPOSITORY, TIME_LIMIT_S, ProgramResult, Programs, Running
 
-from captioner.checkpoint import load_model, verify
+from captioner.checkpoint import load_model, verify, write_manifest
 from captioner.config import to_yaml
 from captioner.data.dataset import CaptionBatches, EncodedCaptions
 from captioner.errors import CaptionerError
@@ -383,6 +384,21 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
     resumed = finish(start_recipe(programs, tmp_path / "run.yaml", "--resume"))
     assert not any("Traceback" in result.stderr for result in [*results, *resumed])
     assert_same(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_all_processes_go_back_to_the_checkpoint_before_a_damaged_one(
+    programs: Programs, table: Path, whole: Path, tmp_path: Path
+) -> None:
+    write_recipes(table, tmp_path, "run")
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    state = run / "last" / "training_state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    write_manifest(run / "last")
+    resumed = finish(start_recipe(programs, tmp_path / "run.yaml", "--resume"))
+    assert sum("going on from" in result.stderr for result in resumed) == 1
+    assert (run / "last.damaged").is_dir()
+    assert_same(run, whole)
 
 
 @pytest.mark.slow
