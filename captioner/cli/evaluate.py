@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--time-limit",
-        type=number_from(0),
+        type=number_from(1),
         default=600.0,
         metavar="S",
         help="for the scorers, in seconds",

@@ -155,7 +155,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
 
 @pytest.mark.parametrize(
     "options",
-    [["--limit", "0"], ["--format", "x"], ["--time-limit", "soon"], ["--time-limit", "-5"]],
+    [["--limit", "0"], ["--format", "x"], ["--time-limit", "soon"], ["--time-limit", "0"]],
 )
 def test_an_option_that_is_wrong_is_exit_code_2(
     programs: Programs, tiny_model: Path, table: Path, options: list[str]
