@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
 import pytest
 import tiny
 from PIL import Image
@@ -14,7 +15,6 @@ from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.serving.worker import RefusedError, open_upload
 
-pillow_heif = pytest.importorskip("pillow_heif")
 ORIENTATION = 0x0112
 
 
