@@ -361,7 +361,6 @@ def test_an_argument_that_is_not_a_list_of_images_is_refused_by_its_type(
         ((torch.zeros(3, 8, 8), Geometry(8, 8, 0, 0, 8, 8)), r"\[3, 8, 8\].*\[3, 64, 96\]"),
         (io.BytesIO(), "empty"),
     ],
-    ids=str,
 )
 def test_an_argument_that_is_no_image_is_refused_by_its_type(
     captioner: Captioner, image: object, named: str
