@@ -120,7 +120,7 @@ def _runtime(photos: int, batch: int) -> Callable[[], list[list[int]]]:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
         prepare, step = (Graph(Path(folder) / name) for name in GRAPHS[1:])
-        decoder = GraphDecoder(prepare, step, "argmax", description)
+        decoder = GraphDecoder(prepare, step, "argmax", description, VOCABULARY)
     return lambda: _search(decoder, grids.numpy(), batch)
 
 

@@ -21,7 +21,7 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 
 SMALL_PX = 32  # an image whose shorter side is less shows little
-SAME_CAPTION = 0.1  # share of the images with the same caption, above which it is likely a mistake
+SAME_CAPTION = 0.5  # share of the images with the same caption, above which it is likely a mistake
 LONG_WORDS = 40
 OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
 _COUNTED = 10_000  # captions at most of which that share is
