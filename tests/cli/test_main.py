@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -338,3 +339,19 @@ def test_other_shells_get_a_script_too() -> None:
 
     assert "bashcompinit" in script("zsh")
     assert "-l recursive" in script("fish")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_waiting_threads_sleep_unless_the_user_has_them_wait_otherwise(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, str], expected: str | None
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--version"]) == 0
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
