@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,10 +15,9 @@ import numpy as np
 from PIL import Image
 
 from captioner.checkpoint import (
-    CARD,
-    MANIFEST,
     MAX_BEAM_SIZE,
     MAX_WORDS,
+    copy_model,
     file_sums,
     model_folder,
     save_model,
@@ -225,21 +223,7 @@ class Captioner:
             card = "# A captioner model\n"
             save_model(folder, self._saved, self.config, self.vocabulary, card=card)
             return
-        names = file_sums(self._saved)
-        temporary = folder.with_name(f".{folder.name}.writing")
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            for name in (*names, MANIFEST, CARD):
-                if (self._saved / name).is_file():
-                    shutil.copyfile(self._saved / name, temporary / name)
-            temporary.rename(folder)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(
-                f"{folder}: the model cannot be written ({error.strerror or error}); free some "
-                "disk or choose another folder"
-            ) from None
+        copy_model(self._saved, folder)
 
     def caption(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,18 +27,25 @@ if TYPE_CHECKING:
     from captioner.data.dataset import EncodedCaptions
 
 
-def read_split(*, split: str, **files: Any) -> Split:
+def read_split(
+    *,
+    format: str,
+    root: str | Path,
+    split: str,
+    file: str | Path | None = None,
+    coco_splits: str | Path | None = None,
+) -> Split:
     """Read one split, or several joined with "+" such as "train+restval", of a data set.
 
     Args:
         split: Name of the split; "val" of Flickr8k is its "dev".
-        files: `format`, `root`, `file` and `coco_splits` of `DataFiles`.
+        format, root, file, coco_splits: As in `DataFiles`.
 
     Raises:
         DataError: Something is missing, malformed or empty, or no image is on disk; one sentence
             that names the file and, where it has lines, the line.
     """
-    data = DataFiles(**files)
+    data = DataFiles(format, root, file, coco_splits)
     named, wordless = with_words(_named_images(data, split))
     present = [image for image in named if image.path in data.existing]
     missing = [image.path for image in named if image.path not in data.existing]
@@ -55,9 +62,17 @@ def read_split(*, split: str, **files: Any) -> Split:
     )
 
 
-def read_captions(*, split: str, **files: Any) -> list[str]:
+def read_captions(
+    *,
+    format: str,
+    root: str | Path,
+    split: str,
+    file: str | Path | None = None,
+    coco_splits: str | Path | None = None,
+) -> list[str]:
     """Read all captions of a split, also of images that are not on disk; as `read_split`."""
-    return [text for image in _named_images(DataFiles(**files), split) for text in image.captions]
+    images = _named_images(DataFiles(format, root, file, coco_splits), split)
+    return [text for image in images for text in image.captions]
 
 
 def _named_images(data: DataFiles, split: str) -> list[CaptionedImage]:
