@@ -259,12 +259,15 @@ def test_a_photo_that_cannot_be_read_raises_a_photo_error(
     captioner: Captioner, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no photo")
-    for photo in (tmp_path / "bad.jpg", tmp_path / "none.jpg", tmp_path, b"", b"no photo"):
-        with pytest.raises(
-            ImageError, match=re.escape(str(photo)) if isinstance(photo, Path) else ""
-        ):
+    photos: list[tuple[Path | bytes, str]] = [
+        *((path, str(path)) for path in (tmp_path / "bad.jpg", tmp_path / "none.jpg", tmp_path)),
+        (b"", "is not a photo"),
+        (b"no photo", "is not a photo"),
+    ]
+    for photo, said in photos:
+        with pytest.raises(ImageError, match=re.escape(said)):
             captioner.caption_batch([photo])
-        with pytest.raises(ImageError):
+        with pytest.raises(ImageError, match=re.escape(said)):
             captioner.score(photo, "a disc")
 
 
