@@ -687,8 +687,12 @@ def test_evaluate_scores_a_data_set(
 
 
 def test_references_without_words_lower_no_score_and_are_reported(
-    tiny_model: Path, drawn_photos: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path,
+    drawn_photos: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PATH", "")  # without Java, whose scores have tests of their own
     captioner = Captioner.from_pretrained(tiny_model, device="cpu")
     images = read_split(format="table", root=drawn_photos, split="val").images
     clean = captioner.evaluate(images).results["metrics"]
@@ -701,8 +705,12 @@ def test_references_without_words_lower_no_score_and_are_reported(
 
 
 def test_what_of_a_data_set_is_not_scored_is_reported(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PATH", "")  # without Java, whose scores have tests of their own
     root = tiny.draw_table(tmp_path / "photos")
     with (root / "captions.csv").open("a", encoding="utf-8") as file:
         file.write("gone.jpg,a disc,val\n00.jpg,!?,val\n")

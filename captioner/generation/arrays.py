@@ -56,7 +56,8 @@ def top_k_indices(values: Array, count: int) -> Array:
     if blocks < 2 * count:
         return _ranked(values)[:, :count]
     # The largest are in the `count` blocks with the largest maxima, or behind the last block.
-    maxima = values[:, : blocks * _BLOCK].reshape(rows, blocks, _BLOCK).max(-1)
+    starts = np.arange(0, blocks * _BLOCK, _BLOCK)
+    maxima = np.maximum.reduceat(values[:, : blocks * _BLOCK], starts, axis=1)
     inside = _largest(maxima, count)[..., None] * _BLOCK + np.arange(_BLOCK)
     behind = np.broadcast_to(np.arange(blocks * _BLOCK, length), (rows, length - blocks * _BLOCK))
     candidates = np.concatenate([inside.reshape(rows, -1), behind], axis=-1)

@@ -56,7 +56,7 @@ sys.meta_path.insert(0, Count())
 """
 
 
-@pytest.mark.parametrize("engine", ["auto", "torch"])
+@pytest.mark.parametrize("engine", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_the_graphs_need_no_torch_in_any_process(
     engine: str, collection: Path, undisturbed: Path, model: Path, tmp_path: Path
 ) -> None:
@@ -93,7 +93,7 @@ def test_an_output_goes_on_with_the_engine_that_it_was_begun_with(
     assert "engine torch, not runtime" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine", ["torch", "runtime"])
+@pytest.mark.parametrize("engine", [pytest.param("torch", marks=pytest.mark.slow), "runtime"])
 def test_what_hard_attention_draws_depends_on_the_shard_alone(
     engine: EngineName, collection: Path, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
 CASES: list[Any] = [
     ("lstm", {"score": "dot", "select": "hard", "window": "local_p"},
      {"gate": "vector", "tie_embeddings": True}),
-    ("luong", {"score": "concat", "select": "hard", "heads": 2}, {"gate": "scalar"}),
+    ("luong", {"score": "concat", "select": "hard"}, {"gate": "scalar"}),
     ("luong", {"score": "general", "window": "local_m"}, {"input_feeding": False, "gate": "none"}),
     ("top_down", {"score": "location", "heads": 2}, {}),
     ("transformer", {"score": "cosine", "select": "hard", "window": "local_m", "heads": 2},

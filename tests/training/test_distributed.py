@@ -266,7 +266,7 @@ sys.exit(main(["train"]))
 """
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_of_a_fellow_that_never_comes_a_user_sees_one_sentence(rank: str) -> None:
     """As a command of its own: what torch's C++ code writes is decided when torch is imported."""
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -295,7 +295,7 @@ def test_a_process_whose_fellow_is_killed_ends_with_a_sentence(
     verify(last, needs_state=True)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_of_a_killed_fellow_a_user_sees_one_sentence_and_no_frames(
     killed: int, table: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, object]] = {
     "self-critical": {"self_critical__samples": 2, "loss__doubly_stochastic": 0.0},
     TWO_RANKS: {"attention__select": "hard", "train__samples": 1},
 }
-QUICK = ("soft, cached", "self-critical")  # kinds of which a kill is tried by default
+QUICK = ("soft, cached",)  # kinds of which a kill is tried by default
 KILLS, MANY_KILLS = 1, 26  # of each kind
 OPERATIONS_OF_SECOND = 20  # so many or more: photos that the second process reads
 
