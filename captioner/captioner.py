@@ -330,7 +330,7 @@ class Captioner:
         if not inputs:
             return []
         grid, geometries = self.encode(inputs)
-        options: dict[str, Any] = {**vars(decoding), "constraints": constraints}
+        options = {**self._search_options(decoding), "constraints": constraints}
         with self.attention_mode(at_test):
             if diversity is None:
                 found = search(self.engine.decoder, grid, **options)
@@ -378,7 +378,7 @@ class Captioner:
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
-        found = search(self.engine.decoder, grid, **vars(self._decoding(settings)))
+        found = search(self.engine.decoder, grid, **self._search_options(self._decoding(settings)))
         return list(zip(found, ImageStatistics.of(grid), strict=True))
 
     def sample(
@@ -614,6 +614,11 @@ class Captioner:
         decoding = replace(self.config.decoding, **given)
         validate_section(decoding)
         return decoding
+
+    def _search_options(self, decoding: DecodingConfig) -> dict[str, Any]:
+        """Return the settings as `search` takes them, phrases as word indices."""
+        phrases = self.vocabulary.encode_phrases(decoding.no_repeat_around)
+        return {**vars(decoding), "no_repeat_around": phrases}
 
     def _constraints(
         self, prefix: str, forbid: Iterable[str], require: Iterable[str], max_words: int

@@ -75,6 +75,7 @@ _MAX_BYTES = {
 _MAX_EXTRA_BYTES = 2**29
 _MAX_FILES = 100
 _MAX_INPUT_PX = 4096
+_MAX_PHRASES = 100
 MAX_BEAM_SIZE = 1000
 MAX_WORDS = 10_000
 _MAX_YAML_DEPTH = 8
@@ -267,6 +268,11 @@ def _read_config(folder: Path) -> ModelConfig:
         ("preprocess.width_px", config.preprocess.width_px, _MAX_INPUT_PX),
         ("decoding.beam_size", config.decoding.beam_size, MAX_BEAM_SIZE),
         ("decoding.max_words", config.decoding.max_words, MAX_WORDS),
+        (
+            "phrases of decoding.no_repeat_around",
+            len(config.decoding.no_repeat_around),
+            _MAX_PHRASES,
+        ),
     ):
         if value > limit:
             raise ValueError(f"{key}: {value} is over the limit of {limit} in a model folder")

@@ -292,6 +292,8 @@ class DecodingConfig:
             power; 0 compares plain log-probabilities, as the paper does.
         no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all, as
             the paper does.
+        no_repeat_around: Phrases, such as [and, and a]: the word before one of them does not come
+            again right after it ("hat and hat").
         stop: When the search ends: as soon as as many captions as the beam is wide are finished
             (`first`), or when no unfinished caption can still get a better score than those, by an
             upper bound on it (`bound`; differs from `first` with a length penalty only).
@@ -301,6 +303,7 @@ class DecodingConfig:
     max_words: PositiveInt = 30
     length_penalty: LengthPenalty = 0.0
     no_repeat_ngram: NonNegativeInt = 0
+    no_repeat_around: tuple[str, ...] = ()
     stop: Literal["first", "bound"] = "first"
 
 

@@ -73,6 +73,11 @@ class Vocabulary:
         """Return indices of words, without start and end; words not known become `unknown`."""
         return [self._index.get(word, self.unknown) for word in words]
 
+    def encode_phrases(self, phrases: Iterable[str]) -> list[list[int]]:
+        """Return indices of each phrase's words, without phrases that no caption can hold."""
+        split = [self.tokenizer.split(phrase) for phrase in phrases]
+        return [self.encode(words) for words in split if words and all(w in self for w in words)]
+
     def decode(self, indices: Iterable[int]) -> list[str]:
         """Return the words up to the first end token; pad and start are left out."""
         words = []

@@ -101,6 +101,7 @@ def search(
     max_words: int = 30,
     length_penalty: float = 0.0,
     no_repeat_ngram: int = 0,
+    no_repeat_around: Sequence[Sequence[int]] = (),
     stop: StopRule = "first",
     constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
@@ -128,6 +129,7 @@ def search(
         max_words: Words after which captions are cut off. A finished one has fewer.
         length_penalty: p: captions rank by log P(y) / |y| ** p, |y| counting the end token.
         no_repeat_ngram: n: no sequence of n words comes twice in a caption; 0 allows all.
+        no_repeat_around: Phrases of word indices: the word before one does not come right after it.
         stop: `first` or `bound`.
         constraints: Words that captions must or must not hold. Required words share the beam among
             captions with none, one, ... all of them (Post and Vilar, 2018).
@@ -148,6 +150,7 @@ def search(
         max_words=max_words,
         length_penalty=length_penalty,
         no_repeat_ngram=no_repeat_ngram,
+        no_repeat_around=no_repeat_around,
         stop=stop,
         constraints=constraints or Constraints(),
     )
@@ -256,6 +259,7 @@ class _Beam:
         like: Array,
         length_penalty: float = 0.0,
         no_repeat_ngram: int = 0,
+        no_repeat_around: Sequence[Sequence[int]] = (),
         stop: StopRule = "first",
     ) -> None:
         if beam_size < 1 or max_words < 1 or no_repeat_ngram < 0:
@@ -271,6 +275,7 @@ class _Beam:
         self.images, self.beam_size, self.max_words = images, beam_size, max_words
         self.length_penalty = length_penalty
         self.no_repeat_ngram = no_repeat_ngram
+        self.no_repeat_around = no_repeat_around
         self.stop = stop
         self.constraints = constraints
         self.active = xp.arange(images, device=device)
@@ -375,6 +380,17 @@ class _Beam:
             totals[..., END] = xp.where(missing, -xp.inf, totals[..., END])
         if self.no_repeat_ngram:
             self._rule_out_repeats(totals)
+        for phrase in self.no_repeat_around:
+            if len(phrase) < place:
+                before, tail = (
+                    self.written[..., -len(phrase) - 1],
+                    self.written[..., -len(phrase) :],
+                )
+                words = xp.asarray(list(phrase), dtype=xp.int64, device=self.device)
+                # Other captions rule out <pad>, which is never written.
+                word = xp.where(xp.all(tail == words, axis=-1), before, PAD)
+                row, beam = (xp.arange(count, device=self.device) for count in word.shape)
+                totals[row[:, None], beam, word] = -xp.inf
 
     def _rule_out_repeats(self, totals: Array) -> None:
         """Rule out, in [R, K, V], each word that would complete an n-gram a second time."""

@@ -113,6 +113,7 @@ class Trainer(StepLoop):
             max_words=config.decoding.max_words,
             length_penalty=config.decoding.length_penalty,
             no_repeat_ngram=config.decoding.no_repeat_ngram,
+            no_repeat_around=config.decoding.no_repeat_around,
             cache=setup.validation_cache,
             sources=setup.validation_sources,
             decisive_source=config.train.val_source,

@@ -62,6 +62,7 @@ def validate(
     max_words: int,
     length_penalty: float,
     no_repeat_ngram: int = 0,
+    no_repeat_around: Sequence[str] = (),
     cache: FeatureCache | None = None,
     sources: Sequence[ValidationSource] = (),
     decisive_source: str | None = None,
@@ -76,6 +77,7 @@ def validate(
         images: Of all sources, one source after another; their ids are distinct.
         beam_size: As for `search`; so are the next three.
         no_repeat_ngram: Length of word groups that never occur twice; 0 allows all.
+        no_repeat_around: Phrases around which no word is repeated.
         cache: Features of the images, instead of the images.
         sources: How the images divide into sources; none takes them as one.
         decisive_source: Source whose metrics stand without a prefix; None takes the mean.
@@ -99,6 +101,7 @@ def validate(
             max_words=max_words,
             length_penalty=length_penalty,
             no_repeat_ngram=no_repeat_ngram,
+            no_repeat_around=vocabulary.encode_phrases(no_repeat_around),
         )
         found |= {image: result[0] for image, result in zip(batch, results, strict=True)}
     everyone = gathered(list(found.values()))

@@ -181,7 +181,7 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
             for index in range(len(caption.words))
         )
         outside = "" if all_visible else " (no outline: outside the photo)"
-        key.append(("□", f"cell that the word attends to{outside}"))
+        key.append(("□", f"cell that the word reads; light: how likely each was{outside}"))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
         key.append(

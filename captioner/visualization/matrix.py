@@ -110,7 +110,7 @@ def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
                     cell += columns - 1 - 2 * (cell % columns)
                 _mark(draw, lefts[0] + cell * unit + unit / 2, top + _ROW * index + _ROW / 2, unit)
         if count:
-            text = "□ cell that the word attends to"
+            text = "□ cell that the word reads"
             baseline = bottom + 2 * _TEXT + _TEXT
             x = lefts[0] + _LEGEND_WIDTH + 2 * _TEXT
             draw.text((x, baseline), text, fill=MUTED, font=font(_TEXT), anchor="ls")

@@ -111,6 +111,7 @@ def plain_beam_search(
     max_words: int,
     length_penalty: float,
     no_repeat_ngram: int = 0,
+    no_repeat_around: list[list[int]] | None = None,
 ) -> list[Found]:
     """What the docstring of `search` says, for one photo, over Python lists."""
     running: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -122,6 +123,8 @@ def plain_beam_search(
                 if token in (PAD, START, UNKNOWN) or (token == END and not words):
                     continue
                 if no_repeat_ngram and repeats((*words, token), no_repeat_ngram):
+                    continue
+                if comes_again((*words, token), no_repeat_around or []):
                     continue
                 if log_prob > -math.inf:
                     candidates.append((total + log_prob, (*words, token)))
@@ -195,6 +198,33 @@ def test_without_repeats_beam_search_is_the_plain_one_that_drops_them(
     if seed == 2:  # where captions do repeat themselves if they may
         free = [h for hypotheses in search(decoder, grid, **settings) for h in hypotheses]
         assert any(repeats(tuple(h.tokens), no_repeat_ngram) for h in free)
+
+
+def comes_again(words: tuple[int, ...], phrases: list[list[int]]) -> bool:
+    """Whether the last word is the one before a phrase that it follows."""
+    return any(
+        len(words) > len(phrase) + 1
+        and words[-1 - len(phrase) : -1] == tuple(phrase)
+        and words[-2 - len(phrase)] == words[-1]
+        for phrase in phrases
+    )
+
+
+@pytest.mark.parametrize("beam_size", [1, 3, 5])
+@pytest.mark.parametrize(("seed", "end"), CASES)
+def test_no_word_comes_again_right_after_a_phrase(seed: int, end: float, beam_size: int) -> None:
+    decoder, grid, readers = case(seed, end)
+    settings: dict[str, Any] = {"beam_size": beam_size, "max_words": 7}
+    free = [h.tokens for hypotheses in search(decoder, grid, **settings) for h in hypotheses]
+    phrases = [[words[1]] for words in free if len(words) > 1] + [
+        words[1:3] for words in free if len(words) > 2
+    ]
+    found = search(decoder, grid, **settings, no_repeat_around=phrases)
+    for hypotheses, read in zip(found, readers, strict=True):
+        expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_around=phrases)
+        assert_same(hypotheses, expected)
+    if seed == 2:  # where captions do repeat themselves if they may
+        assert any(comes_again(tuple(w[: n + 1]), phrases) for w in free for n in range(len(w)))
 
 
 def test_where_every_word_would_repeat_the_caption_ends() -> None:
