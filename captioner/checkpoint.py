@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from captioner.config import ModelConfig, from_yaml, one_line, to_yaml
+from captioner.config import ModelConfig, from_yaml, to_yaml
 from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
-from captioner.errors import CaptionerError, CheckpointError, ConfigError
+from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.files import remove_temporary_files
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def load_model(
         SafetensorError,
     ) as error:
         raise CheckpointError(
-            f"{folder}: the model cannot be built ({one_line(str(error))[:500]}); "
+            f"{folder}: the model cannot be built ({error_summary(error, max_length=500)}); "
             "it was made by another version of captioner"
         ) from None
     return model.eval().to(device), config, vocabulary
@@ -242,7 +242,8 @@ def load_config(folder: Path) -> ModelConfig:
     try:
         return _read_config(folder)
     except (ConfigError, ValueError, OSError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {one_line(str(error))[:500]}") from None
+        reason = error_summary(error, max_length=500)
+        raise CheckpointError(f"{folder / CONFIG}: {reason}") from None
 
 
 def _read_config(folder: Path) -> ModelConfig:
@@ -351,8 +352,9 @@ def _read_weights(folder: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stored: dict[str, Tensor] = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder / WEIGHTS}: the weights cannot be read ({one_line(str(error))[:200]}); fetch "
-            "the model again or use another checkpoint"
+            f"{folder / WEIGHTS}: the weights cannot be read "
+            f"({error_summary(error, max_length=200)}); fetch the model again or use another "
+            "checkpoint"
         ) from None
     for name, value in stored.items():
         if name in own and own[name].is_floating_point() != (value.dtype in floats):
@@ -499,8 +501,8 @@ def load_vocabulary(folder: Path) -> Vocabulary:
         return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
         raise CheckpointError(
-            f"{folder}: its vocabulary cannot be read ({one_line(str(error))[:200]}); it was made "
-            "by another version of captioner"
+            f"{folder}: its vocabulary cannot be read ({error_summary(error, max_length=200)}); it "
+            "was made by another version of captioner"
         ) from None
 
 
@@ -522,8 +524,8 @@ def load_training_state(folder: Path) -> dict[str, Any]:
             raise TypeError(f"it holds a {type(state).__name__}")
     # Damaged pickles raise almost anything: UnpicklingError, EOFError, struct.error, KeyError ...
     except Exception as error:  # noqa: BLE001
-        # torch's message goes on with advice to programmers after the first sentence
-        reason = one_line(str(error)).partition(". ")[0][:200]
+        # After its first sentence, torch's message goes on with advice to programmers.
+        reason = error_summary(error, part="sentence", max_length=200)
         raise CheckpointError(
             f"{path}: the training state is damaged ({type(error).__name__}: {reason}); "
             "resume from another checkpoint, or begin another run with train.start_from"

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, error_summary
 from captioner.models.attention import HardSelect
 from captioner.models.decoders import Decoder
 from captioner.models.model import CaptionModel, Encoder
@@ -354,7 +354,7 @@ def _onnx(
                 dynamic_shapes=_as_arguments(module, shapes),
             )
         except torch.onnx.OnnxExporterError as error:
-            reason = str(error.__cause__ or error).strip().partition("\n")[0]
+            reason = error_summary(error.__cause__ or error, part="line")
             raise CaptionerError(f"this model cannot be exported to ONNX: {reason}") from None
     assert exported is not None
     proto = exported.model_proto

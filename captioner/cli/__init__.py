@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, error_summary
 from captioner.log import logger, printable, visible
 from captioner.registry import DATA_FORMATS
 
@@ -107,7 +107,7 @@ def run_command(command: Callable[[], int]) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; to import it here takes seconds
             raise
         print(
-            f"error: {_sentence(str(error).partition(chr(10))[0])} Make batches smaller (in "
+            f"error: {_sentence(error_summary(error, part='line'))} Make batches smaller (in "
             "training data.batch_size, with optim.accumulate for the same effect), or use "
             "--device cpu",
             file=sys.stderr,

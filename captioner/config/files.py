@@ -14,7 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from captioner.config.fields import in_words
 from captioner.config.settings import ModelConfig, SourceConfig
 from captioner.config.validation import validate_section
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, error_summary
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
@@ -61,7 +61,7 @@ def _refusal(config_class: type[ModelConfig], message: str) -> str:
 
     Other messages stay as they are, on one line.
     """
-    message = one_line(message)
+    message = error_summary(message)
     place = re.search(r'key "(\w+)\.(\w+)"', message)
     sections = vars(config_class())
     if place is None or place[1] not in sections:
@@ -100,7 +100,7 @@ def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:
             merged = overlay(merged, sections_of(config_class, yaml.safe_load(text)))
         return from_sections(config_class, merged)
     except yaml.YAMLError as error:
-        raise ConfigError(one_line(str(error))) from None
+        raise ConfigError(error_summary(error)) from None
 
 
 def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any]]) -> ConfigT:
@@ -132,7 +132,7 @@ def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Nam
         sections = vars(parser.instantiate(parsed))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"a section of the recipe holds no settings ({one_line(str(error))}); write the "
+            f"a section of the recipe holds no settings ({error_summary(error)}); write the "
             "settings of the section below it, or leave it out"
         ) from None
     config = config_class(
@@ -206,11 +206,6 @@ def _check_keys(section: type, settings: dict[str, Any], prefix: str) -> None:
 def to_yaml(config: ModelConfig) -> str:
     """Return all settings as YAML, defaults included."""
     return yaml.dump(_plain(asdict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-def one_line(message: str) -> str:
-    """Return a message of several lines on one."""
-    return " ".join(message.split())
 
 
 def _plain(value: Any) -> Any:

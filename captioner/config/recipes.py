@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from captioner.config.files import from_sections, one_line, overlay, sections_of
+from captioner.config.files import from_sections, overlay, sections_of
 from captioner.config.settings import Config, ModelConfig
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, error_summary
 
 BASE = "base"  # the key of a recipe that names the recipe, or recipes, it is laid over
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -76,7 +76,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: no YAML ({one_line(str(error))})") from None
+        raise ConfigError(f"{path}: no YAML ({error_summary(error)})") from None
     bases: Any = document.pop(BASE, None) if isinstance(document, dict) else None
     bases = [bases] if isinstance(bases, str) else [] if bases is None else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import numpy as np
 
 from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
-from captioner.config import HardAttentionMode, ModelConfig, one_line
+from captioner.config import HardAttentionMode, ModelConfig
 from captioner.engines.graph_file import check_graph_file
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import CheckpointError, ConfigError, error_summary
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
 
@@ -351,10 +351,10 @@ class Graph:
             self._refuse()
 
     def _refuse(self, reason: str = "") -> NoReturn:
+        detail = f" ({error_summary(reason, max_length=200)})" if reason else ""
         raise CheckpointError(
-            f"{self.path}: is no graph that this version of captioner can compute"
-            f"{f' ({one_line(reason)[:200]})' if reason else ''}; write it anew with captioner "
-            "export --format onnx, or fetch the model again"
+            f"{self.path}: is no graph that this version of captioner can compute{detail}; write "
+            "it anew with captioner export --format onnx, or fetch the model again"
         ) from None
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

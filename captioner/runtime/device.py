@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError, ConfigError, error_summary
 from captioner.log import logger
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def choose_device(name: str = "auto") -> torch.device:
         try:
             return _working_device("cuda")
         except RuntimeError as error:  # of a kind that this PyTorch has no kernels for, or full
-            reason = str(error).partition("\n")[0]
+            reason = error_summary(error, part="line")
             logger.warning(f"the GPU cannot be used ({reason}); going on with the CPU")
             return torch.device("cpu")
     try:

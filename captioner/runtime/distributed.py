@@ -7,7 +7,6 @@ process) go over gloo between CPUs, tensors of a GPU over NCCL.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError, ConfigError, error_summary
 
 Result = TypeVar("Result")
 
@@ -87,9 +86,10 @@ def processes(
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
+        reason = error_summary(error, part="sentence")
         raise CaptionerError(
             "another process of this run ended or cannot be reached "
-            f"({_reason(error)}); torchrun begins again from the last checkpoint with "
+            f"({reason}); torchrun begins again from the last checkpoint with "
             "--max-restarts N, or go on with --resume"
         ) from None
     finally:
@@ -115,21 +115,12 @@ def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
             backend, store=store, rank=number, world_size=count, timeout=timeout
         )
     except (RuntimeError, ValueError) as error:
+        reason = error_summary(error, part="sentence")
         raise CaptionerError(
             f"the {os.environ['WORLD_SIZE']} processes of this run did not all join within "
-            f"{join_timeout.total_seconds():g} s ({_reason(error)}); start each of "
+            f"{join_timeout.total_seconds():g} s ({reason}); start each of "
             "them, which torchrun does, with the same MASTER_ADDR and MASTER_PORT"
         ) from None
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's first sentence without its place in the source of gloo or torch.
-
-    >>> _reason(RuntimeError("[/gloo/pair.cc:545] Connection reset. Check the logs before ..."))
-    'Connection reset'
-    """
-    text = re.sub(r"^\[\S+:\d+\] ", "", str(error).partition("\n")[0])
-    return text.partition(". ")[0].rstrip(".")
 
 
 def parallel(module: nn.Module, *, compress: bool = False) -> Any:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
-from captioner.config import one_line
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, error_summary
 from captioner.evaluation.bias import Counts
 from captioner.log import logger
 from captioner.training.model_card import model_card
@@ -186,8 +185,8 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
         RuntimeError,
     ) as error:
         raise CheckpointError(
-            f"{folder}: does not fit this recipe, or is damaged ({one_line(str(error))[:300]}); "
-            "resume with the run's own settings"
+            f"{folder}: does not fit this recipe, or is damaged "
+            f"({error_summary(error, max_length=300)}); resume with the run's own settings"
         ) from None
 
 

@@ -19,8 +19,8 @@ from captioner.checkpoint import (
     model_folder,
     verify,
 )
-from captioner.config import Config, from_yaml, one_line, to_yaml
-from captioner.errors import CaptionerError, CheckpointError, ConfigError
+from captioner.config import Config, from_yaml, to_yaml
+from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked, save_bytes
 from captioner.generation.confidence import CALIBRATOR
@@ -224,7 +224,7 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
         calibrator, report = fit(data)
         write_calibrator(best, calibrator)
     except (CaptionerError, OSError, RuntimeError) as error:
-        logger.warning(f"{best}: without a calibrator ({one_line(str(error))})")
+        logger.warning(f"{best}: without a calibrator ({error_summary(error)})")
         return
     everything = report["all"]
     logger.info(

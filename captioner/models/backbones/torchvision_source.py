@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError, WeightsError
+from captioner.errors import ConfigError, WeightsError, error_summary
 from captioner.models.backbones.backbone import (
     USABLE,
     Backbone,
@@ -17,7 +17,6 @@ from captioner.models.backbones.backbone import (
     Preprocessing,
     channels_of,
     cut_behind,
-    first_line,
     is_file,
     load_weights_file,
     no_such_weights,
@@ -70,8 +69,9 @@ def _download(network: nn.Module, entry: Any, name: str) -> None:
         network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
     except Exception as error:  # noqa: BLE001  URLError, HTTPError, RuntimeError on a bad hash, ...
         raise WeightsError(
-            f"the weights of {name} cannot be had ({first_line(error)}); fetch {entry.url} on "
-            f"another machine and put it at {file}, or name a file with encoder.weights"
+            f"the weights of {name} cannot be had ({error_summary(error, part='line')}); fetch "
+            f"{entry.url} on another machine and put it at {file}, or name a file with "
+            "encoder.weights"
         ) from None
 
 
