@@ -105,11 +105,11 @@ class Captioner:
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         engine = TorchEngine(model, torch.device(device), dtype)
         if precision == "bfloat16" and engine.device.type == "cpu":
-            whole = TorchEngine(model, engine.device)
-            warn_if_slower(speed_ratio(engine, whole, config.preprocess))
-        self._set(engine, model, config, vocabulary, calibrator)
+            float32_engine = TorchEngine(model, engine.device)
+            warn_if_slower(speed_ratio(engine, float32_engine, config.preprocess))
+        self._initialize(engine, model, config, vocabulary, calibrator)
 
-    def _set(
+    def _initialize(
         self,
         engine: Engine,
         saved: Path | CaptionModel,
@@ -200,7 +200,7 @@ class Captioner:
         if check_speed and precision == "bfloat16" and chosen.device.type == "cpu":
             warn_if_slower(bfloat16_speed(folder))
         captioner = cls.__new__(cls)
-        captioner._set(chosen, folder, config, vocabulary, read_calibrator(folder))
+        captioner._initialize(chosen, folder, config, vocabulary, read_calibrator(folder))
         return captioner
 
     def __repr__(self) -> str:
@@ -326,7 +326,7 @@ class Captioner:
         }
         decoding = self._decoding(given)
         constraints = self._constraints(prefix, forbid, require, decoding.max_words)
-        inputs = _several(images)
+        inputs = _as_list(images)
         if not inputs:
             return []
         grid, geometries = self.encode(inputs)
@@ -374,7 +374,7 @@ class Captioner:
             images: A list, generator or other iterable of images.
             settings: `beam_size`, `max_words`, `length_penalty` and `stop`.
         """
-        inputs = _several(images)
+        inputs = _as_list(images)
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
@@ -549,7 +549,7 @@ class Captioner:
         Raises:
             ImageError: An image cannot be read.
         """
-        inputs = _several(images)
+        inputs = _as_list(images)
         ready = all(isinstance(image, tuple) for image in inputs)  # as a server's are
         read = list(
             map(self._input, inputs) if ready else prefetch(self._input, inputs, self.device)
@@ -699,7 +699,7 @@ def as_image(source: Any) -> Image.Image:
     raise ImageError(f"is {_type_name(source)}; use {ACCEPTED}")
 
 
-def _several(images: Any) -> list[Any]:
+def _as_list(images: Any) -> list[Any]:
     """The images of an iterable, each once.
 
     Raises:

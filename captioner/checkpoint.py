@@ -387,7 +387,7 @@ class PretrainedReport:
 
     def sentences(self) -> list[str]:
         """Return what a user must know: nothing if every weight was taken and no word is new."""
-        said = []
+        sentences = []
         total = len(self.taken) + len(self.absent) + len(self.other_shape)
         if len(self.taken) < total or self.unused:
             reasons = {
@@ -396,15 +396,15 @@ class PretrainedReport:
                 "in it alone and not used": self.unused,
             }
             parts = [f"{what}: {_by_module(names)}" for what, names in reasons.items() if names]
-            said.append(
+            sentences.append(
                 f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
             )
         if self.new_words:
-            said.append(
+            sentences.append(
                 f"{self.folder}: {self.new_words} words are new to its vocabulary and begin near "
                 "its rare words"
             )
-        return said
+        return sentences
 
 
 def load_pretrained(
@@ -638,10 +638,10 @@ def _check_file(path: Path, max_bytes: int) -> None:
     Raises:
         OSError: Says why.
     """
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("it is no regular file")
-    if facts.st_size > max_bytes:
+    if status.st_size > max_bytes:
         raise OSError(f"it has more than {max_bytes} bytes")
 
 

@@ -152,7 +152,7 @@ def _temporary_sibling(path: Path) -> Path:
 def _make_folder_of(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        taken = stat.S_ISDIR(path.stat().st_mode)
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
         return
     except FileExistsError:
@@ -162,7 +162,7 @@ def _make_folder_of(path: Path) -> None:
         ) from None
     except OSError as error:  # a name too long, too
         raise _unwritable(path, error) from None
-    if taken:
+    if is_folder:
         raise CaptionerError(f"{path} cannot be written, because it is a folder; name a file in it")
 
 

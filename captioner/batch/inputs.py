@@ -82,7 +82,7 @@ def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
         for line in lines:
             photo = line.rstrip("\r\n")
             if photo.strip():
-                yield photo, _beside(name, photo)
+                yield photo, _resolve(name, photo)
 
 
 def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -98,7 +98,7 @@ def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
             for row in rows:
                 if not row[column]:
                     raise DataError(f"{name}, line {rows.line_num}: has no {column}")
-                yield row.get(ids) or row[column], _beside(name, row[column])
+                yield row.get(ids) or row[column], _resolve(name, row[column])
         except csv.Error as error:
             raise DataError(f"{name}, line {rows.line_num}: {error}") from None
 
@@ -123,7 +123,7 @@ def _parquet_rows(name: str) -> Iterator[tuple[str, str]]:
                     for identity, photo in zip(identities, paths, strict=True):
                         if not photo:
                             raise DataError(f"{each}: a row has no {column}")
-                        yield identity or photo, _beside(each, photo)
+                        yield identity or photo, _resolve(each, photo)
         except pa.ArrowInvalid as error:
             raise DataError(f"{each}: is no Parquet file that can be read ({error})") from None
 
@@ -137,8 +137,8 @@ def _columns(name: str, columns: list[str]) -> tuple[str, str]:
     )
 
 
-def _beside(manifest: str, photo: str) -> str:
-    """Return where a photo of a list lies: relative paths begin at the list's folder."""
+def _resolve(manifest: str, photo: str) -> str:
+    """Return the path or URL of a photo in a list; relative paths start at the list's folder."""
     if is_url(photo) or photo.startswith("/"):
         return photo
     return posixpath.join(posixpath.dirname(manifest), photo)

@@ -58,7 +58,7 @@ def write_plan(source: Source, shard_size: int, output: Folder) -> Plan:
     rows = 0
     shards = _shards(source.rows(), 1 if source.kind == "tars" else shard_size)
     for first in shards:
-        content, name = io.BytesIO(), _file(len(digests))
+        content, name = io.BytesIO(), _plan_file(len(digests))
         with pq.ParquetWriter(content, schema) as writer:
             for shard in chain([first], islice(shards, SHARDS_A_FILE - 1)):
                 columns = [
@@ -85,7 +85,7 @@ class PlanReader:
         """Return the rows of a shard."""
         import pyarrow.parquet as pq
 
-        name = _file(shard)
+        name = _plan_file(shard)
         if self._file is None or name != self._name:
             content = self.output.system.open(self.output.path(name), "rb")
             self._file, self._name = pq.ParquetFile(content), name
@@ -99,7 +99,8 @@ def rows_digest(rows: list[Row]) -> str:
     return hashlib.sha256(repr(rows).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _file(shard: int) -> str:
+def _plan_file(shard: int) -> str:
+    """Return the name of the plan's file that holds the rows of a shard."""
     return f"plan/{shard // SHARDS_A_FILE:06d}.parquet"
 
 

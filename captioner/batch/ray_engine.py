@@ -56,14 +56,14 @@ def run_ray(
             job.device.startswith("cuda")
             or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
         )
-        size = min(_affordable(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
+        size = min(_actor_count(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
         if job.precision == "bfloat16" and not gpus:
             # On a node, for the driver may be another machine.
             warn_if_slower(ray.get(ray.remote(num_cpus=1)(_bfloat16_speed).remote(job.model)))
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         # One block a shard: what a dead actor had is little, and goes to the others.
-        found = ray.data.from_items(
+        statistics = ray.data.from_items(
             [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
         ).map_batches(
             ShardActor,
@@ -74,7 +74,7 @@ def run_ray(
             num_gpus=1 if gpus else None,
         )
         try:
-            for row in found.iter_rows():
+            for row in statistics.iter_rows():
                 content = json.loads(row["statistics"])
                 content["examples"] = [tuple(each) for each in content["examples"]]
                 yield Statistics(**content)
@@ -161,7 +161,7 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _affordable(ray: Any, workers: int | None, kinds: list[str]) -> int:
+def _actor_count(ray: Any, workers: int | None, kinds: list[str]) -> int:
     """Return how many actors to start, each with one of each kind of resource.
 
     Actors that find no place would wait forever, without a word.
@@ -173,9 +173,9 @@ def _affordable(ray: Any, workers: int | None, kinds: list[str]) -> int:
     wanted = workers or max(min(free.values()), 1)
     for kind in kinds:
         if wanted > free[kind]:
-            there = int(ray.cluster_resources().get(kind, 0))
+            total = int(ray.cluster_resources().get(kind, 0))
             raise CaptionerError(
-                f"{wanted} workers need {wanted} {kind}s, but of the Ray cluster's {there} only "
+                f"{wanted} workers need {wanted} {kind}s, but of the Ray cluster's {total} only "
                 f"{free[kind]} are free; use fewer --workers, or add nodes"
             )
     return wanted

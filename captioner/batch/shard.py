@@ -294,18 +294,21 @@ def _photos(rows: Iterable[Row], batch_size: int) -> Iterator[_Photo]:
     while batch := list(islice(rows, batch_size)):
         contents = fetch(path for _, path in batch if is_url(path))
         for identity, path in batch:
-            content = contents.get(path)
-            yield _Photo(identity, path, _refused(content) if path in contents else None)
+            content = _checked_content(contents[path]) if path in contents else None
+            yield _Photo(identity, path, content)
 
 
-def _refused(content: bytes | Exception | None) -> bytes | ImageError | None:
-    """Return the content, or the sentence for one that cannot be read."""
+_TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB"
+
+
+def _checked_content(content: bytes | Exception) -> bytes | ImageError:
+    """Return the content of a file; an error if it cannot be read, is empty or is too large."""
     if isinstance(content, FileNotFoundError):
         return ImageError("no such file")
     if isinstance(content, Exception):
         return ImageError(f"cannot be read ({content or type(content).__name__})")
-    if content is not None and len(content) > MAX_FILE_BYTES:
-        return ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+    if len(content) > MAX_FILE_BYTES:
+        return ImageError(_TOO_LARGE)
     return content or ImageError("the file is empty")
 
 
@@ -324,21 +327,16 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
                 for member in members:
                     if not is_image(member):
                         continue
-                    content: bytes | ImageError
-                    if member.size > MAX_FILE_BYTES:
-                        content = ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
-                    else:
+                    content: bytes | ImageError = ImageError(_TOO_LARGE)
+                    if member.size <= MAX_FILE_BYTES:
                         stream = members.extractfile(member)
-                        content = (stream.read() if stream else b"") or _EMPTY
+                        content = _checked_content(stream.read() if stream else b"")
                     identity, _ = sample_key(member.name)
                     yield _Photo(identity, f"{path}::{member.name}", content)
                     members.members = []  # type: ignore[attr-defined]  # keep no names
         except (OSError, tarfile.TarError, EOFError) as error:
             reason = ImageError(f"the tar file cannot be read to its end ({error})")
             yield _Photo(path, path, reason)
-
-
-_EMPTY = ImageError("the file is empty")
 
 
 def _row(photo: _Photo) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def add_data_options(parser: argparse.ArgumentParser, **split: Any) -> None:
 
 
 def chosen_data(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_data_options` parsed but for the split, as `read_split` takes it."""
+    """Return the options of `add_data_options`, except the split, as arguments of `read_split`."""
     return {name: getattr(arguments, name) for name in ("format", "root", "file", "coco_splits")}
 
 

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import CommandParser, run_command, show
+from captioner.cli import CommandParser, chosen_data, run_command, show
 from captioner.errors import DataError
 from captioner.files import check_writable, save_bytes
 from captioner.log import printable, progress_bar
@@ -125,10 +125,9 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
             raise DataError(
                 f"{rows[-1]} ({len(rows)} rows in all cannot be read; mend these first)"
             )
-    names = ("format", "root", "file", "coco_splits")
-    given = {name: getattr(arguments, name) for name in names}
+    data = chosen_data(arguments)
     splits = {
-        name: read_split(split=name, **given)
+        name: read_split(split=name, **data)
         for name in dict.fromkeys(arguments.split or ["train", "val"])
     }
     first = next(iter(splits.values()))

@@ -48,9 +48,9 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
     start = (starts or ["soft"])[-1]
-    helps = "--help" in options or "-h" in options
+    shows_help = "--help" in options or "-h" in options
     recipe = read_recipe(
-        *(recipes or [RECIPE]), base=ModelConfig() if helps else _settings_of(start)
+        *(recipes or [RECIPE]), base=ModelConfig() if shows_help else _settings_of(start)
     )
     set_defaults(parser, recipe)
     arguments = parser.parse_args(options)

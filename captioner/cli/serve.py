@@ -137,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
     token = arguments.token or ""
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
-    listening = _socket(arguments.host, arguments.port)
+    listening = _listen(arguments.host, arguments.port)
     models = _models(arguments)  # where there are several replicas, to say what is wrong only once
     host, port = listening.getsockname()[:2]
     address = f"http://{_url_host(host)}:{port}"
@@ -262,8 +262,8 @@ def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _socket(host: str, port: int) -> socket.socket:
-    """Open the socket, before the models are loaded: a port in use is reported at once."""
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; opened before the models, so that a port in use is reported."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -112,8 +112,10 @@ def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
             except (RuntimeError, OSError, EOFError) as error:
                 lost = _LOST.search(str(error))
                 # An item's tensors are fetched from its worker, who may be dead by then.
-                is_ours = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
-                if is_ours and not lost:
+                is_from_dataset = isinstance(error, RuntimeError) or str(error).startswith(
+                    "Caught "
+                )
+                if is_from_dataset and not lost:
                     raise
                 reason = lost[0] if lost else type(error).__name__
                 if reason.startswith("DataLoader timed out"):

@@ -40,7 +40,7 @@ class SubwordTokenizer(WordTokenizer):
 
     @cached_property
     def _encoder(self) -> Any:
-        package = _package()
+        package = _import_tokenizers()
         try:
             # Written anew, so that what was checked is what the package reads.
             return package.Tokenizer.from_str(json.dumps(self._content))
@@ -60,7 +60,7 @@ class SubwordTokenizer(WordTokenizer):
         return "".join(tokens).replace(_SPACE, " ").strip()
 
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
-        package = _package()
+        package = _import_tokenizers()
         captions = list(captions)
         unspaced = WordTokenizer().warning(captions) is not None
         encoder = package.Tokenizer(package.models.BPE(unk_token=_UNKNOWN))
@@ -104,7 +104,7 @@ def _checked(model: str) -> dict[str, Any]:
     raise ValueError("tokenizer.json holds other parts than byte pair encoding of words")
 
 
-def _package() -> Any:
+def _import_tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError:

@@ -82,8 +82,8 @@ def read_members(members: Sequence[TarMember]) -> list[bytes]:
     """
     from captioner.storage import fetch_ranges, is_url
 
-    far = [member for member in members if is_url(member.tar)]
-    fetched = fetch_ranges([(m.tar, m.offset, m.offset + m.size) for m in far])
+    remote = [member for member in members if is_url(member.tar)]
+    fetched = fetch_ranges([(m.tar, m.offset, m.offset + m.size) for m in remote])
     contents = iter(fetched)
     found = []
     for member in members:

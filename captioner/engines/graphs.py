@@ -337,7 +337,7 @@ class Graph:
         # Of a value that an operator leaves as it is, each name is one of the same port.
         self._inputs = [port.names for port in self._compiled.inputs]
         self._outputs = [port.names for port in self._compiled.outputs]
-        self._idle: list[Any] = []  # requests: each for one thread at a time
+        self._idle_requests: list[Any] = []  # each serves one thread at a time
 
     def require(self, inputs: set[str], outputs: set[str]) -> set[str]:
         """Return the names of the outputs; refuse other inputs than these and a lack of outputs."""
@@ -360,7 +360,7 @@ class Graph:
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Compute; inputs that the graph does not use are left out."""
         try:
-            request = self._idle.pop()
+            request = self._idle_requests.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
         try:
@@ -372,7 +372,7 @@ class Graph:
         # An input that only another model has, and shapes that do not fit together.
         except (StopIteration, RuntimeError, ValueError, MemoryError):
             self._refuse()
-        self._idle.append(request)
+        self._idle_requests.append(request)
         return {
             name: array
             for names, array in zip(self._outputs, results, strict=True)

@@ -140,13 +140,9 @@ def fit(
 
 def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) -> Calibrator:
     """Minimise the negative log-likelihood plus RIDGE / 2 x squared weights, by Newton's method."""
-    mean = np.array([_mean_of_known(column) for column in features.T])
-    scale = np.array(
-        [
-            np.std(column[~np.isnan(column)]) if (~np.isnan(column)).any() else 0.0
-            for column in features.T
-        ]
-    )
+    known = [column[~np.isnan(column)] for column in features.T]
+    mean = np.array([values.mean() if len(values) else 0.0 for values in known])
+    scale = np.array([values.std() if len(values) else 0.0 for values in known])
     scale[scale < 1e-9] = 1.0
     inputs = np.nan_to_num((features - mean) / scale)
     inputs = np.column_stack([inputs, np.ones(len(inputs))])
@@ -168,11 +164,6 @@ def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) ->
         threshold=0.0,
         right_from=right_from,
     )
-
-
-def _mean_of_known(column: np.ndarray) -> float:
-    known = column[~np.isnan(column)]
-    return float(known.mean()) if len(known) else 0.0
 
 
 def calibration_report(

@@ -143,7 +143,7 @@ class AttentionMeasure:
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
         for suffix, removed in (("", attended), ("_control", at_random)):
-            for name, delete in (("deleted_in_grid", self._in_grid), (DELETIONS[1], self._before)):
+            for name, delete in zip(DELETIONS, (self._in_grid, self._before_mixing), strict=True):
                 grids = [delete(grid, cells) for cells in removed]
                 losses[name + suffix] = loss(self.decoder, grids)
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
@@ -153,10 +153,12 @@ class AttentionMeasure:
         return losses
 
     def _in_grid(self, grid: Grid, removed: np.ndarray) -> Grid:
+        """Return the grid without the removed cells, bool [L]."""
         local = None if grid.local is None else _deleted(grid.local, removed)
         return replace(grid, features=_deleted(grid.features, removed), local=local)
 
-    def _before(self, grid: Grid, removed: np.ndarray) -> Grid:
+    def _before_mixing(self, grid: Grid, removed: np.ndarray) -> Grid:
+        """Return the grid after removal of cells, bool [L], before the encoder's self-attention."""
         if self.mix is None or grid.local is None:
             return self._in_grid(grid, removed)
         local = replace(grid, features=_deleted(grid.local, removed), local=None)

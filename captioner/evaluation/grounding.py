@@ -193,7 +193,7 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
     return {
         **_means(words),
         "intervals": {name: _interval(words, name) for name in names},
-        "by_category": {name: _means(of) for name, of in ranked},
+        "by_category": {name: _means(members) for name, members in ranked},
     }
 
 

@@ -298,7 +298,7 @@ class _Beam:
         """
         xp = self.xp
         log_probs = log_softmax(logits)
-        rows, speaking, vocabulary = log_probs.shape
+        rows, given_beams, vocabulary = log_probs.shape
         beams = self.beam_size
         totals = self.totals[..., None] + log_probs  # [R, K, V]
         self._rule_out(totals)
@@ -310,7 +310,7 @@ class _Beam:
             index = top_k_indices(xp.reshape(ranks, (rows, -1)), 2 * beams)
         best = xp.take_along_axis(xp.reshape(totals, (rows, -1)), index, axis=1)
         damaged = xp.any(xp.isnan(best))  # which ranks above all numbers
-        parent, token = xp.clip(index // vocabulary, max=speaking - 1), index % vocabulary
+        parent, token = xp.clip(index // vocabulary, max=given_beams - 1), index % vocabulary
         self._finish(best[:, :beams], parent[:, :beams], token[:, :beams] == END, log_probs)
 
         ends, impossible = xp.astype(token == END, xp.uint8), xp.astype(xp.isinf(best), xp.uint8)

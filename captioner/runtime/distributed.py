@@ -199,9 +199,7 @@ def from_first_process(function: Callable[[], Result]) -> Result:
     """
     if world_size() == 1:
         return function()
-    outcome: list[Any] = [None]
-    result = in_all_processes(lambda: function() if rank() == 0 else None)
-    outcome[0] = result
+    outcome: list[Any] = [in_all_processes(lambda: function() if rank() == 0 else None)]
     dist.broadcast_object_list(outcome)
     agreed: Result = outcome[0]
     return agreed

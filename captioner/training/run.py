@@ -156,15 +156,15 @@ def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer
                 raise
             refusals.append(str(ended.error))
     else:
-        refusal = CheckpointError(_no_way_on(run, *refusals))
+        refusal = CheckpointError(_refusal_message(run, *refusals))
         raise refusal if rank() == 0 else FailedElsewhere(refusal)
     if refusals:
         in_all_processes(lambda: _fall_back(trainer, refusals[0]))
     return trainer
 
 
-def _no_way_on(run: Path, last: str, previous: str) -> str:
-    """Return the sentence for a run whose checkpoints were refused for these reasons."""
+def _refusal_message(run: Path, last: str, previous: str) -> str:
+    """Return the message for a run whose checkpoints were refused for these reasons."""
     if previous.replace(str(run / "previous"), str(run / "last")) == last:
         return last  # not the checkpoint is wrong, but such as the data
     return f"{run}: neither last nor previous can be resumed from ({last}; {previous})"

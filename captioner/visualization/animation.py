@@ -138,11 +138,12 @@ def growth_gif(
 
 
 def _indexed(frame: Image.Image, style: OverlayStyle) -> Image.Image:
+    """Return a frame with 256 colours: those of legend and text, and the best others for it."""
     kept = style.ramp(64).tobytes()
     for colour in ("white", INK, MUTED, *LABEL_COLOURS):
         kept += bytes(ImageColor.getrgb(colour))
-    suiting = 256 - len(kept) // 3
-    chosen = frame.quantize(suiting, method=Image.Quantize.MEDIANCUT).getpalette() or []
+    free = 256 - len(kept) // 3
+    chosen = frame.quantize(free, method=Image.Quantize.MEDIANCUT).getpalette() or []
     palette = Image.new("P", (1, 1))
-    palette.putpalette(bytes(chosen[: 3 * suiting]) + kept)
+    palette.putpalette(bytes(chosen[: 3 * free]) + kept)
     return frame.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)

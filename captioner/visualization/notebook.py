@@ -129,7 +129,3 @@ def _image(caption: Caption) -> Image.Image:
         if isinstance(caption.image, bytes):
             raise
         raise ImageError(f"{caption.image}: {error}") from None
-
-
-def _listed() -> str:
-    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
