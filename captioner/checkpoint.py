@@ -60,16 +60,16 @@ EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS = (
     "decoder.vocabulary.weight",
     "decoder.vocabulary.bias",
 )
-MODELS = Path(__file__).parent / "bundled"  # those that ship in the package
+MODELS = Path(__file__).parent / "bundled"  # the bundled models
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
-# Bounds on what a folder may ask for.
+# Bounds on what a folder may make the reader do.
 _MAX_BYTES = {
     MANIFEST: 2**20,
     CONFIG: 2**20,
     VOCABULARY: 2**26,
     TOKENIZER: 2**26,
-    WEIGHTS: 2**34,  # a file of holes is sent in no time, and would be read for hours
+    WEIGHTS: 2**34,  # a sparse file is sent at once and would be read for hours
     STATE: 2**36,
 }
 _MAX_EXTRA_BYTES = 2**29
@@ -78,7 +78,8 @@ _MAX_INPUT_PX = 4096
 MAX_BEAM_SIZE = 1000
 MAX_WORDS = 10_000
 _MAX_YAML_DEPTH = 8
-# A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million.
+# A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million
+# parameters.
 _UNUSED_ELEMENTS, _UNUSED_TENSORS = 150_000_000, 1000
 
 
@@ -223,7 +224,7 @@ def load_model(
         ArithmeticError,
         MemoryError,
         OSError,
-        RuntimeError,  # torch's word for weights of another shape, and Python's for deep nesting
+        RuntimeError,  # by torch for weights of another shape, by Python for deep nesting
         SafetensorError,
     ) as error:
         raise CheckpointError(
@@ -250,7 +251,7 @@ def _read_config(folder: Path) -> ModelConfig:
     """Read config.yaml within bounds.
 
     Raises:
-        ConfigError, ValueError: It is no settings of a model, or asks for too much.
+        ConfigError, ValueError: It does not hold a model's settings, or one is over its limit.
     """
     text = (folder / CONFIG).read_text(encoding="utf-8")
     depth = 0
@@ -386,7 +387,7 @@ class PretrainedReport:
     new_words: int
 
     def sentences(self) -> list[str]:
-        """Return what a user must know: nothing if every weight was taken and no word is new."""
+        """Return sentences for the user; none if every weight was taken and no word is new."""
         sentences = []
         total = len(self.taken) + len(self.absent) + len(self.other_shape)
         if len(self.taken) < total or self.unused:
@@ -444,7 +445,7 @@ def load_pretrained(
         generator = torch.Generator().manual_seed(seed)
         for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
             if name in stored and len(stored[name]) == len(known):
-                # Started anew for each, so that tied tables stay alike.
+                # Seeded again for each table, so that tied tables stay equal.
                 stored[name] = _rows_of_words(stored[name], index, generator.manual_seed(seed))
     matching = {
         name: value
@@ -471,7 +472,7 @@ def load_pretrained(
 
 
 def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
-    """Return rows [V, ...] of a table [V', ...] by index; -1 draws a row like its rarer half's."""
+    """Return rows [V, ...] of a table [V', ...] by index; for -1, draw one like its rare words'."""
     import torch
 
     rows: Tensor = table[index.clamp(min=0)].clone()
@@ -588,7 +589,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
 
 
 def _is_settings(folder: Path) -> bool:
-    """Return whether config.yaml can still be read, as after an edit but rarely after damage."""
+    """Return whether config.yaml can be read: mostly so after an edit, rarely after damage."""
     try:
         _read_config(folder)
     except (ConfigError, ValueError, OSError):
@@ -633,7 +634,7 @@ def file_sums(folder: Path) -> dict[str, str]:
 
 
 def _check_file(path: Path, max_bytes: int) -> None:
-    """Refuse what is no regular file, or too large. Links to regular files are accepted.
+    """Refuse a path that is no regular file or is too large; links to regular files are accepted.
 
     Raises:
         OSError: Says why.
@@ -697,7 +698,7 @@ def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
         write_manifest(temporary)
         _rename_into_place(temporary, folder, keep=keep)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)  # or it fills the disk that is full
+        shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
             "free some disk or choose another output folder"
@@ -715,10 +716,10 @@ def write_manifest(folder: Path) -> None:
 
 
 def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
-    """Give a folder its name; the one that had it becomes `previous`, or goes.
+    """Rename a folder to `folder`; the earlier one becomes `previous`, or is removed.
 
-    What goes is renamed first: a kill amid its removal would leave half of a checkpoint behind.
-    `clean_run_folder` undoes or ends what a kill interrupts.
+    A folder to remove is renamed first, because a kill during its removal would leave half of a
+    checkpoint. `clean_run_folder` undoes or completes what a kill interrupted.
     """
     previous = folder.with_name("previous")
     leaving = folder.with_name(f".{previous.name if keep else folder.name}.old")
@@ -741,7 +742,7 @@ def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
 
 
 def _fsync(path: Path) -> None:
-    if sys.platform == "win32":  # which opens no folders, and files for reading cannot be synced
+    if sys.platform == "win32":  # cannot open folders, nor sync files opened for reading
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

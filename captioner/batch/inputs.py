@@ -1,4 +1,4 @@
-"""What a collection consists of: photos of a folder, list, manifest or of WebDataset shards."""
+"""Inputs of `captioner batch`: photos of a folder, list or manifest, or WebDataset shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Source:
 
     @property
     def kind(self) -> Kind:
-        """Whether rows are photos, or tar files of an unknown number of them."""
+        """`photos` where a row is a photo; `tars` where it is a tar file of any number of them."""
         return "tars" if self.name.lower().endswith(_TAR_SUFFIXES) else "photos"
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -64,10 +64,10 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]
     from captioner.data.heif import HEIF_SUFFIXES
     from captioner.data.transforms import IMAGE_SUFFIXES
 
-    # HEIC photos also where they cannot be read: their rows say so, instead of being left out.
+    # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     for folder, folders, files in system.walk(root, on_error="raise"):
-        # `walk` goes into what is left in the list, in its order.
+        # `walk` descends into the folders that remain in this list, in its order.
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         for file in sorted(files):
             if not file.startswith(".") and posixpath.splitext(file)[1].lower() in suffixes:
@@ -129,6 +129,7 @@ def _parquet_rows(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _columns(name: str, columns: list[str]) -> tuple[str, str]:
+    """Return the names of a table's path column and of its id column, which it may lack."""
     for column in _PATH_COLUMNS:
         if column in columns:
             return column, "id"

@@ -1,7 +1,7 @@
 """The fixed shards of a collection: which photos, in which order, in which part of the output.
 
 Folder `plan` of the output holds Parquet files of SHARDS_A_FILE row groups; a row group is a shard.
-So a worker reads the rows of its shard alone, and nobody holds those of all.
+So a worker reads only the rows of its shard, and no process holds those of all shards.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Row = tuple[str, str]  # id, path
 
 @dataclass(frozen=True)
 class Plan:
-    """All shards.
+    """The shards of a collection.
 
     Attributes:
-        digests: Of the rows of each shard.
-        rows: Photos, or tar files.
+        digests: For each shard the digest of its rows.
+        rows: Number of rows, which are photos or tar files.
     """
 
     digests: list[str]
@@ -40,10 +40,10 @@ class Plan:
 
 
 def write_plan(source: Source, shard_size: int, output: Folder) -> Plan:
-    """Cut an input into shards and write them down.
+    """Divide an input into shards, write their rows into the output, and return the plan.
 
     The same input gives the same files, so a run that begins again may replace them while workers
-    of an earlier one still read.
+    of an earlier run still read them.
 
     Raises:
         DataError: The input cannot be read, or holds no photos.
