@@ -137,7 +137,7 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
 
 
 def _listed(kind: str, things: list[Any]) -> list[str]:
-    """Say the same of several things, of which the first are named."""
+    """Return a sentence for each of the first NAMED things, and one that counts the others."""
     sentences = [f"{kind}: {thing}" for thing in things[:NAMED]]
     if len(things) > NAMED:
         sentences.append(f"{kind}: {len(things) - NAMED} more")
@@ -156,7 +156,7 @@ def _summary(figures: dict[str, Any]) -> str:
 
 
 def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
-    """Say it where the bundled models know few of the words, as of another language."""
+    """Return a sentence if the bundled models know few of the words: another language."""
     from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
     from captioner.data.check import OTHER_LANGUAGE, known_share
 
@@ -175,6 +175,7 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
 
 
 def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
+    """Write the contact sheet: readable photos at random, each with a caption."""
     import io
 
     from captioner.data.transforms import open_image

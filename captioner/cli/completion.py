@@ -45,7 +45,7 @@ _captioner() {{
 }}
 complete -o default -F _captioner captioner
 """
-# A zsh that its user has not set up has not started its completion.
+# A zsh without its user's configuration has not started its completion system.
 _ZSH = """\
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
 autoload -U +X bashcompinit && bashcompinit

@@ -57,7 +57,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
     cache = config.data.cache
-    if cache and cache == recipe.data.cache:  # that of another table may be there
+    if cache and cache == recipe.data.cache:  # it may hold that of another table
         cache = str(Path(arguments.output) / "cache")
     config = replace(
         config,
@@ -68,7 +68,8 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
 
 
 def _settings_of(model: str) -> ModelConfig:
-    from captioner.checkpoint import load_config, model_folder, verify  # brings torch
+    """Return the settings of a model, given by its name or folder."""
+    from captioner.checkpoint import load_config, model_folder, verify
 
     folder = model_folder(model)
     verify(folder)

@@ -101,8 +101,7 @@ class TextCaptions:
         self.weight[vocabulary.unknown] = 0.0
 
     def _encode(self, captions: list[str], max_words: int | None) -> list[np.ndarray]:
-        """Encode those captions of an image that have a known word: each can be written from any
-        other."""
+        """Return the encoded captions of an image that have a known word, cut to `max_words`."""
         encoded = (
             np.array(self.vocabulary.encode(words[:max_words]), dtype=np.int64)
             for words in map(self.vocabulary.tokenizer.split, captions)
