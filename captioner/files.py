@@ -21,14 +21,14 @@ _ABANDONED_AFTER_S = 3600.0  # without a change; nothing takes so long between t
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` once it is written completely, and else vanishes.
+    """Open a new file that replaces `path` once it is written completely; if not, it is removed.
 
     Args:
         durable: Wait until the content is on the disk before it gets the name, so that a power cut
             leaves the old file or the new one.
 
     Raises:
-        OSError: It cannot be written, or not be put there.
+        OSError: It cannot be written or renamed.
     """
     temporary = _temporary_sibling(path)
     try:
@@ -101,7 +101,7 @@ def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFT
         try:
             if time.time() - path.stat().st_mtime >= older_than_s:
                 path.unlink()
-        except OSError:  # another process removed it, or may alone
+        except OSError:  # another process removed it, or only another user may
             continue
 
 

@@ -21,7 +21,7 @@ _ATTRIBUTE, _DOMAIN = 5, 7  # of a node
 _TENSOR, _TENSORS = 5, 10  # of an attribute
 _SUBGRAPHS, _SPARSE_TENSORS = (6, 11), (22, 23)
 _EXTERNAL_DATA = 13  # of a tensor
-_KEY, _VALUE = 1, 2  # of an entry of it
+_KEY, _VALUE = 1, 2  # of an entry of external data
 
 
 def check_graph_file(path: Path, weights: Path) -> None:
@@ -42,6 +42,8 @@ def check_graph_file(path: Path, weights: Path) -> None:
 
 
 class _Reader:
+    """Reads the fields of a model, counts them, and refuses those that it must not have."""
+
     def __init__(self, weights: Path) -> None:
         self.file, self.size = weights.name.encode(), weights.stat().st_size
         self.left = MAX_FIELDS
@@ -102,7 +104,7 @@ class _Reader:
             if self.left < 0:
                 raise ValueError(f"it has more than {MAX_FIELDS} fields")
             key, place = _varint(data, place)
-            if key >= 2**32:  # of which other readers may take the lower bits
+            if key >= 2**32:  # other readers may take its lower bits only
                 raise ValueError("it is no ONNX file")
             kind = key & 7
             if kind == _VARINT:
@@ -134,6 +136,7 @@ def _varint(data: memoryview, place: int) -> tuple[int, int]:
 
 
 def _message(value: int | memoryview) -> memoryview:
+    """Return the value of a field that must hold bytes."""
     if isinstance(value, int):
         raise ValueError("it is no ONNX file")
     return value

@@ -93,7 +93,7 @@ class GraphEngine:
 
     Raises:
         CheckpointError: The graphs are not those of a model of this version. Its other methods
-            raise that too, for what shows only when a graph is computed.
+            raise it too, for errors that show only when a graph is computed.
     """
 
     name: ClassVar[str] = "runtime"
@@ -123,7 +123,7 @@ class GraphEngine:
 
     @contextmanager
     def attention_mode(self, at_test: HardAttentionMode) -> Iterator[None]:
-        """Let hard attention choose its cells so, in this thread's context."""
+        """Let hard attention choose its cells by `at_test`, in this thread's context."""
         token = _mode.set(at_test)
         try:
             yield
@@ -131,11 +131,11 @@ class GraphEngine:
             _mode.reset(token)
 
     def generator(self, seed: int) -> np.random.Generator:
-        """Return random numbers for `generation.sample`."""
+        """Return a generator of random numbers with this seed, for `generation.sample`."""
         return np.random.default_rng(seed)
 
     def seed(self, seed: int) -> None:
-        """Begin the random numbers of hard attention that samples anew."""
+        """Seed the random numbers by which hard attention samples cells."""
         self.decoder.seed(seed)
 
 
@@ -161,7 +161,7 @@ class GraphState:
 
 
 class GraphAttention(NamedTuple):
-    """What a step gives of `types.AttentionOutput`."""
+    """The fields of `types.AttentionOutput` that a step of a graph returns."""
 
     weights: np.ndarray
     beta: np.ndarray | None
@@ -170,7 +170,7 @@ class GraphAttention(NamedTuple):
 
 
 class GraphDecoder:
-    """`generation.decoder.StepDecoder` by graphs."""
+    """A `generation.arrays.StepDecoder` that computes with exported graphs."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class Graph:
         core = _import_openvino().Core()
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16 where the processor has it
+            "INFERENCE_PRECISION_HINT": "f32",  # not bfloat16 where the processor has it
             "INFERENCE_NUM_THREADS": usable_cores(),
             "ENABLE_CPU_PINNING": False,  # or two processes would share some cores
         }
@@ -334,7 +334,7 @@ class Graph:
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             # OpenVINO's own messages are many lines about its source
             self._refuse(str(error) if isinstance(error, ValueError) else "")
-        # Of a value that an operator leaves as it is, each name is one of the same port.
+        # A port has several names where an operator passes a value on as it is.
         self._inputs = [port.names for port in self._compiled.inputs]
         self._outputs = [port.names for port in self._compiled.outputs]
         self._idle_requests: list[Any] = []  # each serves one thread at a time
@@ -369,7 +369,7 @@ class Graph:
                 for names in self._inputs
             ]
             results = request.infer(given, share_inputs=True, share_outputs=False).to_tuple()
-        # An input that only another model has, and shapes that do not fit together.
+        # An input that this model does not have, or shapes that do not fit together.
         except (StopIteration, RuntimeError, ValueError, MemoryError):
             self._refuse()
         self._idle_requests.append(request)

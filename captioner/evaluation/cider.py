@@ -20,8 +20,8 @@ class CiderD:
 
     Args:
         corpus: Captions of each image from which document frequencies are counted, one document an
-            image; None counts those of the references, as for rewards, which are the training
-            captions.
+            image; None counts those of the references, as for rewards, whose references are the
+            training captions.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class ReplacedSelect(nn.Module):
         return result
 
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
-        """As the model's own stage: scores [B, K, L] to the attention."""
+        """Return the attention for scores [B, K, L], with the replaced weights."""
         if self.kind == "uniform":
             weights = torch.full_like(scores, 1 / scores.shape[-1])
         elif self.kind == "random_cell":
@@ -77,7 +77,7 @@ class ReplacedSelect(nn.Module):
                 own: AttentionOutput = self.select(scores, *arguments)
                 self.first = own.weights if own.cells is None else _one_hot(own.cells, scores)
             weights = self.first
-        # The expectation over given weights: scores whose softmax they are.
+        # Scores whose softmax these weights are: the stage then takes the expectation over them.
         as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
         hard = isinstance(self.select, HardSelect)
         with hard_attention_mode(self.select, "expectation") if hard else nullcontext():
@@ -86,6 +86,7 @@ class ReplacedSelect(nn.Module):
 
 
 def _one_hot(cells: Tensor, like: Tensor) -> Tensor:
+    """Return weights [B, K, L], 1 for the cells [B, K]."""
     return torch.zeros_like(like).scatter_(-1, cells.unsqueeze(-1), 1.0)
 
 
@@ -217,6 +218,7 @@ def attention_summary(
 
 
 def _mean(groups: Sequence[Sequence[float]]) -> float:
+    """Return the mean of all values of all groups."""
     return float(np.concatenate(groups).mean())
 
 
@@ -265,7 +267,7 @@ def removal_in_image(
 ) -> Removal:
     """Remove cells from the image, which is blurred where they lie, and encode it again.
 
-    A cell's features also depend on its surroundings, so this asks more.
+    A cell's features also depend on pixels around it, so this test is the harder one.
     """
     cell_px = min(geometry.width_px / grid.width, geometry.height_px / grid.height)
     blurred = image.filter(ImageFilter.GaussianBlur(cell_px))

@@ -25,8 +25,9 @@ class Memory:
         values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
             cells themselves are the values, as in the paper.
         expected: bool [B], images whose context is the expectation in this batch (HardSelect).
-        seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
-        at_random: As of `Grid`.
+        seeds: int64 [B], seeds of the cells that HardSelect draws; None takes PyTorch's own
+            generator.
+        at_random: As in `Grid`.
     """
 
     grid: Grid
@@ -138,7 +139,7 @@ class Select(nn.Module, ABC):
         """Draw the images [B] whose context is the expectation in this batch; None for all.
 
         Args:
-            seeds: int64 [B], of the draws; None takes PyTorch's own generator.
+            seeds: int64 [B], seeds of the draws; None takes PyTorch's own generator.
         """
         return None
 
@@ -156,7 +157,7 @@ class Select(nn.Module, ABC):
             scores: [B, K, L].
             values: [B, L, D].
             expected: bool [B], from `draw_expected`.
-            seeds: int64 [B, K], of the sampled cells; None takes PyTorch's own generator.
+            seeds: int64 [B, K], seeds of the sampled cells; None takes PyTorch's own generator.
         """
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -142,7 +142,7 @@ USABLE = "use a convolutional network, or a ViT, CLIP or Swin tower of timm"
 
 
 def is_file(weights: str) -> bool:
-    """Whether the setting `encoder.weights` names a file."""
+    """Return whether the setting `encoder.weights` names a file."""
     return weights not in ("default", "none") and Path(weights).is_file()
 
 

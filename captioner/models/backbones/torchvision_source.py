@@ -24,6 +24,7 @@ from captioner.models.backbones.backbone import (
 
 
 def torchvision_names() -> list[str]:
+    """Return the names of torchvision's classifiers."""
     from torchvision import models
 
     return models.list_models(module=models)
@@ -76,6 +77,7 @@ def _download(network: nn.Module, entry: Any, name: str) -> None:
 
 
 def _resnet(name: str, weights: str) -> Backbone:
+    """Cut a ResNet into the stages stem and layer1 to layer4."""
     network, preprocessing = _torchvision_network(name, weights)
     stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
     stages: list[tuple[str, nn.Module]] = [("stem", stem)]
@@ -155,6 +157,7 @@ def any_torchvision(
 
 
 def _last_feature_map(extractor: nn.Module, name: str) -> str:
+    """Return the last node whose output is a feature map larger than one cell."""
     with torch.no_grad():
         outputs = extractor(torch.zeros(1, 3, 224, 224))
     maps = [
