@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class FailedElsewhere(SystemExit):
-    """Ends this process with exit code 2 and no word: another one of the run failed and says why.
+    """Ends this process with exit code 2 and no message: another one failed and reports why.
 
     Attributes:
         error: Why it failed.
@@ -56,9 +56,9 @@ def processes(
     Args:
         device: `train.device`; each process of a machine takes a GPU of its own, if it is not
             `cpu` and there are GPUs.
-        timeout_s: A process that says nothing for so long is given up. One that ended is noticed
-            at once.
-        join_timeout_s: As long as this process waits for all others to join.
+        timeout_s: Seconds without a message after which a process counts as lost. One that ended
+            is noticed at once.
+        join_timeout_s: Seconds that this process waits for all others to join.
 
     Raises:
         ConfigError: There are more processes on this machine than GPUs.
@@ -104,11 +104,11 @@ def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
     """
     try:
         store, number, count = next(rendezvous("env://", timeout=join_timeout))
-        # Names of its own for each attempt: processes that torchrun started again would otherwise
-        # find the addresses of those before them.
+        # Each attempt has names of its own: processes that torchrun started again would otherwise
+        # find the addresses of the earlier ones.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"captioner attempt {attempt}", store)  # type: ignore[attr-defined]
-        # Here, because the group itself would wait for them as long as for a result.
+        # Not in init_process_group, which would wait for them as long as for a result.
         store.set(f"joined {number}", "")
         store.wait([f"joined {each}" for each in range(count)], join_timeout)
         dist.init_process_group(
@@ -174,7 +174,7 @@ def mean_by_name(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def gathered(values: Sequence[Result]) -> list[Result]:
-    """Return the values of all processes, dealt out in turn, in process 0; elsewhere nothing.
+    """Return in process 0 the values of all processes, in turns; an empty list in the others.
 
     The inverse of `values[rank() :: world_size()]`.
     """

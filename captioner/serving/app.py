@@ -58,10 +58,10 @@ def create_app(
     """Return the application.
 
     Args:
-        token: what requests under /v1 and /metrics must bring, or None for no login.
-        allowed_hosts: host names under which the server answers, as patterns of Starlette's
+        token: What requests under /v1 and /metrics must bring, or None for no login.
+        allowed_hosts: Host names under which the server answers, as patterns of Starlette's
             TrustedHostMiddleware; `*` is any.
-        allowed_origins: origins of other sites whose pages may use the interface.
+        allowed_origins: Origins of other sites whose pages may use the interface.
     """
     service = Service(models, limits or Limits())
 
@@ -181,8 +181,8 @@ async def _answer(
     """Read a request with an image and process it, within the limits that hold for all of them.
 
     Raises:
-        Problem: the request is refused, or took too long.
-        ClientDisconnect: the client left; the work is cancelled.
+        Problem: The request is refused, or took too long.
+        ClientDisconnect: The client left; the work is cancelled.
     """
     deadline_s = service.limits.deadline_s
     client = client_key(request.client.host if request.client else "")
@@ -211,7 +211,7 @@ async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s
 
     Raises:
         Problem: 504, or what the work raises.
-        ClientDisconnect: the client has left.
+        ClientDisconnect: The client has left.
     """
 
     async def disconnected() -> None:

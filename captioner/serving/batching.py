@@ -28,18 +28,18 @@ class _Job(Generic[Item, Result]):
 
 
 class Batcher:
-    """Collect items of equal key and process up to `max_batch` of them in one call.
+    """Collects items of equal key and processes up to `max_batch` of them in one call.
 
     A batch starts as soon as `max_batch` items of its key have arrived, or `wait_s` after the first
     of them; while all threads are busy, items accumulate for the next one, and clients take turns
-    in the places of a batch and in which key is next. Where a batch of several
-    items fails, each item is tried alone, so that one bad image fails nobody else's request. An
-    item whose caller was cancelled is dropped before it costs anything. Callers limit how many
-    items wait (see `admission`).
+    in the places of a batch and in which key is next. Where a batch of several items fails, each
+    item is tried alone, so that one bad image fails no other request. An item whose caller was
+    cancelled is dropped before it costs anything. Callers limit how many items wait (see
+    `admission`).
 
     Args:
-        wait_s: how long the first item waits for others.
-        passes: batches at once, each in a thread of its own.
+        wait_s: How long the first item waits for others.
+        passes: Batches at once, each in a thread of its own.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Batcher:
         """Return the item's own result of `work`, which must be equivalent for equal keys.
 
         Raises:
-            FullError: the batcher is closing.
-            Exception: what `work` raised for this item.
+            FullError: The batcher is closing.
+            Exception: What `work` raised for this item.
         """
         if self._closing:
             raise FullError
@@ -90,7 +90,7 @@ class Batcher:
         """Finish the items that wait and take no new ones.
 
         Args:
-            timeout_s: after this time, items that still wait are dropped, and a batch that still
+            timeout_s: After this time, items that still wait are dropped, and a batch that still
                 runs is left to itself (a thread cannot be ended).
         """
         self._closing = True

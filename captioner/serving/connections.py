@@ -51,9 +51,9 @@ class Connections:
     there is none, it is closed itself. So clients that stall keep nobody out.
 
     Args:
-        limit: of all connections; one client has at most `client_share` of them.
-        head_timeout_s: for the head of a request.
-        write_timeout_s: without a byte that the client has read of its answer.
+        limit: Number of all connections; one client has at most `client_share` of them.
+        head_timeout_s: Seconds for the head of a request.
+        write_timeout_s: Seconds in which a client reads no byte of its answer.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class LimitedProtocol(H11Protocol):
 
 
 class LimitedLog(logging.Filter):
-    """Let through so many records of a kind a minute; the next one says how many were left out.
+    """Lets `lines` records of a kind pass per interval; the next tells how many were left out.
 
     A kind is a logger with a message before its arguments are put in.
     """

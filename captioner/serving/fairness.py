@@ -55,7 +55,7 @@ class FairSemaphore:
     Turns alone would let one client's long tasks take all places: another would wait for their end.
 
     Args:
-        places: how many may hold it at once; one client has all but one of them.
+        places: How many may hold it at once; one client has all but one of them.
     """
 
     def __init__(self, places: int) -> None:

@@ -100,7 +100,7 @@ class CheckOrigin:
     header come from programs, and are let through, as is following a link to this server.
 
     Args:
-        allowed_origins: origins whose pages may send requests, as `https://example.org`.
+        allowed_origins: Origins whose pages may send requests, as `https://example.org`.
     """
 
     def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:

@@ -32,14 +32,14 @@ class Limits:
     """What requests may cost.
 
     Attributes:
-        max_bytes: of a request's body.
-        max_pixels: of an image.
-        max_requests: complete requests that wait or are processed at once.
-        max_held_bytes: of all bodies in memory (at least two bodies of `max_bytes`).
-        deadline_s: for a body to arrive, and again for the answer.
-        decode_s: for decoding an image.
-        draw_s: for drawing a picture.
-        max_batch, wait_s, passes: see Batcher.
+        max_bytes: Size of a request's body.
+        max_pixels: Width x height of an image.
+        max_requests: Complete requests that wait or are processed at once.
+        max_held_bytes: Size of all bodies in memory (at least two bodies of `max_bytes`).
+        deadline_s: Seconds for a body to arrive, and again for the answer.
+        decode_s: Seconds to decode an image.
+        draw_s: Seconds to draw a picture.
+        max_batch, wait_s, passes: See Batcher.
     """
 
     max_bytes: int = 20 * 10**6
@@ -56,8 +56,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class _CaptionRequest:
-    """An image of a batch, the captions that are wanted of it, and what makes the answer of them in
-    the model's thread.
+    """An image of a batch, and the number of captions to write for it.
+
+    `convert` makes the answer from the captions, in the model's thread.
     """
 
     image: DecodedImage
@@ -95,7 +96,7 @@ class Service:
         """Finish what waits for a model, and end the processes.
 
         Args:
-            timeout_s: after this time, `abandoned` becomes true and a thread may still be running.
+            timeout_s: After this time, `abandoned` becomes true and a thread may still be running.
         """
         self.ready = False
         self.abandoned = not await self._batcher.close(timeout_s)
@@ -108,7 +109,7 @@ class Service:
         """Return the content of a `CaptionsAnswer`.
 
         Raises:
-            Problem: the image or an option cannot be used.
+            Problem: The image or an option cannot be used.
         """
         name, captioner = self._model(options)
         beam_size = options.beam_size or captioner.config.decoding.beam_size
@@ -127,7 +128,7 @@ class Service:
         """Return the content of a `ScoreAnswer`.
 
         Raises:
-            Problem: the image or an option cannot be used.
+            Problem: The image or an option cannot be used.
         """
         name, captioner = self._model(options)
         words = _check_words(captioner, options.caption)
@@ -146,7 +147,7 @@ class Service:
         """Return a picture of a caption and its attention maps, and the file's media type.
 
         Raises:
-            Problem: the image or an option cannot be used.
+            Problem: The image or an option cannot be used.
         """
         name, captioner = self._model(options)
         if options.caption is not None:
