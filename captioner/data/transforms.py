@@ -206,7 +206,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     """Return a PIL image of any mode as `open_image` would read it from a file.
 
     Raises:
-        ImageError: it is too large, or cannot be decoded.
+        ImageError: It is too large, or cannot be decoded.
     """
     if image.width * image.height > MAX_IMAGE_PIXELS:
         raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))

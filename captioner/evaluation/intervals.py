@@ -83,7 +83,7 @@ class ImageScores:
         """Build the statistics from the fields of `metrics.Scores`.
 
         Raises:
-            ValueError: these are not the counts of a known metric.
+            ValueError: These are not the counts of a known metric.
         """
         ids = list(next(iter(per_image.values())))
         for name, rows in counts.items():
@@ -157,7 +157,7 @@ def paired_bootstrap(
     """Compare two systems on the same resamples of the same images, in the metrics of both.
 
     Raises:
-        DataError: they are not of the same images.
+        DataError: They are not of the same images.
     """
     positions = {image_id: index for index, image_id in enumerate(b.image_ids)}
     alone = set(a.image_ids) ^ set(b.image_ids)

@@ -33,7 +33,7 @@ def java_version(java: str) -> str:
     """Return the version of the Java at this path, such as "17.0.15".
 
     Raises:
-        JavaFailure: it does not start or names no version.
+        JavaFailure: It does not start or names no version.
     """
     output = _run([java, "-version"]).stderr.decode(errors="replace")
     match = re.search(r'version "([^"]+)"', output)
@@ -49,7 +49,7 @@ def ptb_tokenize(texts: Sequence[str], java: str) -> list[str]:
     may be read-only, and loses the last captions when they are empty.
 
     Raises:
-        JavaFailure: the tokenizer failed or did not give one line a caption.
+        JavaFailure: The tokenizer failed or did not give one line a caption.
     """
     jar = pycocoevalcap_folder() / "tokenizer" / STANFORD_CORENLP_3_4_1_JAR
     command = [java, "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer"]

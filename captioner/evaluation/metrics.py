@@ -68,7 +68,7 @@ def quick_scores(
     For validation while training; figures to publish are those of score_captions.
 
     Raises:
-        DataError: as for score_captions.
+        DataError: As for score_captions.
     """
     _, texts, truths = _align(candidates, references)
     return {name: scored.corpus for name, scored in _with_python_tokenizer(texts, truths).items()}
@@ -86,7 +86,7 @@ def score_captions(
     Where the Java tokenizer did not work, BLEU, ROUGE-L and CIDEr are computed with the Python one.
 
     Args:
-        candidates: image id -> caption; an empty caption counts as one without words.
+        candidates: Image id -> caption; an empty caption counts as one without words.
         references: The same ids -> one or more captions.
         time_limit_s: For the process that runs Java; what was computed by then is kept.
         java: Name or path of the Java program; by default the one on PATH.

@@ -74,8 +74,7 @@ def validate(
     Args:
         model: Put into evaluation mode.
         images: Of all sources, one source after another; their ids are distinct.
-        beam_size: As for `search`; so are the next three.
-        no_repeat_ngram: Length of word groups that never occur twice; 0 allows all.
+        beam_size, max_words, length_penalty, no_repeat_ngram: As for `search`.
         cache: Features of the images, instead of the images.
         sources: How the images divide into sources; none takes them as one.
         decisive_source: Source whose metrics stand without a prefix; None takes the mean.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST_SIDE_PX = 640  # of the image in an animation
 WIDEST_GROWTH_PX = 1400
-_GROWTH_ACROSS = 6  # panels in a line, as large as that leaves them
+_GROWTH_ACROSS = 6  # panels in a line
 WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
 _PALE = "#a9b1bc"
 

@@ -226,6 +226,7 @@ def cell_is_visible(caption: Caption, index: int) -> bool:
 
 
 def _box_px(caption: Caption, cell: int) -> tuple[float, float, float, float]:
+    """Return the box (x0, y0, x1, y1) of a cell, by its index, in pixels of the image."""
     rows, columns = caption.maps.shape[-2:]
     row, column = np.unravel_index(cell, (rows, columns))
     return caption.geometry.cell_box_px(int(row), int(column), rows, columns)

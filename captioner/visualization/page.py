@@ -175,7 +175,7 @@ class Entry:
 
     @classmethod
     def of(cls, image: Image.Image, *, name: str, page: str, caption: str) -> Entry:
-        """Return the entry of an image; page: the file name of its page."""
+        """Return the entry of an image; `page` is the file name of its page."""
         small = image.convert("RGB")
         small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX), Image.Resampling.LANCZOS)
         return cls(name, quote(os.fsencode(page)), caption, _data_url(small))
