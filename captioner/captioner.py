@@ -664,6 +664,7 @@ class Captioner:
         grid: Grid,
         words: list[str] | None = None,
     ) -> Caption:
+        """Return a hypothesis as a Caption; `words` are given where the vocabulary lacks some."""
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         caption = hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
         return replace(caption, text=self.vocabulary.tokenizer.join(words))

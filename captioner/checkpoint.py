@@ -742,6 +742,7 @@ def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
 
 
 def _fsync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
     if sys.platform == "win32":  # cannot open folders, nor sync files opened for reading
         return
     descriptor = os.open(path, os.O_RDONLY)

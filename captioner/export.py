@@ -248,6 +248,7 @@ class _GraphSelect(nn.Module):
 
 
 def _replace_hard_attention(decoder: Decoder, choice: _Choice) -> None:
+    """Replace, in place, each hard attention of a decoder by one that reads its inputs."""
     attentions: list[Any] = [
         m for m in decoder.modules() if isinstance(getattr(m, "select", None), HardSelect)
     ]

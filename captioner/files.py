@@ -89,8 +89,8 @@ def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFT
     """Remove the temporary files of `save` that a killed process left in a folder.
 
     Args:
-        older_than_s: Only files without a change for so many seconds; 0 where a lock keeps other
-            processes away.
+        older_than_s: Only files that were not changed for this many seconds; 0 where a lock keeps
+            other processes away.
     """
     try:
         names = [name for name in os.listdir(folder) if _TEMPORARY_NAME.fullmatch(name)]
@@ -150,6 +150,7 @@ def _temporary_sibling(path: Path) -> Path:
 
 
 def _make_folder_of(path: Path) -> None:
+    """Make the folder of a file; refuse a path that is a folder itself."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_folder = stat.S_ISDIR(path.stat().st_mode)

@@ -167,7 +167,7 @@ def _actor_count(ray: Any, workers: int | None, kinds: list[str]) -> int:
     Actors without free resources would wait forever, and Ray would not report it.
 
     Raises:
-        CaptionerError: There is no room for so many.
+        CaptionerError: The free resources are too few.
     """
     free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
     wanted = workers or max(min(free.values()), 1)

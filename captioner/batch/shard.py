@@ -351,6 +351,7 @@ def _text(text: str) -> str:
 
 
 def _columns(caption: Caption, *, maps: bool) -> dict[str, Any]:
+    """Return the output columns that a caption fills; with `maps`, also its attention maps."""
     columns: dict[str, Any] = {
         "caption": caption.text,
         "confidence": caption.confidence,

@@ -64,7 +64,7 @@ def save_sidecar(photo: Path, text: str) -> Path:
     It holds the text as `dc:description` and as IPTC's `AltTextAccessibility`.
 
     Raises:
-        CaptionerError: Another program wrote the sidecar that is there, or it cannot be written.
+        CaptionerError: Another program wrote the existing sidecar, or it cannot be written.
     """
     file = photo.with_name(f"{photo.name}.xmp")
     try:

@@ -281,6 +281,7 @@ class _CaptionRun:
     # ------------------------------------------------------------------------------- during
 
     def _caption(self, paths: list[Path], models: _Models, writer: CaptionWriter) -> None:
+        """Open the photos, caption them in batches by every model, and write the output."""
         from captioner.data.opening import opened
         from captioner.runtime.parallel import parallel_map
 

@@ -145,6 +145,7 @@ def _listed(kind: str, things: list[Any]) -> list[str]:
 
 
 def _summary(figures: dict[str, Any]) -> str:
+    """Return the statistics of a split as one sentence."""
     fewest, most = figures["captions_a_photo"]
     shortest, median, longest = figures["words_a_caption"]
     scripts = ", ".join(f"{name} {share:.0%}" for name, share in figures["scripts"].items())

@@ -114,6 +114,7 @@ def options_of(command: str) -> dict[str, list[str]]:
 
 
 def _fish(options: dict[str, dict[str, list[str]]]) -> str:
+    """Return the completion script for fish, from the options and choices of each command."""
     lines = ["# captioner's commands and options"]
     for name, purpose in COMMANDS.items():
         quoted = purpose.replace("'", r"\'")

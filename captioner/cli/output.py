@@ -266,6 +266,7 @@ class CaptionWriter:
         captions: list[tuple[str, Caption]],
         with_heads: list[tuple[str, Caption]],
     ) -> Iterator[Path]:
+        """Save the chosen kinds for several models, yielding each file once it is there."""
         from captioner import visualization as v
 
         for kind in self.arguments.save:

@@ -133,7 +133,7 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     """Return one sentence for each setting that differs from its default and does nothing here."""
     sentences = []
     data, optim = config.data, config.optim
-    # At least so many: batches that are not full add a few.
+    # A lower bound: batches that are not full add a few.
     steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
     augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
     if data.cache and augments and data.cache_views == 1 and data.cache_min_area == 1:

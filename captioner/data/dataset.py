@@ -214,8 +214,8 @@ class CaptionBatches:
     def share(self, entries: np.ndarray, process: int, processes: int) -> np.ndarray:
         """Return the entries of a batch that a process takes, perhaps none.
 
-        The captions of a view of an image stay together, and each process has as many views as
-        the others, but for one.
+        The captions of a view of an image stay together, and the numbers of views of
+        any two processes differ by one at most.
         """
         if processes == 1:
             return entries
@@ -260,6 +260,7 @@ class CaptionBatches:
         return views
 
     def _by_length(self, entries: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return batches of captions of one length, in random order."""
         shuffled = entries[generator.permutation(len(entries))]
         lengths = self.captions.lengths[shuffled % len(self.captions)]
         order = np.argsort(lengths, kind="stable")
@@ -272,6 +273,7 @@ class CaptionBatches:
         return [batches[i] for i in generator.permutation(len(batches))]
 
     def _by_image(self, entries: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return batches of whole images, with all captions of a view, in random order."""
         repeats, captions = np.divmod(entries, len(self.captions))
         # The captions of an image are neighbours, and repeats come one after another, so that a
         # view is a run of entries with the same image and repeat.

@@ -120,6 +120,7 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
         return torch.stack(views), list(reasons)
 
     def _read(self, index: int) -> tuple[Tensor, str]:
+        """Return item `index` as the network's input [3, H, W], and "" or why it is unreadable."""
         image, view = divmod(index, self.views)
         generator = np.random.default_rng((self.seed, image, view)) if view else None
         try:

@@ -174,7 +174,7 @@ def read_sources(
 
     Args:
         sources: The data sets, as `captioner.config.data_sources` returns them.
-        max_validation_images: Validate on the first so many of each source; None takes all.
+        max_validation_images: Validate on this many first images of each source; None takes all.
         val_share: Share of a source's images that is held back for validation where its training
             and validation images are the same; 0 holds none back.
         seed: Seed of the choice of these.

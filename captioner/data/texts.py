@@ -67,7 +67,7 @@ class TextCaptions:
     et al., 2013, section 2.3).
 
     Args:
-        max_words: Captions are cut to so many words; None cuts none.
+        max_words: Captions are cut to this many words; None cuts none.
         without: Captions that must not be learned from, as those of the validation images.
 
     Raises:

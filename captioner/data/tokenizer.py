@@ -29,7 +29,7 @@ _MAX_UNSPACED_SHARE = 0.05  # of tokens, above which `words` is the wrong tokeni
 class Tokenizer(ABC):
     """Splits captions into tokens and joins tokens into text.
 
-    To add one: a subclass in a file of its own and a line in `captioner.registry.TOKENIZERS`. A
+    To add one, write a subclass in a new file and a line in `captioner.registry.TOKENIZERS`. A
     tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
     """
 

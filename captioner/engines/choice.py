@@ -38,7 +38,7 @@ Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 
 class Engine(Protocol):
-    """Computes grids and the steps of a decoder, in arrays of its own."""
+    """Computes grids and the steps of a decoder, with tensors or NumPy arrays."""
 
     @property
     def name(self) -> str:

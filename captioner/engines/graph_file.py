@@ -56,6 +56,7 @@ class _Reader:
                 self._read_graph(_message(value))
 
     def _read_graph(self, graph: memoryview) -> None:
+        """Check the nodes and the initializers of a graph."""
         for number, value in self._fields(graph):
             if number == _NODE:
                 self._read_node(_message(value))
@@ -65,6 +66,7 @@ class _Reader:
                 raise ValueError("it holds sparse tensors")
 
     def _read_node(self, node: memoryview) -> None:
+        """Check the domain and the attributes of a node."""
         for number, value in self._fields(node):
             if number == _DOMAIN and bytes(_message(value)) not in (b"", b"ai.onnx"):
                 raise ValueError("it holds operators of another domain than ONNX's own")
@@ -79,6 +81,7 @@ class _Reader:
                     self._read_tensor(_message(content))
 
     def _read_tensor(self, tensor: memoryview) -> None:
+        """Check that a tensor has its numbers inside, or in the weights of the folder."""
         place: dict[bytes, bytes] = {}
         for number, value in self._fields(tensor):
             if number == _EXTERNAL_DATA:

@@ -169,6 +169,7 @@ class AttentionMeasure:
 def _with_replaced_attention(
     decoder: Decoder, kind: Replacement, generator: torch.Generator
 ) -> Decoder:
+    """Return a copy of a decoder whose attention is replaced by a kind of weights."""
     decoder = copy.deepcopy(decoder)
     for module in decoder.modules():
         if isinstance(module, Attention):

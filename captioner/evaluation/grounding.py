@@ -198,6 +198,7 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
 
 
 def _figures(word: GroundedWord) -> dict[str, float]:
+    """Return the figures of a word by name: the model's, those of the controls, and the gain."""
     figures: dict[str, float] = {}
     for name in FIGURES:
         figures[name] = getattr(word, name)

@@ -152,6 +152,7 @@ def _by_index(
 
 
 def _run(command: list[str], source: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a program with `source` as standard input; return its result or raise JavaFailure."""
     try:
         return subprocess.run(command, input=source, capture_output=True, check=True)
     except OSError as error:

@@ -182,6 +182,7 @@ class Objects:
 
 
 def _read_instances(path: Path) -> _InstanceFile:
+    """Read one annotation file, and check all that drawing its masks needs."""
     from pycocotools.coco import COCO
 
     if not path.is_file():

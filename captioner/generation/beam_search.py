@@ -134,7 +134,8 @@ def search(
 
     Returns:
         For each image up to `beam_size` hypotheses, best first. If none has finished after
-        `max_words` words, the running captions as they are; none where constraints allow none.
+        `max_words` words, the running captions as they are; no hypotheses if no caption fulfils the
+        constraints.
 
     Raises:
         ValueError: beam_size or max_words below 1, or no_repeat_ngram below 0.

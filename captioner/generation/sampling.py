@@ -33,7 +33,7 @@ def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
 
     Args:
         logits: [..., V].
-        top_k: Keep so many words (Fan et al., 2018); None keeps all.
+        top_k: Keep this many words (Fan et al., 2018); None keeps all.
         top_p: Keep the fewest likeliest words whose probabilities sum to at least this (nucleus
             sampling, Holtzman et al., 2020); None keeps all. Applied after top_k.
     """

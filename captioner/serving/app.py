@@ -106,6 +106,7 @@ def create_app(
 
 
 def _image_routes(service: Service) -> APIRouter:
+    """Return the routes that read an image."""
     router = APIRouter(prefix="/v1", tags=["photos"])
     problems = problem_responses(*_IMAGE_PROBLEMS)
 
@@ -239,6 +240,7 @@ async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s
 
 
 def _list_routes(service: Service) -> APIRouter:
+    """Return the routes that list models and figures."""
     router = APIRouter(tags=["service"])
 
     @router.get(
@@ -268,6 +270,7 @@ def _list_routes(service: Service) -> APIRouter:
 
 
 def _describe_model(name: str, captioner: Captioner) -> dict[str, Any]:
+    """Return the entry of a model for /v1/models."""
     config = captioner.config
     return {
         "name": name,
@@ -280,6 +283,7 @@ def _describe_model(name: str, captioner: Captioner) -> dict[str, Any]:
 
 
 def _state_routes(service: Service) -> APIRouter:
+    """Return the routes that tell the state of the server, which need no login."""
     router = APIRouter(tags=["service"])
 
     @router.get(

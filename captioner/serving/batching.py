@@ -107,6 +107,7 @@ class Batcher:
         return finished
 
     async def _schedule(self) -> None:
+        """Start batches while threads are free, until the batcher closes and nothing waits."""
         free_threads = anyio.Semaphore(self._passes)
         async with anyio.create_task_group() as running:
             while True:
@@ -118,6 +119,7 @@ class Batcher:
                 running.start_soon(self._process, await self._next_batch(), free_threads)
 
     async def _next_batch(self) -> list[_Job[Any, Any]]:
+        """Wait until the next batch is full or due; take it from the waiting jobs."""
         first = self._turns.first(self._waiting)
         end_s = first.arrived_s + self.wait_s
         while not self._closing:
@@ -141,6 +143,7 @@ class Batcher:
         await self._changed.wait()
 
     async def _process(self, batch: list[_Job[Any, Any]], free_threads: anyio.Semaphore) -> None:
+        """Run a batch in a thread, then free the thread."""
         try:
             if batch:
                 self.observe(len(batch))
@@ -149,6 +152,7 @@ class Batcher:
             free_threads.release()
 
     async def _run(self, batch: list[_Job[Any, Any]]) -> None:
+        """Set the results of a batch; if it fails, run its jobs one by one."""
         batch = [job for job in batch if not job.result.done()]
         if not batch:
             return

@@ -22,7 +22,7 @@ from captioner.serving.admission import client_key, client_share
 MAX_CONNECTIONS = 512
 HEAD_TIMEOUT_S = 10.0  # from a connection's (or a request's) first byte to the end of its head
 WRITE_TIMEOUT_S = 30.0  # for a client that reads nothing of its answer
-BACKLOG = 128  # connections that the kernel holds; so many are accepted before any is served
+BACKLOG = 128  # connections that the kernel queues; all of them are accepted before any is served
 RESERVED_DESCRIPTORS = 2 * BACKLOG  # for files, pipes, and connections about to be closed
 
 LOG_LINES = 10
@@ -184,6 +184,7 @@ class LimitedProtocol(H11Protocol):
             self._head_timer = None
 
     def _start_write_timer(self) -> None:
+        """Close the connection if the client reads nothing until the timeout."""
         unsent = self.transport.get_write_buffer_size()
 
         def check() -> None:

@@ -109,6 +109,7 @@ class WorkerPool:
             self._discard(process)
 
     def _run(self, call: _Call) -> worker.Answer:
+        """Run a call in a free process, in a second one if the first has died."""
         process = self._free.get()
         try:
             for last_try in (False, True):

@@ -89,6 +89,7 @@ def _error(location: tuple[int | str, ...], message: str, kind: type[BaseModel])
 
 
 async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
+    """Return the body of a request; refuse one that is too large or has stalled."""
     too_large = Problem(
         413,
         f"the body is over the limit of {max_bytes / 10**6:g} MB; send a smaller photo",
@@ -111,6 +112,7 @@ async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
 
 
 async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return the image and the other fields of a multipart form."""
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
         yield b""

@@ -115,6 +115,7 @@ class CheckOrigin:
         await self.app(scope, receive, send)
 
     def _allowed(self, method: str, headers: Headers) -> bool:
+        """Return whether a request comes from an accepted origin, or from no page."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is not None and origin in self.allowed_origins:
             return True

@@ -165,6 +165,7 @@ class Service:
             return await self._painter.draw(options.format, image.preview, caption, name)
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
+        """Return the name and the captioner of the model that the options choose."""
         name = next(iter(self.models)) if options.model is None else options.model
         if name not in self.models:
             names = " or ".join(self.models)
@@ -189,6 +190,7 @@ class Service:
         request: _CaptionRequest,
         client: str,
     ) -> Any:
+        """Caption an image in a batch with others of the same model and settings."""
         key = ("caption", name, beam_size, options.at_test)
         work = partial(
             _caption_images, self.models[name], beam_size=beam_size, at_test=options.at_test
@@ -198,6 +200,7 @@ class Service:
     async def _score(
         self, name: str, text: str, options: ImageOptions, image: DecodedImage, client: str
     ) -> Caption:
+        """Score a caption of an image in the model's thread."""
         def score_image(images: Sequence[DecodedImage]) -> list[Caption]:
             given = (images[0].pixels, images[0].geometry)
             return [self.models[name].score(given, text, at_test=options.at_test)]
@@ -209,6 +212,7 @@ class Service:
 def _caption_images(
     captioner: Captioner, requests: Sequence[_CaptionRequest], **search: Any
 ) -> list[Any]:
+    """Caption the images of several requests; return the answer to each."""
     images = [(request.image.pixels, request.image.geometry) for request in requests]
     n_best = captioner.n_best(images, max(request.count for request in requests), **search)
     return [

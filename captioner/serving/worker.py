@@ -70,6 +70,7 @@ def main(connection: Connection, task: str, memory_bytes: int) -> None:
 
 
 def _run_task(connection: Connection, run: Callable[..., Answer], too_large: str) -> None:
+    """Receive the arguments of a task, run it, and send its answer."""
     arguments = connection.recv()
     priority = 0 if sys.platform == "win32" else os.nice(0)
     header: dict[str, Any]
@@ -192,6 +193,7 @@ def _set_processor_timer(seconds: float) -> None:
 
 
 def _limit_memory(memory_bytes: int) -> None:
+    """Limit the address space of this process, on Linux."""
     if sys.platform != "linux":
         return
     import resource

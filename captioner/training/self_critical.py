@@ -96,6 +96,7 @@ class SelfCriticalTask(TrainingTask):
             self.model.decoder.train(was_training)
 
     def _loss(self, batch: Batch, grid: Grid) -> LossOutput:
+        """Sample captions [B, samples, T] on the grid, and return their loss."""
         decoder = self.model.decoder
         draw = None
         if batch.image_seeds is not None:

@@ -57,6 +57,7 @@ class Trainer(StepLoop):
             )
 
     def _fit_epoch(self, log: RunLog | None) -> None:
+        """Train, validate and save one epoch; after an interrupt, save what can be resumed."""
         try:
             self.train_epoch(log)
             if not from_first_process(lambda: (self.run / "last").exists()):
@@ -100,6 +101,7 @@ class Trainer(StepLoop):
         return self.averaged.model if self.averaged else self.model
 
     def _validate(self) -> Validation:
+        """Validate the evaluated model, by random numbers that depend on the epoch."""
         setup, config = self.setup, self.config
         # for the cells that attention.at_test: sample draws
         torch.manual_seed(seed_of(config.train.seed, self.epoch, 0, self.rank))
@@ -119,6 +121,7 @@ class Trainer(StepLoop):
         )
 
     def _update_best(self, validation: Validation, better: bool) -> None:
+        """Update what depends on whether this validation is the best so far."""
         if better:
             self.best = validation.figures[self.config.train.metric]
             self.figures = {"epoch": self.epoch + 1, **validation.figures}

@@ -127,6 +127,7 @@ def _figures(
     sources: Sequence[ValidationSource],
     decisive_source: str | None,
 ) -> dict[str, float]:
+    """Return the scores and statistics of the generated captions."""
     if not hypotheses:
         raise ImageError("none of the validation photos can be read")
     figures = _scores(captions, images, sources, decisive_source)

@@ -146,6 +146,7 @@ def panel_size(
 
 
 def _draw_sheet(image: Image.Image, caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
+    """Draw the sheet on a new page of pixels or vectors, and return the page."""
     layout = _SHEET
     margin, gap, text = layout.margin, layout.gap, layout.text
     size = panel_size(image.size)
@@ -186,6 +187,7 @@ def _draw_comparison(
     *,
     vector: bool,
 ) -> Any:
+    """Draw the comparison on a new page of pixels or vectors, and return the page."""
     if not captions:
         raise ValueError("there is nothing to compare")
     layout = _COMPARISON

@@ -83,6 +83,7 @@ def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
 
 
 def _entries(path: Path, data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the list `images` or `annotations` of a captions file, whose entries are objects."""
     entries = data.get(kind)
     if not isinstance(entries, list):
         raise DataError(f"{path} is not a COCO captions file: it has no list of {kind}")

@@ -78,7 +78,7 @@ class Score(nn.Module, ABC):
         cells: int | None,
         **options: Any,
     ) -> Score:
-        """Build the score of these settings, for grids of so many cells; subclasses add options."""
+        """Build the score that the settings describe; `cells` is L. Subclasses add options."""
         require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
         options |= {"query_dim": query_dim, "feature_dim": feature_dim}
         options |= {"attention_dim": config.dim, "heads": config.heads}

@@ -52,6 +52,7 @@ class TokenGrid(nn.Module):
 
 
 def _timm_preprocessing(network: Any) -> Preprocessing:
+    """Return the preprocessing that the weights of a network of timm expect."""
     settings = network.pretrained_cfg
     interpolation = settings["interpolation"]
     return Preprocessing(
@@ -136,6 +137,7 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
 
 
 def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsError:
+    """Return the error for weights that cannot be loaded, with what to do."""
     import timm
 
     reason = error_summary(error, part="line")
