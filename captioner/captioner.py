@@ -76,9 +76,9 @@ class Captioner:
 
     Args:
         model: Encoder and decoder.
-        config: Its settings.
-        vocabulary: Its words.
-        device: Where it runs.
+        config: Settings of the model.
+        vocabulary: Words of the model.
+        device: Device to compute on.
         precision: Number format of the encoder, which does most of the work; the decoder computes
             in float32. On a CPU, bfloat16 is timed, with a warning if it is slower.
         calibrator: Gives captions their confidence.

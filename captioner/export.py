@@ -207,7 +207,7 @@ def _copies(outputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 class _Choice:
-    """How hard attention chooses its cells in a graph: the inputs of a step."""
+    """The inputs of a step's graph by which hard attention chooses its cells."""
 
     def __init__(self) -> None:
         self.layers, self.heads = 0, 0

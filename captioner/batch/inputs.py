@@ -23,7 +23,7 @@ class Source:
     """An input that can be read several times, a row at a time.
 
     Attributes:
-        name: As the user gave it.
+        name: Path, URL or pattern, as the user gave it.
     """
 
     name: str

@@ -36,7 +36,7 @@ _PRELOADED = ["pyarrow.parquet", "captioner.captioner", "captioner.batch.shard"]
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker needs to know.
+    """The settings of a run that every worker needs.
 
     Attributes:
         output: Folder or URL that is written to.
@@ -69,7 +69,7 @@ class Statistics:
     """Facts about a finished shard; written after its part.
 
     Attributes:
-        shard: Its number.
+        shard: Number of the shard.
         rows: Digest of its rows in the plan.
         settings: `Job.settings`.
         photos: Rows of the part.

@@ -25,6 +25,7 @@ class Journal:
     """The records of one output folder, by the absolute path of their photo.
 
     Args:
+        folder: The output folder.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
 
     Raises:

@@ -29,7 +29,7 @@ def json_line(
     """Return a caption as a line of JSON: `image`, `pictures`, and the keys of `Caption.to_dict`.
 
     Args:
-        caption: Its caption; "caption" is null where it is withheld.
+        caption: Caption of the photo; the key "caption" is null where it is withheld.
         model: Name of the model, where several are compared.
     """
     line: dict[str, Any] = {} if model is None else {"model": model}

@@ -54,6 +54,7 @@ def photos_in(
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
     Args:
+        skipped: Counts the files and folders that are left out.
         recursive: Also go into the folders inside it; links to folders are not followed.
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
 

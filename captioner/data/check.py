@@ -199,7 +199,7 @@ def known_share(
 
     Args:
         texts: Captions, of which the first 10,000 are counted.
-        vocabulary: Of a model.
+        vocabulary: Vocabulary of a model.
         tokenizer: Splits the captions; None is the vocabulary's.
     """
     split = (tokenizer or vocabulary.tokenizer).split

@@ -129,7 +129,7 @@ class SourceImages:
 
     @property
     def weights(self) -> list[float]:
-        """How often an epoch shows each image, by source."""
+        """For each source, the number of times that an epoch shows each of its images."""
         return [source.weight for source in self.sources]
 
     @property

@@ -88,7 +88,7 @@ class GraphEngine:
     Args:
         folder: A verified model folder.
         config: Its settings.
-        description: From `graph_description`.
+        description: Result of `graph_description`.
         words: V, the number of words of its vocabulary.
 
     Raises:
@@ -141,7 +141,7 @@ class GraphEngine:
 
 @dataclass(frozen=True)
 class GraphMemory:
-    """What the decoder computed of a grid once: arrays [B, ...] by the names of its graph."""
+    """Results of the prepare graph for a grid: arrays [B, ...] by the names of its outputs."""
 
     grid: Grid
     arrays: dict[str, np.ndarray]

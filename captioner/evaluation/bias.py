@@ -75,8 +75,8 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
     """Count right, wrong and silent captions.
 
     Args:
-        captions: By image id.
-        references: By image id, of at least these images.
+        captions: Captions by image id.
+        references: References by image id, of at least these images.
 
     Returns:
         For each category and group: `photos` whose references agree on it, and how many captions

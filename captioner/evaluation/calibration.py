@@ -62,6 +62,8 @@ def caption_scores(
     """Return CIDEr-D [N], from 0 to 10, of each caption against its references.
 
     Args:
+        captions: N captions.
+        references: References of each.
         training: Captions of each training image, whose document frequencies are used; without
             them those of the references.
     """
@@ -77,7 +79,16 @@ def collect(
     images: Sequence[CaptionedImage],
     training: Sequence[CaptionedImage] = (),
 ) -> CalibrationData:
-    """Caption the images that can be read; return features and scores of the captions."""
+    """Caption the images that can be read; return features and scores of the captions.
+
+    Args:
+        name: Name of the data set, for the report and the model folder.
+        images: Images with references.
+        training: Images whose captions give CIDEr-D's document frequencies; as `caption_scores`.
+
+    Raises:
+        DataError: No image can be read.
+    """
     rows, texts, references = [], [], []
     for first in progress_bar(range(0, len(images), BATCH), desc=name, unit="batch"):
         readable, opened = [], []

@@ -19,6 +19,7 @@ class CiderD:
     ends.
 
     Args:
+        references: For each image its reference captions.
         corpus: Captions of each image from which document frequencies are counted, one document an
             image; None counts those of the references, as for rewards, whose references are the
             training captions.

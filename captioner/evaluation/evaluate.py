@@ -67,8 +67,8 @@ class Evaluation:
 
     Attributes:
         results: The content of `results.json` (docs/evaluation.md).
-        captions: By image id, of all images that could be read.
-        unreadable: By image id the reason why an image could not be read.
+        captions: Captions by image id, of all images that could be read.
+        unreadable: Reasons why images could not be read, by image id.
         missing: Images of the data set that are not there.
         wordless: References that were left out for want of words, each with its image.
     """
@@ -94,11 +94,11 @@ def evaluate(
     """Caption images and score the captions against their references.
 
     Args:
-        images: With their references, such as `read_split(...)` returns.
+        images: Images with references, such as `read_split(...)` returns.
         beam_size: None is the model's.
         at_test: How hard attention chooses its cell; None is the model's way.
-        training_captions: With these, captions that are not among them are counted as novel.
-        time_limit_s: For the scorers that are Java programs.
+        training_captions: Captions that are not among these count as novel; None counts none.
+        time_limit_s: Seconds for the scorers that are Java programs.
         signature: Entries to add to the results' signature.
 
     Raises:
@@ -211,7 +211,7 @@ def score_results(
     """Score captions; return metrics, intervals, groups and statistics as `results.json` has them.
 
     Args:
-        images: With references; each has a caption.
+        images: Images with references; each has a caption.
         beam_size, at_test, training_captions, time_limit_s, signature: As for `evaluate`.
         objects: Also score by the number of objects in an image.
 

@@ -305,7 +305,7 @@ def deletion(
 
     Args:
         decoder: In evaluation mode.
-        grid: Of one image.
+        grid: Grid of one image.
         tokens: T word indices.
         maps: float [T, L], the attention of each word.
         generator: Draws the random order.

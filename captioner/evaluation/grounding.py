@@ -33,11 +33,11 @@ class GroundedWord:
     Attributes:
         image: The image's key in the annotations; words of one image share it.
         category: COCO's category that it names.
-        correctness, hit: Of the model's map, from 0 to 1.
-        correctness_uniform, hit_uniform: Of a uniform map; the chance of a cell drawn at random.
-        correctness_centre, hit_centre: Of a Gaussian at the centre of the image.
-        correctness_others, hit_others: Of the mean map of the caption's other words (of a caption
-            of one word: the uniform map).
+        correctness, hit: Figures of the model's map, from 0 to 1.
+        correctness_uniform, hit_uniform: Those of a uniform map, the chance of a random cell.
+        correctness_centre, hit_centre: Those of a Gaussian at the centre of the image.
+        correctness_others, hit_others: Those of the mean map of the caption's other words, or of
+            the uniform map if there are none.
     """
 
     image: Hashable

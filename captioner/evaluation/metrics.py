@@ -88,7 +88,7 @@ def score_captions(
     Args:
         candidates: Image id -> caption; an empty caption counts as one without words.
         references: The same ids -> one or more captions.
-        time_limit_s: For the process that runs Java; what was computed by then is kept.
+        time_limit_s: Seconds for the process that runs Java; scores computed by then are kept.
         java: Name or path of the Java program; by default the one on PATH.
 
     Raises:

@@ -31,7 +31,7 @@ MAX_N = 4
 
 @dataclass(frozen=True)
 class ImageStatistics:
-    """What a calibrator reads of an image's grid.
+    """The statistics of an image's grid that calibrators read.
 
     Attributes:
         cell_norms: float32 [L], norms of the annotation vectors.

@@ -54,9 +54,9 @@ def fuse_for_cpu(stages: nn.Sequential) -> None:
     """Replace each convolution by FusedConv, in place, on a CPU with oneDNN.
 
     Call it after `fold_batch_norms`. The function stays the same except for last bits; the wide
-    first stages take one image after another. An encoder with weights that are not finite stays as it is
-    (oneDNN's ReLU6 turns NaN into zeros, and nobody would notice), and so does one that oneDNN
-    cannot compute.
+    first stages take one image after another. An encoder with weights that are not finite stays as
+    it is (oneDNN's ReLU6 turns NaN into zeros, and nobody would notice), and so does one that
+    oneDNN cannot compute.
     """
     convolutions = [
         (parent, first, conv, second, isinstance(behind, nn.ReLU6))

@@ -113,6 +113,7 @@ async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
 
 async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
     """Return the image and the other fields of a multipart form."""
+
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
         yield b""

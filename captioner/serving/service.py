@@ -29,7 +29,7 @@ PREVIEW_PX = 1280  # longest side of the image in pictures
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may cost.
+    """Limits on what requests may cost.
 
     Attributes:
         max_bytes: Size of a request's body.
@@ -201,6 +201,7 @@ class Service:
         self, name: str, text: str, options: ImageOptions, image: DecodedImage, client: str
     ) -> Caption:
         """Score a caption of an image in the model's thread."""
+
         def score_image(images: Sequence[DecodedImage]) -> list[Caption]:
             given = (images[0].pixels, images[0].geometry)
             return [self.models[name].score(given, text, at_test=options.at_test)]

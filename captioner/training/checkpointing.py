@@ -47,9 +47,9 @@ def save_checkpoint(
 
     Args:
         trainer: State of the run.
-        folder: To be written.
+        folder: The folder to write.
         with_state: Also write what a resumed run needs.
-        bias: For the model card.
+        bias: Counts of `bias_counts` for the model card.
 
     Raises:
         CheckpointError: The disk cannot hold it.

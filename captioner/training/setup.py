@@ -44,7 +44,7 @@ class Setup:
 
     Args:
         validation: Validation images of all sources, one source after another, with distinct ids.
-        data_digests: By name, hashes that tell this data from other data, wherever it lies.
+        data_digests: Hashes by name that tell this data from other data, wherever it lies.
         reported_unreadable: Unreadable images that were reported when the caches were made.
     """
 

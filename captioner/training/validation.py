@@ -73,7 +73,7 @@ def validate(
 
     Args:
         model: Put into evaluation mode.
-        images: Of all sources, one source after another; their ids are distinct.
+        images: Images of all sources, one source after another, with distinct ids.
         beam_size, max_words, length_penalty, no_repeat_ngram: As for `search`.
         cache: Features of the images, instead of the images.
         sources: How the images divide into sources; none takes them as one.

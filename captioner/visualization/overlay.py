@@ -157,7 +157,7 @@ def frequent_steps(paths: np.ndarray, index: int) -> list[tuple[int, int, int]]:
 
     Args:
         paths: int [M, T], cells of M paths.
-        index: Of the word; its first step leads from a cell to itself.
+        index: Position of the word; the steps to the first word lead from a cell to itself.
 
     Returns:
         (cell of the word before, cell of this word, number of paths), most frequent first; equal

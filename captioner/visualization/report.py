@@ -147,6 +147,7 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return an HTML table; columns of numbers are aligned to the right."""
+
     def cell(value: object, tag: str = "td") -> str:
         if isinstance(value, bool | str):
             return f"<{tag}>{html.escape(str(value))}</{tag}>"

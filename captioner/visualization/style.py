@@ -44,7 +44,7 @@ _LEGEND_GREY = 150  # of the image that a legend of `light` and `mask` stands fo
 
 @dataclass(frozen=True)
 class OverlayStyle:
-    """How the attention of a word is drawn over an image.
+    """Settings for drawing the attention of a word over an image.
 
     Args:
         kind: `light` keeps the image's colours, dims it where attention is low and lights it with
@@ -151,7 +151,7 @@ def lookup_table(kind: StyleName, colour_map: ColourMap, strength: float) -> np.
     """Return a style as a table, uint8 [3 channels, 256 levels, 256 values of a pixel].
 
     Args:
-        strength: Of the effect, 0 to 1.
+        strength: Strength of the effect, 0 to 1.
     """
     factor, offset = (table.T[:, :, None] for table in effect_tables(kind, colour_map))
     values = np.arange(256.0)

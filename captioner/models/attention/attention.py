@@ -17,7 +17,7 @@ from captioner.types import AttentionOutput, Grid
 
 @dataclass(frozen=True)
 class Memory:
-    """What attention needs of a batch of grids, computed once per image.
+    """Everything that attention computes of a batch of grids, once per image.
 
     Args:
         grid: The cells that contexts are made of, features [B, L, D].
