@@ -37,7 +37,8 @@ COUNTERS = (
 FIGURES_COUNTS = {"figures": ("epoch",), "last_validation": ("step", "epoch")}
 MAX_COUNT = 2**40  # of epochs, batches, steps
 
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # versions that it records
+# Packages whose versions a checkpoint records.
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
 
 
 def save_checkpoint(
