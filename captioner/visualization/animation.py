@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageColor, ImageDraw
 
 from captioner.visualization.labels import LABEL_COLOURS
-from captioner.visualization.overlay import resize_captioned
+from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.sheet import comparison_sheet
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.typography import INK, MUTED, font, is_right_to_left, one_line
@@ -70,7 +70,7 @@ def caption_frames(
     """Yield the image under its caption, then each word's overlay with that word set off."""
     pictures = list(word_images(image, caption, style, max_side_px=LONGEST_SIDE_PX))
     scale = min(1.0, LONGEST_SIDE_PX / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    size = scaled_size(image.size, scale)
     if pictures:  # which enlarge small images
         factor = max(1.0, pictures[0].width / size[0]) if max(size) < 320 else 1.0
         size = round(size[0] * factor), round(size[1] * factor)

@@ -242,6 +242,12 @@ def _scaled(
     return round(x0 * x_scale), round(y0 * y_scale), round(x1 * x_scale), round(y1 * y_scale)
 
 
+def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:
+    """Return (width, height) times a scale, in whole pixels, at least one each."""
+    width, height = size
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
 def resize_captioned(image: Image.Image, geometry: Geometry, size: tuple[int, int]) -> Image.Image:
     """Return the captioned image at (width, height) as RGB; it is not changed.
 
