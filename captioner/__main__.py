@@ -14,25 +14,26 @@ EXAMPLES = (
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command that the arguments name and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    # Read when torch is imported. What its C++ code logs of a lost process in training is dozens of
-    # stack frames; our own sentence says what happened.
+    # torch reads this when it is imported. When a training process is lost, torch's C++ code would
+    # log dozens of stack frames; captioner's own message says what happened.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    # How often PyTorch's threads look for work before they sleep. Left alone they look so long that
-    # on cores shared with other programs a training step takes 2.5 times as long; on free ones it
-    # takes no longer this way.
+    # How often PyTorch's OpenMP threads poll for work before they sleep. With the default number a
+    # training step takes 2.5 times as long on cores that other programs use too; with this number
+    # it takes no longer on free cores.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         return _run(arguments)
-    except KeyboardInterrupt:  # before the command could say so itself
+    except KeyboardInterrupt:  # before the command itself handles it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return 130
 
 
 def _run(arguments: list[str]) -> int:
-    # Here, for an interrupt amid the imports is one as well.
+    # Imported here, so that `main` handles Ctrl-C during the imports too.
     from captioner import __version__
     from captioner.cli.commands import COMMANDS
     from captioner.log import printable

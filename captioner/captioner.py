@@ -1,4 +1,4 @@
-"""Image in, Caption out: the Python interface that commands and servers stand on."""
+"""Image in, Caption out: the Python interface that the commands and the server use."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Captioner:
 
     Args:
         model: Encoder and decoder.
-        config: Its settings.
-        vocabulary: Its words.
-        device: Where it runs.
-        precision: Of the encoder, which is most of the work; the decoder computes in float32. On a
-            CPU bfloat16 is measured, with a warning where it is slower.
+        config: Settings of the model.
+        vocabulary: Words of the model.
+        device: Device to compute on.
+        precision: Number format of the encoder, which does most of the work; the decoder computes
+            in float32. On a CPU, bfloat16 is timed, with a warning if it is slower.
         calibrator: Gives captions their confidence.
 
     Raises:
@@ -105,11 +105,11 @@ class Captioner:
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         engine = TorchEngine(model, torch.device(device), dtype)
         if precision == "bfloat16" and engine.device.type == "cpu":
-            whole = TorchEngine(model, engine.device)
-            warn_if_slower(speed_ratio(engine, whole, config.preprocess))
-        self._set(engine, model, config, vocabulary, calibrator)
+            float32_engine = TorchEngine(model, engine.device)
+            warn_if_slower(speed_ratio(engine, float32_engine, config.preprocess))
+        self._initialize(engine, model, config, vocabulary, calibrator)
 
-    def _set(
+    def _initialize(
         self,
         engine: Engine,
         saved: Path | CaptionModel,
@@ -131,7 +131,7 @@ class Captioner:
 
     @property
     def dtype(self) -> Any:
-        """The type of the encoder: of PyTorch, or of NumPy."""
+        """Number format of the encoder: a `torch.dtype`, or without PyTorch a NumPy dtype."""
         return getattr(self.engine, "dtype", np.dtype(np.float32))
 
     @property
@@ -149,7 +149,7 @@ class Captioner:
         return model
 
     def in_torch(self) -> Captioner:
-        """Return this captioner if PyTorch computes it, else one of the same folder in PyTorch.
+        """Return this captioner if it computes with PyTorch, else its model loaded into PyTorch.
 
         Raises:
             CaptionerError: PyTorch is not installed.
@@ -176,8 +176,8 @@ class Captioner:
         Args:
             model: Name or path.
             device: auto, cpu, cuda or cuda:N.
-            precision: Of the encoder. In bfloat16 about one caption in five differs; whether it is
-                faster depends on the processor.
+            precision: Number format of the encoder. In bfloat16 about one caption in five differs;
+                whether it is faster depends on the processor.
             engine: `torch` is PyTorch; `runtime` computes on a CPU with the graphs in the model's
                 folder and does not import PyTorch; `auto` takes the runtime where it can.
             check_speed: Measure bfloat16 on a CPU, about a second once in a process, with a warning
@@ -200,7 +200,7 @@ class Captioner:
         if check_speed and precision == "bfloat16" and chosen.device.type == "cpu":
             warn_if_slower(bfloat16_speed(folder))
         captioner = cls.__new__(cls)
-        captioner._set(chosen, folder, config, vocabulary, read_calibrator(folder))
+        captioner._initialize(chosen, folder, config, vocabulary, read_calibrator(folder))
         return captioner
 
     def __repr__(self) -> str:
@@ -211,7 +211,7 @@ class Captioner:
         """Write a model folder: the folder that was loaded, or the model given to the constructor.
 
         Args:
-            folder: To be made; it must not exist.
+            folder: The folder to write; it must not exist.
 
         Raises:
             CheckpointError: It exists or cannot be written.
@@ -249,10 +249,10 @@ class Captioner:
             length_penalty: Power of the length by which log-probabilities are divided.
             stop: When the search ends: see `captioner.generation.search`.
             at_test: How hard attention chooses its cell.
-            paths: Of hard attention, also sample the cells so many times for the same words.
+            paths: With hard attention, also sample this many sequences of cells for the same words.
             prefix: Words that the caption begins with.
-            forbid: Words, or sequences of words, that it does not hold.
-            require: Words that it holds.
+            forbid: Words, or sequences of words, that it must not contain.
+            require: Words that it must contain.
 
         Raises:
             ImageError: The image cannot be read.
@@ -298,17 +298,17 @@ class Captioner:
     ) -> list[list[Caption]]:
         """Return for each image the `count` captions that the search ranks highest, best first.
 
-        The first is that of `caption_batch`. Fewer where the search found fewer: it never finds
-        more than `beam_size`.
+        The first is that of `caption_batch`. A list is shorter where the search found fewer: it
+        never finds more than `beam_size`.
 
         Args:
             images: A list, generator or other iterable of images.
-            count: Captions an image.
+            count: Captions per image.
             beam_size, max_words, length_penalty, stop, at_test, paths, prefix, forbid, require: As
                 for `caption`.
             diversity: Find captions that differ by diverse beam search: `count` searches of
-                `beam_size` beams, each of which ranks a word lower by so many nats for every search
-                before it that wrote it in the same place. None is the plain search.
+                `beam_size` beams, each of which ranks a word lower by this many nats for every
+                earlier search that wrote it at the same position. None is the plain search.
 
         Raises:
             ImageError: An image cannot be read.
@@ -326,7 +326,7 @@ class Captioner:
         }
         decoding = self._decoding(given)
         constraints = self._constraints(prefix, forbid, require, decoding.max_words)
-        inputs = _several(images)
+        inputs = _as_list(images)
         if not inputs:
             return []
         grid, geometries = self.encode(inputs)
@@ -368,13 +368,15 @@ class Captioner:
     def hypotheses(
         self, images: Iterable[ImageInput], **settings: Any
     ) -> list[tuple[list[Hypothesis], ImageStatistics]]:
-        """Return what the plain search finds for each image, best first, for calibration.
+        """Return the plain search's hypotheses for each image, best first, for calibration.
+
+        With them come the statistics of the image's grid, which calibrators read.
 
         Args:
             images: A list, generator or other iterable of images.
             settings: `beam_size`, `max_words`, `length_penalty` and `stop`.
         """
-        inputs = _several(images)
+        inputs = _as_list(images)
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
@@ -398,10 +400,10 @@ class Captioner:
             image: As for `caption`.
             count: Captions to draw; some may be the same.
             temperature: Logits are divided by it; below 1 likely words become likelier.
-            top_k: Draw from so many likeliest words only.
-            top_p: Draw from the fewest likeliest words that have this probability together.
+            top_k: Draw only from this many likeliest words.
+            top_p: Draw only from the fewest likeliest words whose probabilities sum to this.
             max_words: Longest caption; None is the model's.
-            seed: Of the random numbers, for the same captions again; None draws others each time.
+            seed: Seed of the random numbers, to draw the same captions again; None does not fix it.
 
         Returns:
             The captions as they were drawn. Log-probabilities are the model's own, without
@@ -463,7 +465,7 @@ class Captioner:
             image: As for `caption`.
             text: The caption.
             at_test: How hard attention chooses its cell.
-            paths: Of hard attention, also sample the cells so many times.
+            paths: With hard attention, also sample this many sequences of cells.
 
         Raises:
             ImageError: The image cannot be read.
@@ -506,7 +508,7 @@ class Captioner:
         Raises:
             DataError: The data set cannot be read, or nothing can be scored.
         """
-        # By name: evaluation stands above this module.
+        # Imported by name, because evaluation is a layer above this module.
         evaluate = import_module("captioner.evaluation.evaluate").evaluate
         if not isinstance(data, (str, Path)):
             if not isinstance(data, Iterable):
@@ -528,29 +530,29 @@ class Captioner:
         return self.config.attention.select == "hard"
 
     def samples_cells(self, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
-        """Return whether cells are sampled: then batches keep their order, to sample the same."""
+        """Return whether cells are sampled; then batches need a fixed order to be repeatable."""
         mode = at_test or self.config.attention.at_test
         return self.has_hard_attention and (mode == "sample" or paths > 0)
 
     def attention_mode(self, at_test: HardAttentionMode | None) -> AbstractContextManager[None]:
-        """Return a context in which hard attention chooses cells so; None is the model's way."""
+        """Return a context with another mode of hard attention; None keeps the model's mode."""
         if at_test is None:
             return nullcontext()
         if not self.has_hard_attention:
-            raise ConfigError(f"at_test: {at_test} is for hard attention, which this model has not")
+            raise ConfigError(f"at_test: {at_test} is for hard attention, which this model lacks")
         if at_test not in get_args(HardAttentionMode):
             accepted = ", ".join(get_args(HardAttentionMode))
             raise ConfigError(f"at_test: '{at_test}' is not accepted; use {accepted}")
         return self.engine.attention_mode(at_test)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
-        """Return the grids of B images, and how each leads back to the pixels of its image.
+        """Return the grid of B images, and for each the geometry from cells to its pixels.
 
         Raises:
             ImageError: An image cannot be read.
         """
-        inputs = _several(images)
-        ready = all(isinstance(image, tuple) for image in inputs)  # as a server's are
+        inputs = _as_list(images)
+        ready = all(isinstance(image, tuple) for image in inputs)  # prepared already
         read = list(
             map(self._input, inputs) if ready else prefetch(self._input, inputs, self.device)
         )
@@ -558,7 +560,7 @@ class Captioner:
         return grid, [geometry for _, geometry in read]
 
     def mix_cells(self, grid: Grid) -> Tensor:
-        """Return cells [B, L, D] after the encoder's self-attention, of cells before it."""
+        """Apply the encoder's self-attention to a grid's cells; return them, [B, L, D]."""
         import torch
 
         mix = self.model.encoder.self_attention
@@ -569,13 +571,14 @@ class Captioner:
         return mixed
 
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
-        """Sample the cells of a caption: [count, T], of several heads [count * heads, T]."""
+        """Return sampled cells of a caption, int [count, T]; several heads: [count * heads, T]."""
         with self.attention_mode("sample"):
             (found,) = score_captions(self.engine.decoder, grid, [[tokens] * count])
         cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
         return np.concatenate(cells)
 
     def _input(self, image: ImageInput) -> tuple[np.ndarray, Geometry]:
+        """Return the network's input, float32 [3, height, width], and the geometry of an image."""
         if isinstance(image, tuple):
             if not _is_prepared(image):
                 raise ImageError(f"is a tuple of {len(image)}; use {ACCEPTED}")
@@ -587,7 +590,7 @@ class Captioner:
                     f"has pixels {list(pixels.shape)}, but this model reads {list(expected)}; make "
                     "it by Captioner.transform of the same model"
                 )
-            if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would make zeros of it
+            if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would turn NaN into zeros
                 raise ImageError("has pixels that are not finite; make it by Captioner.transform")
             return pixels, image[1]
         try:
@@ -597,11 +600,11 @@ class Captioner:
                 raise
             reason = str(error)
             if "://" in str(image):
-                reason = "is a URL; give an open file, as of fsspec.open(URL).open()"
+                reason = "is a URL; give an open file, such as fsspec.open(URL).open()"
             raise ImageError(f"{os.fspath(image)}: {reason}") from None
 
     def _decoding(self, given: dict[str, Any]) -> DecodingConfig:
-        """The model's settings with those that are given.
+        """Return the model's search settings, replaced by those that are given.
 
         Raises:
             ConfigError: One of them cannot be used.
@@ -610,7 +613,7 @@ class Captioner:
         for name, limit in (("beam_size", MAX_BEAM_SIZE), ("max_words", MAX_WORDS)):
             if name in given:
                 _check_count(name, given[name], most=limit)
-                given[name] = int(given[name])  # NumPy's whole numbers too
+                given[name] = int(given[name])  # NumPy's integers become Python's
         decoding = replace(self.config.decoding, **given)
         validate_section(decoding)
         return decoding
@@ -623,6 +626,7 @@ class Captioner:
     def _constraints(
         self, prefix: str, forbid: Iterable[str], require: Iterable[str], max_words: int
     ) -> Constraints | None:
+        """Return the constraints as tokens; None if there are none."""
         if not isinstance(prefix, str):
             raise ConfigError(f"prefix: {_type_name(prefix)} is not accepted; use a string")
         begin = self._known_words("prefix", prefix)
@@ -639,7 +643,7 @@ class Captioner:
             for text in texts:
                 split = self.vocabulary.tokenizer.split(text)
                 if key == "forbid" and not all(word in self.vocabulary for word in split):
-                    continue  # it is never written
+                    continue  # the model cannot write it
                 phrases[key].append(self._known_words(key, text))
                 if not phrases[key][-1]:
                     raise ConfigError(f"{key}: {text!r} has no words; leave it out")
@@ -651,6 +655,7 @@ class Captioner:
         return Constraints(begin, phrases["forbid"], required)
 
     def _known_words(self, key: str, text: str) -> list[int]:
+        """Return the tokens of a text; a ConfigError names `key` and unknown words."""
         words = self.vocabulary.tokenizer.split(text)
         unknown = [word for word in words if word not in self.vocabulary]
         if unknown:
@@ -664,6 +669,7 @@ class Captioner:
         grid: Grid,
         words: list[str] | None = None,
     ) -> Caption:
+        """Return a hypothesis as a Caption; `words` are given where the vocabulary lacks some."""
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         caption = hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
         return replace(caption, text=self.vocabulary.tokenizer.join(words))
@@ -704,8 +710,8 @@ def as_image(source: Any) -> Image.Image:
     raise ImageError(f"is {_type_name(source)}; use {ACCEPTED}")
 
 
-def _several(images: Any) -> list[Any]:
-    """The images of an iterable, each once.
+def _as_list(images: Any) -> list[Any]:
+    """Return the images of an iterable as a list.
 
     Raises:
         ConfigError: It is one image, or no iterable.
@@ -726,11 +732,11 @@ def _several(images: Any) -> list[Any]:
             f"images: {_type_name(images)} is not accepted; use a list, or another iterable, of "
             "images"
         ) from None
-    return list(each)  # outside, for an iterable may raise a TypeError of its own
+    return list(each)  # outside of `try`: an iterable may raise a TypeError of its own
 
 
 def _is_prepared(image: Any) -> bool:
-    """Whether it is a result of `Captioner.transform`."""
+    """Return whether an image is a result of `Captioner.transform`."""
     return (
         isinstance(image, tuple)
         and len(image) == 2
@@ -740,7 +746,7 @@ def _is_prepared(image: Any) -> bool:
 
 
 def _is_array(value: object) -> bool:
-    # whoever has a tensor has imported PyTorch
+    """Return whether a value is an array or a tensor, without importing PyTorch."""
     tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
     return tensor or isinstance(value, np.ndarray)
 
@@ -754,6 +760,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_count(name: str, value: object, *, least: int = 1, most: int | None = None) -> None:
+    """Refuse a value that is no whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise ConfigError(f"{name}: {value!r} is not accepted; use a whole number from {least} up")
     if value < least:
@@ -777,7 +784,7 @@ def read_calibrator(folder: Path) -> Calibrator | None:
 
 
 def _source(image: Any) -> str | Path | bytes | Image.Image | None:
-    """Return what a caption keeps to draw on; None for what cannot be read again."""
+    """Return the image that a caption keeps to draw on; None if it cannot be read again."""
     if isinstance(image, (str, Path, bytes, Image.Image)):
         return image
     if isinstance(image, TarMember):

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from captioner.config import ModelConfig, from_yaml, one_line, to_yaml
+from captioner.config import ModelConfig, from_yaml, to_yaml
 from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
-from captioner.errors import CaptionerError, CheckpointError, ConfigError
+from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.files import remove_temporary_files
 
 if TYPE_CHECKING:
@@ -60,16 +60,16 @@ EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS = (
     "decoder.vocabulary.weight",
     "decoder.vocabulary.bias",
 )
-MODELS = Path(__file__).parent / "bundled"  # those that ship in the package
+MODELS = Path(__file__).parent / "bundled"  # the bundled models
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
-# Bounds on what a folder may ask for.
+# Bounds on what a folder may make the reader do.
 _MAX_BYTES = {
     MANIFEST: 2**20,
     CONFIG: 2**20,
     VOCABULARY: 2**26,
     TOKENIZER: 2**26,
-    WEIGHTS: 2**34,  # a file of holes is sent in no time, and would be read for hours
+    WEIGHTS: 2**34,  # a sparse file is sent at once and would be read for hours
     STATE: 2**36,
 }
 _MAX_EXTRA_BYTES = 2**29
@@ -79,7 +79,8 @@ _MAX_PHRASES = 100
 MAX_BEAM_SIZE = 1000
 MAX_WORDS = 10_000
 _MAX_YAML_DEPTH = 8
-# A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million.
+# A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million
+# parameters.
 _UNUSED_ELEMENTS, _UNUSED_TENSORS = 150_000_000, 1000
 
 
@@ -224,11 +225,11 @@ def load_model(
         ArithmeticError,
         MemoryError,
         OSError,
-        RuntimeError,  # torch's word for weights of another shape, and Python's for deep nesting
+        RuntimeError,  # by torch for weights of another shape, by Python for deep nesting
         SafetensorError,
     ) as error:
         raise CheckpointError(
-            f"{folder}: the model cannot be built ({one_line(str(error))[:500]}); "
+            f"{folder}: the model cannot be built ({error_summary(error, max_length=500)}); "
             "it was made by another version of captioner"
         ) from None
     return model.eval().to(device), config, vocabulary
@@ -243,14 +244,15 @@ def load_config(folder: Path) -> ModelConfig:
     try:
         return _read_config(folder)
     except (ConfigError, ValueError, OSError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {one_line(str(error))[:500]}") from None
+        reason = error_summary(error, max_length=500)
+        raise CheckpointError(f"{folder / CONFIG}: {reason}") from None
 
 
 def _read_config(folder: Path) -> ModelConfig:
     """Read config.yaml within bounds.
 
     Raises:
-        ConfigError, ValueError: It is no settings of a model, or asks for too much.
+        ConfigError, ValueError: It does not hold a model's settings, or one is over its limit.
     """
     text = (folder / CONFIG).read_text(encoding="utf-8")
     depth = 0
@@ -357,8 +359,9 @@ def _read_weights(folder: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stored: dict[str, Tensor] = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder / WEIGHTS}: the weights cannot be read ({one_line(str(error))[:200]}); fetch "
-            "the model again or use another checkpoint"
+            f"{folder / WEIGHTS}: the weights cannot be read "
+            f"({error_summary(error, max_length=200)}); fetch the model again or use another "
+            "checkpoint"
         ) from None
     for name, value in stored.items():
         if name in own and own[name].is_floating_point() != (value.dtype in floats):
@@ -390,8 +393,8 @@ class PretrainedReport:
     new_words: int
 
     def sentences(self) -> list[str]:
-        """Return what a user must know: nothing if every weight was taken and no word is new."""
-        said = []
+        """Return sentences for the user; none if every weight was taken and no word is new."""
+        sentences = []
         total = len(self.taken) + len(self.absent) + len(self.other_shape)
         if len(self.taken) < total or self.unused:
             reasons = {
@@ -400,15 +403,15 @@ class PretrainedReport:
                 "in it alone and not used": self.unused,
             }
             parts = [f"{what}: {_by_module(names)}" for what, names in reasons.items() if names]
-            said.append(
+            sentences.append(
                 f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
             )
         if self.new_words:
-            said.append(
+            sentences.append(
                 f"{self.folder}: {self.new_words} words are new to its vocabulary and begin near "
                 "its rare words"
             )
-        return said
+        return sentences
 
 
 def load_pretrained(
@@ -448,7 +451,7 @@ def load_pretrained(
         generator = torch.Generator().manual_seed(seed)
         for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
             if name in stored and len(stored[name]) == len(known):
-                # Started anew for each, so that tied tables stay alike.
+                # Seeded again for each table, so that tied tables stay equal.
                 stored[name] = _rows_of_words(stored[name], index, generator.manual_seed(seed))
     matching = {
         name: value
@@ -475,7 +478,7 @@ def load_pretrained(
 
 
 def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
-    """Return rows [V, ...] of a table [V', ...] by index; -1 draws a row like its rarer half's."""
+    """Return rows [V, ...] of a table [V', ...] by index; for -1, draw one like its rare words'."""
     import torch
 
     rows: Tensor = table[index.clamp(min=0)].clone()
@@ -505,8 +508,8 @@ def load_vocabulary(folder: Path) -> Vocabulary:
         return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
         raise CheckpointError(
-            f"{folder}: its vocabulary cannot be read ({one_line(str(error))[:200]}); it was made "
-            "by another version of captioner"
+            f"{folder}: its vocabulary cannot be read ({error_summary(error, max_length=200)}); it "
+            "was made by another version of captioner"
         ) from None
 
 
@@ -528,8 +531,8 @@ def load_training_state(folder: Path) -> dict[str, Any]:
             raise TypeError(f"it holds a {type(state).__name__}")
     # Damaged pickles raise almost anything: UnpicklingError, EOFError, struct.error, KeyError ...
     except Exception as error:  # noqa: BLE001
-        # torch's message goes on with advice to programmers after the first sentence
-        reason = one_line(str(error)).partition(". ")[0][:200]
+        # After its first sentence, torch's message goes on with advice to programmers.
+        reason = error_summary(error, part="sentence", max_length=200)
         raise CheckpointError(
             f"{path}: the training state is damaged ({type(error).__name__}: {reason}); "
             "resume from another checkpoint, or begin another run with train.start_from"
@@ -592,7 +595,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
 
 
 def _is_settings(folder: Path) -> bool:
-    """Return whether config.yaml can still be read, as after an edit but rarely after damage."""
+    """Return whether config.yaml can be read: mostly so after an edit, rarely after damage."""
     try:
         _read_config(folder)
     except (ConfigError, ValueError, OSError):
@@ -637,15 +640,15 @@ def file_sums(folder: Path) -> dict[str, str]:
 
 
 def _check_file(path: Path, max_bytes: int) -> None:
-    """Refuse what is no regular file, or too large. Links to regular files are accepted.
+    """Refuse a path that is no regular file or is too large; links to regular files are accepted.
 
     Raises:
         OSError: Says why.
     """
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("it is no regular file")
-    if facts.st_size > max_bytes:
+    if status.st_size > max_bytes:
         raise OSError(f"it has more than {max_bytes} bytes")
 
 
@@ -701,7 +704,7 @@ def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
         write_manifest(temporary)
         _rename_into_place(temporary, folder, keep=keep)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)  # or it fills the disk that is full
+        shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
             "free some disk or choose another output folder"
@@ -719,10 +722,10 @@ def write_manifest(folder: Path) -> None:
 
 
 def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
-    """Give a folder its name; the one that had it becomes `previous`, or goes.
+    """Rename a folder to `folder`; the earlier one becomes `previous`, or is removed.
 
-    What goes is renamed first: a kill amid its removal would leave half of a checkpoint behind.
-    `clean_run_folder` undoes or ends what a kill interrupts.
+    A folder to remove is renamed first, because a kill during its removal would leave half of a
+    checkpoint. `clean_run_folder` undoes or completes what a kill interrupted.
     """
     previous = folder.with_name("previous")
     leaving = folder.with_name(f".{previous.name if keep else folder.name}.old")
@@ -745,7 +748,8 @@ def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
 
 
 def _fsync(path: Path) -> None:
-    if sys.platform == "win32":  # which opens no folders, and files for reading cannot be synced
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    if sys.platform == "win32":  # cannot open folders, nor sync files opened for reading
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

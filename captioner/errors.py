@@ -5,6 +5,9 @@ Commands print the message on stderr and turn it into an exit code; they catch n
 
 from __future__ import annotations
 
+import re
+from typing import Literal
+
 
 class CaptionerError(Exception):
     """Base of every error that a user can cause and mend."""
@@ -28,3 +31,33 @@ class WeightsError(CaptionerError):
 
 class CheckpointError(CaptionerError):
     """A model or run folder that is missing, incomplete or damaged."""
+
+
+def error_summary(
+    error: object,
+    *,
+    part: Literal["all", "line", "sentence"] = "all",
+    max_length: int | None = None,
+) -> str:
+    """Return a library's error message on one line, to be part of a message for the user.
+
+    Args:
+        error: The exception, or its message.
+        part: `all` of the message; its first `line`, where stack frames or advice to programmers
+            follow; or the first `sentence` of that line, without a place in the source code of
+            torch or gloo in front of it.
+        max_length: Characters after which it is cut; None does not cut.
+
+    Returns:
+        The message, or the name of the exception's class if its message is empty.
+
+    >>> error_summary("[/gloo/pair.cc:545] Connection reset. Check the logs.", part="sentence")
+    'Connection reset'
+    """
+    text = str(error).strip()
+    if part != "all":
+        text = text.partition("\n")[0]
+    if part == "sentence":
+        text = re.sub(r"^\[\S+:\d+\] ", "", text).partition(". ")[0].rstrip(".")
+    text = " ".join(text.split())[:max_length]
+    return text or (type(error).__name__ if isinstance(error, BaseException) else "")

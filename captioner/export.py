@@ -3,7 +3,7 @@
 Three graphs and a description join the files of a model folder:
 
 - `encoder.onnx`: images to the cells of the grid.
-- `prepare.onnx`: cells to what the decoder needs of an image once, and its first state.
+- `prepare.onnx`: cells to the decoder's memory of an image and its first state.
 - `step.onnx`: the last words, the state and the memory to logits, attention and the next state.
 - `graphs.json`: shapes, and the weights that the graphs belong to.
 
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, error_summary
 from captioner.models.attention import HardSelect
 from captioner.models.decoders import Decoder
 from captioner.models.model import CaptionModel, Encoder
@@ -117,7 +117,7 @@ def decoder_graphs(
     memory_names = _names("memory", memory)
     state_names = _names("state", decoder.start(memory))
     prepare_inputs = dict(zip(_grid_names(grid), _tensors(grid), strict=True))
-    # Sizes of which no two are alike by chance: two images, three beams, four words so far.
+    # Sizes that all differ, or the exporter might equate them: two images, three beams, four words.
     tokens = torch.full((2, 3), 4)
     state = decoder.start(memory, 3)
     choice.set(torch.zeros(1, dtype=torch.bool), [])
@@ -155,6 +155,8 @@ def _max_words(decoder: Decoder) -> int | None:
 
 
 class _EncoderGraph(nn.Module):
+    """An encoder whose output is a tuple of tensors."""
+
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
@@ -166,6 +168,8 @@ class _EncoderGraph(nn.Module):
 
 
 class _PrepareGraph(nn.Module):
+    """`Decoder.prepare` and `start`, from tensors to tensors."""
+
     def __init__(self, decoder: nn.Module, grid: Grid) -> None:
         super().__init__()
         self.decoder: Any = decoder
@@ -177,6 +181,8 @@ class _PrepareGraph(nn.Module):
 
 
 class _StepGraph(nn.Module):
+    """`Decoder.step`, from tensors to tensors."""
+
     def __init__(self, decoder: nn.Module, memory: Any, state: Any, choice: _Choice) -> None:
         super().__init__()
         self.decoder: Any = decoder
@@ -201,7 +207,7 @@ def _copies(outputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 class _Choice:
-    """How hard attention chooses its cells in a graph: the inputs of a step."""
+    """The inputs of a step's graph by which hard attention chooses its cells."""
 
     def __init__(self) -> None:
         self.layers, self.heads = 0, 0
@@ -242,6 +248,7 @@ class _GraphSelect(nn.Module):
 
 
 def _replace_hard_attention(decoder: Decoder, choice: _Choice) -> None:
+    """Replace, in place, each hard attention of a decoder by one that reads its inputs."""
     attentions: list[Any] = [
         m for m in decoder.modules() if isinstance(getattr(m, "select", None), HardSelect)
     ]
@@ -274,10 +281,12 @@ def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in a nested value, in order."""
     return [tensor for _, tensor in _walk(value)]
 
 
 def _names(prefix: str, value: Any) -> list[str]:
+    """Return a name for each of these tensors."""
     return [f"{prefix}{path}" for path, _ in _walk(value)]
 
 
@@ -354,7 +363,7 @@ def _onnx(
                 dynamic_shapes=_as_arguments(module, shapes),
             )
         except torch.onnx.OnnxExporterError as error:
-            reason = str(error.__cause__ or error).strip().partition("\n")[0]
+            reason = error_summary(error.__cause__ or error, part="line")
             raise CaptionerError(f"this model cannot be exported to ONNX: {reason}") from None
     assert exported is not None
     proto = exported.model_proto
@@ -370,7 +379,7 @@ def _onnx(
 
 
 def _check(files: dict[str, bytes], weights_file: Path) -> None:
-    """Check the graphs as ONNX files beside the weights that they name."""
+    """Check the graphs as ONNX files next to the weights that they name."""
     import onnx
 
     with tempfile.TemporaryDirectory() as folder:

@@ -21,14 +21,14 @@ _ABANDONED_AFTER_S = 3600.0  # without a change; nothing takes so long between t
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` once it is written completely, and else vanishes.
+    """Open a new file that replaces `path` once it is written completely; if not, it is removed.
 
     Args:
         durable: Wait until the content is on the disk before it gets the name, so that a power cut
             leaves the old file or the new one.
 
     Raises:
-        OSError: It cannot be written, or not be put there.
+        OSError: It cannot be written or renamed.
     """
     temporary = _temporary_sibling(path)
     try:
@@ -89,8 +89,8 @@ def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFT
     """Remove the temporary files of `save` that a killed process left in a folder.
 
     Args:
-        older_than_s: Only files without a change for so many seconds; 0 where a lock keeps other
-            processes away.
+        older_than_s: Only files that were not changed for this many seconds; 0 where a lock keeps
+            other processes away.
     """
     try:
         names = [name for name in os.listdir(folder) if _TEMPORARY_NAME.fullmatch(name)]
@@ -101,7 +101,7 @@ def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFT
         try:
             if time.time() - path.stat().st_mtime >= older_than_s:
                 path.unlink()
-        except OSError:  # another process removed it, or may alone
+        except OSError:  # another process removed it, or only another user may
             continue
 
 
@@ -150,9 +150,10 @@ def _temporary_sibling(path: Path) -> Path:
 
 
 def _make_folder_of(path: Path) -> None:
+    """Make the folder of a file; refuse a path that is a folder itself."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        taken = stat.S_ISDIR(path.stat().st_mode)
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
         return
     except FileExistsError:
@@ -162,7 +163,7 @@ def _make_folder_of(path: Path) -> None:
         ) from None
     except OSError as error:  # a name too long, too
         raise _unwritable(path, error) from None
-    if taken:
+    if is_folder:
         raise CaptionerError(f"{path} cannot be written, because it is a folder; name a file in it")
 
 

@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 
 
 def printable(text: object) -> str:
-    """Return the same as one line, for text that may hold line breaks.
+    """Return text on one line, with control characters and line breaks as visible escapes.
 
     >>> printable("dog\\x1b[2J.jpg")
     'dog\\\\u001b[2J.jpg'
@@ -63,5 +63,5 @@ def shows_notes() -> bool:
 
 
 def progress_bar(iterable: Any = None, *, disable: bool = False, **options: Any) -> tqdm[Any]:
-    """Return tqdm's progress bar, which shows on a terminal, and where notes do."""
+    """Return tqdm's progress bar, which is shown on a terminal unless notes are left out."""
     return tqdm(iterable, disable=True if disable or not shows_notes() else None, **options)

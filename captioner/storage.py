@@ -24,7 +24,7 @@ def is_url(name: str) -> bool:
 
 
 def absolute(name: str) -> str:
-    """Return a name by which other processes find the same: URLs as they are, paths absolute."""
+    """Return a name that is valid in all processes: URLs as they are, paths absolute."""
     return name if is_url(name) else os.path.abspath(name)
 
 
@@ -77,7 +77,8 @@ class Folder:
     """A folder to write to, whose files appear whole.
 
     On this machine a file is written next to its place, synchronised and renamed. Object stores
-    show an object once it is complete. What other file systems tear is found by its checksum.
+    show an object once it is complete. On other file systems, checksums find files that were cut
+    short.
 
     Args:
         name: Path or URL; made by the first file.
@@ -147,6 +148,9 @@ def fetch_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes | Excepti
 
     Args:
         ranges: For each the URL, the first byte and the end.
+
+    Returns:
+        The bytes of each range, or the error.
     """
     by_system: dict[str, list[int]] = {}
     for number, (url, _, _) in enumerate(ranges):

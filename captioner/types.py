@@ -44,7 +44,7 @@ class Geometry:
     flipped: bool = False
 
     def scaled(self, photo_width_px: int, photo_height_px: int) -> Geometry:
-        """The same for the photo in another size.
+        """Return the geometry for the photo in another size.
 
         >>> Geometry(200, 100, 50, 0, 100, 100).scaled(100, 50) == Geometry(100, 50, 25, 0, 50, 50)
         True
@@ -64,9 +64,9 @@ class Geometry:
     def cell_box_px(
         self, row: int, column: int, rows: int, columns: int
     ) -> tuple[float, float, float, float]:
-        """Box (x0, y0, x1, y1) of one grid cell in photo pixels.
+        """Return the box (x0, y0, x1, y1) of one grid cell in photo pixels.
 
-        May reach beyond the photo where the input was letterboxed.
+        It may reach beyond the photo where the input was letterboxed.
 
         >>> Geometry(200, 100, 0, 0, 200, 100).cell_box_px(0, 1, rows=2, columns=4)
         (50.0, 0.0, 100.0, 50.0)
@@ -124,15 +124,16 @@ class Grid:
 class AttentionOutput:
     """Result of attending to the grid once, for B images and K hypotheses.
 
-    context: [B, K, D], the vector that the decoder receives (after the gate, once gated).
-    weights: [B, K, L], the attention distribution over the cells; sums to 1.
-    entropy: [B, K], entropy of the map in nats.
-    log_prob: [B, K], log-probability of the sampled cell; zero where nothing is sampled.
-    beta: [B, K], mean of the gate in [0, 1] (section 4.2.1); None before or without the gate.
-    cells: [B, K] index of the sampled cell ([B, K, heads] with several heads); None for soft
-        attention.
-    heads: [B, K, layers, heads, L], the maps of all heads where there are several; `weights` is
-        the mean of the last layer's.
+    Attributes:
+        context: [B, K, D], the vector that the decoder receives (after the gate, once gated).
+        weights: [B, K, L], the attention distribution over the cells; sums to 1.
+        entropy: [B, K], entropy of the map in nats.
+        log_prob: [B, K], log-probability of the sampled cell; zero where nothing is sampled.
+        beta: [B, K], mean of the gate in [0, 1] (section 4.2.1); None before or without the gate.
+        cells: [B, K] index of the sampled cell ([B, K, heads] with several heads); None for soft
+            attention.
+        heads: [B, K, layers, heads, L], the maps of all heads where there are several; `weights` is
+            the mean of the last layer's.
     """
 
     context: Tensor
@@ -148,21 +149,25 @@ class AttentionOutput:
 class Caption:
     """A caption of one image with the attention to each word.
 
-    words: T words, without the start and end tokens.
-    maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's input.
-    beta: float32 [T], the gate's mean for each word; None where the decoder has no gate.
-    log_probs: float32 [T], natural log-probability of each word given the ones before.
-    end_log_prob: log-probability of ending there; None when the search was cut off before the end.
-    cells: int [T] ([T, heads] with several heads), cell that hard attention chose for each word,
-        else None.
-    heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are several.
-    paths: int [M, T], cells of M sampled attention paths for the same words, or None.
-    geometry: carries cells back to pixels of the original photo.
-    confidence: probability in [0, 1] that the caption is right, where the model has a calibrator.
-    confidence_threshold: the caption is unsure where its confidence is below this; None without.
-    image: what was captioned (a path, the bytes of a file, or a PIL image), to draw pictures on;
-        opened when a picture is drawn. Not part of a caption's value (repr, comparison, `to_dict`),
-        and None where it is not known.
+    Attributes:
+        words: T words, without the start and end tokens.
+        maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's
+            input.
+        beta: float32 [T], the gate's mean for each word; None where the decoder has no gate.
+        log_probs: float32 [T], natural log-probability of each word given the ones before.
+        end_log_prob: Log-probability of ending there; None if the search was cut off before.
+        cells: int [T] ([T, heads] with several heads), cell that hard attention chose for each
+            word, else None.
+        heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are
+            several.
+        paths: int [M, T], cells of M sampled attention paths for the same words, or None.
+        geometry: Carries cells back to pixels of the original photo.
+        confidence: Probability in [0, 1] that the caption is right; None without a calibrator.
+        confidence_threshold: The caption is unsure where its confidence is below this; None
+            without a calibrator.
+        image: What was captioned (a path, the bytes of a file, or a PIL image), to draw pictures
+            on; opened when a picture is drawn. Not part of a caption's value (repr, comparison,
+            `to_dict`), and None where it is not known.
     """
 
     words: list[str]
@@ -200,12 +205,12 @@ class Caption:
         return float(self.log_probs.sum()) + (self.end_log_prob or 0.0)
 
     def of_head(self, layer: int | None = None, head: int | None = None) -> Caption:
-        """The same caption with the maps of one layer and head, both counted from 1.
+        """Return the caption with the maps of one layer and head, both counted from 1.
 
         layer None is the last; head None is the mean of its heads. Cells belong to the last layer.
 
         Raises:
-            ConfigError: there is no such layer or head.
+            ConfigError: There is no such layer or head.
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
         if not (1 <= (layer or layers) <= layers and 1 <= (head or heads) <= heads):
@@ -262,7 +267,7 @@ class Caption:
         return f"Caption({self.text!r}, {len(self.words)} words)"
 
     def to_dict(self, *, maps: bool = False) -> dict[str, Any]:
-        """Plain values for JSON, rounded to six places; the one form of all programs and pages.
+        """Return plain values for JSON, rounded to six places; all programs and pages use them.
 
         The keys are caption, words, log_probs, end_log_prob, beta and confidence, with a calibrator
         confidence_threshold, and for hard attention cells and paths.

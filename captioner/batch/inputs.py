@@ -1,4 +1,4 @@
-"""What a collection consists of: photos of a folder, list, manifest or of WebDataset shards."""
+"""Inputs of `captioner batch`: photos of a folder, list or manifest, or WebDataset shards."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Source:
     """An input that can be read several times, a row at a time.
 
     Attributes:
-        name: As the user gave it.
+        name: Path, URL or pattern, as the user gave it.
     """
 
     name: str
 
     @property
     def kind(self) -> Kind:
-        """Whether rows are photos, or tar files of an unknown number of them."""
+        """`photos` where a row is a photo; `tars` where it is a tar file of any number of them."""
         return "tars" if self.name.lower().endswith(_TAR_SUFFIXES) else "photos"
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -64,10 +64,10 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]
     from captioner.data.heif import HEIF_SUFFIXES
     from captioner.data.transforms import IMAGE_SUFFIXES
 
-    # HEIC photos also where they cannot be read: their rows say so, instead of being left out.
+    # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     for folder, folders, files in system.walk(root, on_error="raise"):
-        # `walk` goes into what is left in the list, in its order.
+        # `walk` descends into the folders that remain in this list, in its order.
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         for file in sorted(files):
             if not file.startswith(".") and posixpath.splitext(file)[1].lower() in suffixes:
@@ -82,7 +82,7 @@ def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
         for line in lines:
             photo = line.rstrip("\r\n")
             if photo.strip():
-                yield photo, _beside(name, photo)
+                yield photo, _resolve(name, photo)
 
 
 def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -98,7 +98,7 @@ def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
             for row in rows:
                 if not row[column]:
                     raise DataError(f"{name}, line {rows.line_num}: has no {column}")
-                yield row.get(ids) or row[column], _beside(name, row[column])
+                yield row.get(ids) or row[column], _resolve(name, row[column])
         except csv.Error as error:
             raise DataError(f"{name}, line {rows.line_num}: {error}") from None
 
@@ -123,12 +123,13 @@ def _parquet_rows(name: str) -> Iterator[tuple[str, str]]:
                     for identity, photo in zip(identities, paths, strict=True):
                         if not photo:
                             raise DataError(f"{each}: a row has no {column}")
-                        yield identity or photo, _beside(each, photo)
+                        yield identity or photo, _resolve(each, photo)
         except pa.ArrowInvalid as error:
             raise DataError(f"{each}: is no Parquet file that can be read ({error})") from None
 
 
 def _columns(name: str, columns: list[str]) -> tuple[str, str]:
+    """Return the names of a table's path column and of its id column, which it may lack."""
     for column in _PATH_COLUMNS:
         if column in columns:
             return column, "id"
@@ -137,8 +138,8 @@ def _columns(name: str, columns: list[str]) -> tuple[str, str]:
     )
 
 
-def _beside(manifest: str, photo: str) -> str:
-    """Return where a photo of a list lies: relative paths begin at the list's folder."""
+def _resolve(manifest: str, photo: str) -> str:
+    """Return the path or URL of a photo in a list; relative paths start at the list's folder."""
     if is_url(photo) or photo.startswith("/"):
         return photo
     return posixpath.join(posixpath.dirname(manifest), photo)

@@ -1,4 +1,4 @@
-"""The engine of one machine: processes that do shards, and are replaced when they die."""
+"""The engine of one machine: worker processes, which are replaced when they die."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from captioner.errors import CaptionerError
 from captioner.runtime.cores import available_cores
 from captioner.runtime.device import choose_device, may_have_gpu
 
-MAX_DEATHS = 10  # of workers in a row before any has a shard; then something is wrong with all
+MAX_DEATHS = 10  # workers in a row that end before their first shard; then the run gives up
 
 
 def default_workers(job: Job) -> int:
@@ -35,18 +35,18 @@ def default_workers(job: Job) -> int:
 
 
 def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statistics]:
-    """Do shards in processes; yield the statistics of each as it is done, in any order.
+    """Process shards in worker processes; yield the statistics of each one done, in any order.
 
-    A process has one shard at a time, so nothing piles up. Where one dies, another does its shard.
+    A worker has one shard at a time, so no queue builds up. If it dies, another gets its shard.
 
     Args:
         job: What to do.
-        shards: Their numbers.
-        workers: Processes.
+        shards: Numbers of the shards.
+        workers: Number of processes.
 
     Raises:
-        CaptionerError: The output cannot be written, the model not be loaded, or workers die again
-            and again.
+        CaptionerError: The output cannot be written, the model cannot be loaded, or workers keep
+            dying.
     """
     if job.precision == "bfloat16" and choose_device(job.device).type == "cpu":
         warn_if_slower(bfloat16_speed(model_folder(job.model)))
@@ -101,19 +101,20 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
     finally:
         for worker in running.values():
             worker.process.kill()
-        for process in processes:  # the others end by themselves: their connection is closed
+        for process in processes:  # the others end, because their connection is closed
             process.join()
 
 
 @dataclass
 class _Worker:
-    """A process, and the shard that it has."""
+    """A worker process and the shard that it works on; None while it has none."""
 
     process: BaseProcess
     shard: int | None = None
 
 
 def _check_deaths(deaths: int, process: BaseProcess) -> None:
+    """Give up, with a CaptionerError, after MAX_DEATHS workers without a shard."""
     if deaths < MAX_DEATHS:
         return
     process.join()
@@ -126,8 +127,8 @@ def _check_deaths(deaths: int, process: BaseProcess) -> None:
 
 
 def _work(connection: Connection, job: Job, number: int) -> None:
-    """Do shards until the other end closes; ends with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process decides
+    """Process shards until the connection closes, or the parent process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent handles it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         worker = ShardWorker(job, _device(job, number))
@@ -138,7 +139,7 @@ def _work(connection: Connection, job: Job, number: int) -> None:
         return
     except CaptionerError as error:
         connection.send(error)
-    except Exception:  # noqa: BLE001  the first process raises it
+    except Exception:  # noqa: BLE001  the parent raises it
         connection.send(traceback.format_exc())
 
 
@@ -150,7 +151,7 @@ def _end_with_parent() -> None:
 
 
 def _device(job: Job, number: int) -> str:
-    """Return the device of a worker: of several GPUs each has its own."""
+    """Return the device of worker `number`: with several GPUs, each worker has one of them."""
     if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
         import torch
 

@@ -1,7 +1,7 @@
 """The fixed shards of a collection: which photos, in which order, in which part of the output.
 
 Folder `plan` of the output holds Parquet files of SHARDS_A_FILE row groups; a row group is a shard.
-So a worker reads the rows of its shard alone, and nobody holds those of all.
+So a worker reads only the rows of its shard, and no process holds those of all shards.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Row = tuple[str, str]  # id, path
 
 @dataclass(frozen=True)
 class Plan:
-    """All shards.
+    """The shards of a collection.
 
     Attributes:
-        digests: Of the rows of each shard.
-        rows: Photos, or tar files.
+        digests: For each shard the digest of its rows.
+        rows: Number of rows, which are photos or tar files.
     """
 
     digests: list[str]
@@ -40,10 +40,10 @@ class Plan:
 
 
 def write_plan(source: Source, shard_size: int, output: Folder) -> Plan:
-    """Cut an input into shards and write them down.
+    """Divide an input into shards, write their rows into the output, and return the plan.
 
     The same input gives the same files, so a run that begins again may replace them while workers
-    of an earlier one still read.
+    of an earlier run still read them.
 
     Raises:
         DataError: The input cannot be read, or holds no photos.
@@ -58,7 +58,7 @@ def write_plan(source: Source, shard_size: int, output: Folder) -> Plan:
     rows = 0
     shards = _shards(source.rows(), 1 if source.kind == "tars" else shard_size)
     for first in shards:
-        content, name = io.BytesIO(), _file(len(digests))
+        content, name = io.BytesIO(), _plan_file(len(digests))
         with pq.ParquetWriter(content, schema) as writer:
             for shard in chain([first], islice(shards, SHARDS_A_FILE - 1)):
                 columns = [
@@ -85,7 +85,7 @@ class PlanReader:
         """Return the rows of a shard."""
         import pyarrow.parquet as pq
 
-        name = _file(shard)
+        name = _plan_file(shard)
         if self._file is None or name != self._name:
             content = self.output.system.open(self.output.path(name), "rb")
             self._file, self._name = pq.ParquetFile(content), name
@@ -99,7 +99,8 @@ def rows_digest(rows: list[Row]) -> str:
     return hashlib.sha256(repr(rows).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _file(shard: int) -> str:
+def _plan_file(shard: int) -> str:
+    """Return the name of the plan's file that holds the rows of a shard."""
     return f"plan/{shard // SHARDS_A_FILE:06d}.parquet"
 
 

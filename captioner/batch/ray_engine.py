@@ -20,7 +20,7 @@ from captioner.runtime.cores import available_cores
 
 
 class ShardActor:
-    """What Ray Data keeps alive in each worker process."""
+    """Holds the model in a worker process of Ray Data and captions the shards that it gets."""
 
     def __init__(self, job: Job) -> None:
         self.worker = ShardWorker(job)
@@ -33,16 +33,16 @@ class ShardActor:
 def run_ray(
     job: Job, shards: Sequence[int], workers: int | None, address: str | None
 ) -> Iterator[Statistics]:
-    """Do shards on Ray; yield the statistics of each as it is done, in any order.
+    """Process shards on Ray; yield the statistics of each one done, in any order.
 
-    Ray starts actors that died anew and repeats their shard.
+    Ray restarts actors that died and repeats their shards.
 
     Args:
         job: What to do. Every node must reach the photos, the model and the output by the names
             that it has, and have captioner installed.
-        shards: Their numbers.
-        workers: Actors; None for as many as are free.
-        address: Of the cluster; None starts Ray on this machine for this run.
+        shards: Numbers of the shards.
+        workers: Number of actors; None starts as many as there are free resources for.
+        address: Address of the cluster; None starts Ray on this machine for this run.
 
     Raises:
         CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
@@ -56,14 +56,14 @@ def run_ray(
             job.device.startswith("cuda")
             or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
         )
-        size = min(_affordable(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
+        size = min(_actor_count(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
         if job.precision == "bfloat16" and not gpus:
-            # On a node, for the driver may be another machine.
+            # Measured on a node of the cluster: the driver may be another kind of machine.
             warn_if_slower(ray.get(ray.remote(num_cpus=1)(_bfloat16_speed).remote(job.model)))
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
-        # One block a shard: what a dead actor had is little, and goes to the others.
-        found = ray.data.from_items(
+        # One block per shard, so that little work is lost when an actor dies.
+        statistics = ray.data.from_items(
             [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
         ).map_batches(
             ShardActor,
@@ -74,12 +74,12 @@ def run_ray(
             num_gpus=1 if gpus else None,
         )
         try:
-            for row in found.iter_rows():
+            for row in statistics.iter_rows():
                 content = json.loads(row["statistics"])
                 content["examples"] = [tuple(each) for each in content["examples"]]
                 yield Statistics(**content)
         except RayTaskError as error:
-            # Ray's error is made an instance of its cause's class, with a traceback for a message.
+            # Ray's error is also an instance of its cause's class, but its message is a traceback.
             cause: BaseException | None = error
             while cause is not None and (
                 isinstance(cause, RayTaskError) or not isinstance(cause, CaptionerError)
@@ -95,7 +95,7 @@ def _bfloat16_speed(model: str | Path) -> float:
 
 
 def has_gpus(address: str) -> bool:
-    """Return whether a cluster has GPUs, which the machine that asks may have none of.
+    """Return whether a cluster has GPUs; this machine itself may have none.
 
     Raises:
         CaptionerError: The cluster cannot be reached.
@@ -108,7 +108,7 @@ def has_gpus(address: str) -> bool:
 
 @contextmanager
 def _session(workers: int | None, address: str | None) -> Iterator[None]:
-    """Be connected to Ray.
+    """Connect to a Ray cluster, or start Ray on this machine, and disconnect at the end.
 
     Raises:
         CaptionerError: Ray is not installed, or the cluster cannot be reached.
@@ -125,7 +125,7 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
     if address is not None:
         _check_reachable(address)
     else:
-        # Ray's own 15 would leave its workers what other work leaves; the local engine's have none.
+        # With Ray's default of 15, workers would only get the time that other programs leave.
         os.environ.setdefault("RAY_worker_niceness", "0")
         options = {"include_dashboard": False, "num_cpus": workers or available_cores()}
     try:
@@ -150,7 +150,7 @@ def _check_reachable(address: str) -> None:
         CaptionerError: It cannot be reached.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdigit():  # `auto`, and what else Ray knows
+    if not port.isdigit():  # `auto` and other names that Ray understands
         return
     try:
         socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), 10).close()
@@ -161,21 +161,21 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _affordable(ray: Any, workers: int | None, kinds: list[str]) -> int:
+def _actor_count(ray: Any, workers: int | None, kinds: list[str]) -> int:
     """Return how many actors to start, each with one of each kind of resource.
 
-    Actors that find no place would wait forever, without a word.
+    Actors without free resources would wait forever, and Ray would not report it.
 
     Raises:
-        CaptionerError: There is no room for so many.
+        CaptionerError: The free resources are too few.
     """
     free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
     wanted = workers or max(min(free.values()), 1)
     for kind in kinds:
         if wanted > free[kind]:
-            there = int(ray.cluster_resources().get(kind, 0))
+            total = int(ray.cluster_resources().get(kind, 0))
             raise CaptionerError(
-                f"{wanted} workers need {wanted} {kind}s, but of the Ray cluster's {there} only "
+                f"{wanted} workers need {wanted} {kind}s, but of the Ray cluster's {total} only "
                 f"{free[kind]} are free; use fewer --workers, or add nodes"
             )
     return wanted

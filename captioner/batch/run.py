@@ -1,4 +1,4 @@
-"""Caption a collection: plan, skip what is done, hand the rest to an engine, sum up."""
+"""Caption a collection: plan its shards, skip finished ones, give the others to an engine."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Engine = Callable[[Job, Sequence[int]], Iterator[Statistics]]
 
 SETTINGS = "settings.json"
 SUMMARY = "summary.json"
-MAX_NAMED = 20  # photos that failed, on stderr
+MAX_NAMED = 20  # failed photos that are named on stderr
 _LOG_INTERVAL_S = 60.0
-_CHECKS = 8  # threads that read what is done
+_CHECKS = 8  # threads that verify finished shards
 
 
 @dataclass
@@ -46,8 +46,9 @@ class Totals:
     """Sums over finished shards.
 
     Attributes:
-        shards, photos, errors, bytes: Of the parts.
-        worker_seconds: Sum of the time that the shards took.
+        shards, photos, errors: Their numbers; a photo with an error counts as both.
+        bytes: Size of the parts.
+        worker_seconds: Sum of the durations of the shards.
     """
 
     shards: int = 0
@@ -76,7 +77,7 @@ def run_batch(
     Args:
         source: The photos.
         job: What to do with them; `settings` and `tars` are filled in.
-        engine: Does shards; yields their statistics in any order.
+        engine: Function that processes shards and yields their statistics, in any order.
         shard_size: Photos in a shard.
 
     Returns:
@@ -115,7 +116,7 @@ def run_batch(
                 failures.add([statistics])
                 progress.update(statistics)
         failures.finish(totals.errors, job.output)
-        if output.is_local:  # of workers that were killed while they wrote
+        if output.is_local:  # left by workers that were killed while writing
             for folder in ("parts", "statistics", "attempts"):
                 remove_temporary_files(Path(output.path(folder)), older_than_s=0)
         seconds = time.monotonic() - started
@@ -152,7 +153,7 @@ def _locked(output: Folder) -> Iterator[None]:
 
 
 def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtime"]:
-    """Return what computes: of `auto` what the output was begun with, else what suits this machine.
+    """Return the engine; for `auto` that of the run that began the output, or else the best here.
 
     Raises:
         CaptionerError: The model, the device or the engine cannot be used.
@@ -168,13 +169,13 @@ def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtim
 
 
 def _settings(job: Job, shard_size: int) -> dict[str, Any]:
-    """Return all that decides which bytes are written, in a form that people can read."""
+    """Return every setting that the written bytes depend on, in readable form."""
     manifest = (model_folder(job.model) / MANIFEST).read_bytes()
     return {
         "captioner": __version__,
         "model": hashlib.sha256(manifest).hexdigest()[:16],
         "precision": job.precision,
-        # Left out for torch, as versions wrote it that had no other.
+        # Left out for torch: earlier versions, which had no other engine, did not write it.
         **({} if job.engine == "torch" else {"engine": job.engine}),
         "batch_size": job.batch_size,
         "shard_size": shard_size,
@@ -184,7 +185,7 @@ def _settings(job: Job, shard_size: int) -> dict[str, Any]:
 
 
 def _read_settings(output: Folder) -> dict[str, Any] | None:
-    """Return what an output was begun with; None for one that is new.
+    """Return the settings that an output was begun with; None for a new output.
 
     Raises:
         CaptionerError: The file is damaged.
@@ -215,9 +216,9 @@ def _check_settings(output: Folder, before: dict[str, Any], settings: dict[str, 
 
 
 def _verify(output: Folder, plan: Plan, job: Job) -> dict[int, Statistics]:
-    """Return the statistics of the shards that are done; remove what is of no shard."""
+    """Return the statistics of finished shards by number; remove files of no shard."""
     count = len(plan.digests)
-    there: set[int] = set()
+    with_statistics: set[int] = set()
     for folder, name_of in (
         ("attempts", attempts_name),
         ("parts", part_name),
@@ -230,15 +231,15 @@ def _verify(output: Folder, plan: Plan, job: Job) -> dict[int, Statistics]:
             if folder == "attempts" or int(stem) >= count:  # the input was longer before
                 output.remove(f"{folder}/{name}")
             elif folder == "statistics":
-                there.add(int(stem))
+                with_statistics.add(int(stem))
     with ThreadPoolExecutor(_CHECKS) as pool:
-        shards = sorted(there)
+        shards = sorted(with_statistics)
         checked = pool.map(lambda k: verified(output, k, plan.digests[k], job), shards)
         return {k: found for k, found in zip(shards, checked, strict=True) if found is not None}
 
 
 class Failures:
-    """Names some of the photos that failed, and says where all of them stand."""
+    """Logs some of the photos that failed, and where all of them are listed."""
 
     def __init__(self) -> None:
         self.named = 0

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
     from captioner.types import Caption
 
-MAX_EXAMPLES = 3  # of failures, in the statistics of a shard
-CAREFUL_AFTER = 3  # attempts at a shard that ended with their process
+MAX_EXAMPLES = 3  # failed photos that the statistics of a shard name
+CAREFUL_AFTER = 3  # attempts at a shard that ended their process; then photos are tried first
 MAX_ATTEMPTS = 10
-_TRIAL_S = 60.0  # for reading one photo
+_TRIAL_S = 60.0  # for reading one photo in a process of its own
 _PRELOADED = ["pyarrow.parquet", "captioner.captioner", "captioner.batch.shard"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker needs to know.
+    """The settings of a run that every worker needs.
 
     Attributes:
         output: Folder or URL that is written to.
@@ -44,11 +44,11 @@ class Job:
         tars: Whether the plan's rows are tar files.
         settings: Digest of all that decides the captions.
         search: Search settings that differ from the model's.
-        device, precision, engine: As for `Captioner.from_pretrained`; `run_batch` settles what
-            engine `auto` is, for on another node it may be another, with other last bits.
+        device, precision, engine: As for `Captioner.from_pretrained`. `run_batch` resolves the
+            engine `auto`: another node might choose another one, with other last bits.
         batch_size: Photos that the model sees at once.
         maps: Also write the attention maps.
-        retry_errors: Do shards again that have photos that failed.
+        retry_errors: Repeat shards with failed photos.
     """
 
     output: str
@@ -66,16 +66,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of a finished shard; written after its part.
+    """Facts about a finished shard; written after its part.
 
     Attributes:
-        shard: Its number.
+        shard: Number of the shard.
         rows: Digest of its rows in the plan.
         settings: `Job.settings`.
         photos: Rows of the part.
         errors: Rows with an error.
-        sha256, bytes: Of the part.
-        seconds: That the work took.
+        sha256, bytes: SHA-256 sum and size of the part.
+        seconds: Duration of the work.
         examples: Some of the photos that failed, with the reason.
     """
 
@@ -93,7 +93,7 @@ class Statistics:
 def worker_context(engine: EngineName) -> Any:
     """Return the multiprocessing context of workers.
 
-    A server that has imported what takes long forks them: a new one is there in a moment.
+    Workers are forked from a server that has imported the slow modules, so they start at once.
     """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
@@ -118,13 +118,13 @@ def attempts_name(shard: int) -> str:
 
 
 def verified(output: Folder, shard: int, rows: str, job: Job) -> Statistics | None:
-    """Return the statistics of a shard that is done, None where it is to be done.
+    """Return the statistics of a shard that is done and intact, or None.
 
     Args:
-        output: Where the parts lie.
-        shard: Its number.
+        output: Folder of the parts.
+        shard: Number of the shard.
         rows: Digest of its rows in the plan.
-        job: What is to be done.
+        job: The job that the shard must belong to.
     """
     try:
         found = Statistics(**json.loads(output.read(statistics_name(shard)) or b""))
@@ -145,7 +145,7 @@ class ShardWorker:
 
     Args:
         job: What to do.
-        device: Instead of the job's.
+        device: Device to use instead of the job's.
 
     Raises:
         CaptionerError: The model cannot be loaded.
@@ -154,20 +154,20 @@ class ShardWorker:
     def __init__(self, job: Job, device: str | None = None) -> None:
         from captioner.captioner import Captioner
 
-        # One thread a worker: many small matrix products keep a core busier than half of two, and
-        # with another number of threads sums have other last bits.
+        # One thread per worker: for many small matrix products, two workers with one thread are
+        # faster than one with two, and the number of threads changes the last bits of sums.
         os.environ["OMP_NUM_THREADS"] = "1"
         if job.engine == "torch":
             import torch
 
-            torch.set_num_threads(1)  # it has read the variable, if it was imported before
+            torch.set_num_threads(1)  # torch reads the variable only when it is imported
         self.job = job
         self.captioner = Captioner.from_pretrained(
             job.model,
             device=device or job.device,
             precision=job.precision,
             engine=job.engine,
-            check_speed=False,  # once for all workers
+            check_speed=False,  # checked once for all workers
         )
         self.output = Folder(job.output)
         self.plan = PlanReader(self.output)
@@ -176,11 +176,11 @@ class ShardWorker:
     def run(self, shard: int) -> Statistics:
         """Caption a shard and write its part and then its statistics.
 
-        A shard that is done already, because what counts them lost its result, is left as it is.
+        A shard that is already done is left as it is: the engine may have lost its result.
 
-        A photo that ends the process that reads it (decoders have such bugs) would end every worker
-        in turn. So attempts are counted, and after some of them a photo is first read in a process
-        of its own; where that ends, the photo's row says so.
+        A photo that crashes its decoder would end every worker in turn. So attempts are counted,
+        and after CAREFUL_AFTER of them each photo is first read in a process of its own; if that
+        process ends, the photo's row holds the error.
 
         Raises:
             CaptionerError: The output cannot be written, or each of many attempts ended its worker.
@@ -242,7 +242,7 @@ class ShardWorker:
         return rows
 
     def _read(self, photo: _Photo) -> Any:
-        """Return the network's input of a photo, or why there is none."""
+        """Return the network's input for a photo with its geometry, or the error."""
         from captioner.data.transforms import open_image
 
         try:
@@ -281,7 +281,7 @@ def _read_alone(content: str | bytes) -> None:
 
 @dataclass(frozen=True)
 class _Photo:
-    """A photo: its content where that was read already, else None, or why it cannot be read."""
+    """A photo; `content` is its file's bytes, an error, or None if it is yet to be read."""
 
     identity: str
     path: str
@@ -289,31 +289,34 @@ class _Photo:
 
 
 def _photos(rows: Iterable[Row], batch_size: int) -> Iterator[_Photo]:
-    """Yield photos; those behind URLs are read a batch at a time, at the same time."""
+    """Yield photos; those behind URLs are fetched concurrently, a batch at a time."""
     rows = iter(rows)
     while batch := list(islice(rows, batch_size)):
         contents = fetch(path for _, path in batch if is_url(path))
         for identity, path in batch:
-            content = contents.get(path)
-            yield _Photo(identity, path, _refused(content) if path in contents else None)
+            content = _checked_content(contents[path]) if path in contents else None
+            yield _Photo(identity, path, content)
 
 
-def _refused(content: bytes | Exception | None) -> bytes | ImageError | None:
-    """Return the content, or the sentence for one that cannot be read."""
+_TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB"
+
+
+def _checked_content(content: bytes | Exception) -> bytes | ImageError:
+    """Return the content of a file; an error if it cannot be read, is empty or is too large."""
     if isinstance(content, FileNotFoundError):
         return ImageError("no such file")
     if isinstance(content, Exception):
         return ImageError(f"cannot be read ({content or type(content).__name__})")
-    if content is not None and len(content) > MAX_FILE_BYTES:
-        return ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+    if len(content) > MAX_FILE_BYTES:
+        return ImageError(_TOO_LARGE)
     return content or ImageError("the file is empty")
 
 
 def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
     """Yield the photos of tar files, read from their beginning to their end.
 
-    As WebDataset has it, the id of `folder/key.jpg` is `folder/key`. A tar file that cannot be read
-    to its end is a photo with that error, after those before.
+    The id of `folder/key.jpg` is `folder/key`, as in WebDataset. After the photos of a tar file
+    that cannot be read to its end, a photo with that error follows.
     """
     from captioner.data.tars import is_image, sample_key
 
@@ -324,12 +327,10 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
                 for member in members:
                     if not is_image(member):
                         continue
-                    content: bytes | ImageError
-                    if member.size > MAX_FILE_BYTES:
-                        content = ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
-                    else:
+                    content: bytes | ImageError = ImageError(_TOO_LARGE)
+                    if member.size <= MAX_FILE_BYTES:
                         stream = members.extractfile(member)
-                        content = (stream.read() if stream else b"") or _EMPTY
+                        content = _checked_content(stream.read() if stream else b"")
                     identity, _ = sample_key(member.name)
                     yield _Photo(identity, f"{path}::{member.name}", content)
                     members.members = []  # type: ignore[attr-defined]  # keep no names
@@ -338,10 +339,8 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
             yield _Photo(path, path, reason)
 
 
-_EMPTY = ImageError("the file is empty")
-
-
 def _row(photo: _Photo) -> dict[str, Any]:
+    """Return the output row of a photo before it is captioned."""
     empty = dict.fromkeys(("caption", "confidence", "log_prob", "words", "error", "maps", "shape"))
     return {"id": _text(photo.identity), "path": _text(photo.path), **empty}
 
@@ -352,6 +351,7 @@ def _text(text: str) -> str:
 
 
 def _columns(caption: Caption, *, maps: bool) -> dict[str, Any]:
+    """Return the output columns that a caption fills; with `maps`, also its attention maps."""
     columns: dict[str, Any] = {
         "caption": caption.text,
         "confidence": caption.confidence,

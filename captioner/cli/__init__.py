@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, error_summary
 from captioner.log import logger, printable, visible
 from captioner.registry import DATA_FORMATS
 
@@ -45,7 +45,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        # Without the usage, twenty lines of options from which the sentence would have to be told.
+        # Without the usage: the message would be lost among twenty lines of options.
         self.exit(2, f"error: {printable(message)} ({self.prog} --help shows the options)\n")
 
 
@@ -104,10 +104,10 @@ def run_command(command: Callable[[], int]) -> int:
         )
         return 2
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's; to import it here takes seconds
+        if type(error).__name__ != "OutOfMemoryError":  # importing torch's takes seconds
             raise
         print(
-            f"error: {_sentence(str(error).partition(chr(10))[0])} Make batches smaller (in "
+            f"error: {_sentence(error_summary(error, part='line'))} Make batches smaller (in "
             "training data.batch_size, with optim.accumulate for the same effect), or use "
             "--device cpu",
             file=sys.stderr,
@@ -123,7 +123,7 @@ def run_command(command: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def needs_extra(command: str, extra: str) -> Iterator[None]:
-    """Context to import in what only an extra of the package brings.
+    """Context for imports of packages that only an extra of captioner installs.
 
     Raises:
         CaptionerError: It is not installed.
@@ -163,7 +163,7 @@ def show(line: str) -> None:
         tqdm.write(visible(line), file=sys.stdout)
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer would fail again when the interpreter ends.
+        # Otherwise the interpreter would fail again when it flushes the buffer at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
@@ -236,7 +236,7 @@ def add_data_options(parser: argparse.ArgumentParser, **split: Any) -> None:
 
 
 def chosen_data(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_data_options` parsed but for the split, as `read_split` takes it."""
+    """Return the options of `add_data_options`, except the split, as arguments of `read_split`."""
     return {name: getattr(arguments, name) for name in ("format", "root", "file", "coco_splits")}
 
 
@@ -245,7 +245,8 @@ def add_model_options(
 ) -> argparse._MutuallyExclusiveGroup:
     """Add the options that choose a model, its device and its search.
 
-    Returns the group of those that choose the model, of which one may be given.
+    Returns:
+        The group of the options that choose the model, of which only one may be given.
     """
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")
@@ -262,7 +263,7 @@ def add_model_options(
 
 
 def add_search_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options of the search but for `--beam-size`."""
+    """Add the options of the search, except `--beam-size`."""
     parser.add_argument(
         "--max-words",
         type=whole_number_up_to(MAX_WORDS),

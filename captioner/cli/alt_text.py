@@ -19,9 +19,9 @@ from captioner.files import save_bytes
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"
 HTML_SUFFIXES = frozenset((".html", ".htm", ".xhtml"))
-_TOOLKIT = "captioner"  # in x:xmptk: a sidecar with it is ours to replace
+_TOOLKIT = "captioner"  # in x:xmptk; marks a sidecar that captioner wrote and may replace
 
-# A screen reader has said "image" already.
+# Beginnings to leave out: a screen reader has already said "image".
 _PREFIX = re.compile(
     r"""^(?:(?:this|it|here|there)\ is\ )?
         (?:(?:an?|the|this|some|two|several)\ )?
@@ -59,12 +59,12 @@ def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
 
 
 def save_sidecar(photo: Path, text: str) -> Path:
-    """Write PHOTO.xmp, with suffix and all, as digiKam and darktable read it next to a photo.
+    """Write a sidecar such as dog.jpg.xmp, which digiKam and darktable read, next to a photo.
 
     It holds the text as `dc:description` and as IPTC's `AltTextAccessibility`.
 
     Raises:
-        CaptionerError: Another program wrote the sidecar that is there, or it cannot be written.
+        CaptionerError: Another program wrote the existing sidecar, or it cannot be written.
     """
     file = photo.with_name(f"{photo.name}.xmp")
     try:
@@ -131,8 +131,8 @@ class _Tag:
 class Page(HTMLParser):
     """An HTML page whose images lack alternative texts.
 
-    Images with a text keep it; those on other hosts and in `data:` addresses are left alone. All
-    that is not filled in stays as it is, byte by byte.
+    Images with a text keep it; those on other hosts and in `data:` addresses are left alone. The
+    rest of the page stays as it is, byte by byte.
 
     Args:
         file: The page; addresses of images are relative to its folder.
@@ -176,7 +176,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag != "img":
             return
-        values = dict(reversed(attrs))  # of an attribute that is there twice, the first counts
+        values = dict(reversed(attrs))  # if an attribute is given twice, the first one counts
         source = (values.get("src") or "").strip()
         if (values.get("alt") or "").strip() or not source:
             return

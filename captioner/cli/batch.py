@@ -144,6 +144,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _engine(job: Job, shards: Sequence[int], arguments: argparse.Namespace) -> Iterator[Statistics]:
+    """Process shards by the engine that the options name; yield their statistics."""
     if arguments.engine == "ray":
         from captioner.batch.ray_engine import run_ray
 

@@ -167,7 +167,7 @@ class _CaptionRun:
         self.journal: Journal | None = None
 
     def run(self) -> int:
-        """Do all of it and return the exit code."""
+        """Caption the photos, write all output, and return the exit code."""
         arguments = self.arguments
         if arguments.output is not None:
             check_writable(arguments.output / JOURNAL)
@@ -281,6 +281,7 @@ class _CaptionRun:
     # ------------------------------------------------------------------------------- during
 
     def _caption(self, paths: list[Path], models: _Models, writer: CaptionWriter) -> None:
+        """Open the photos, caption them in batches by every model, and write the output."""
         from captioner.data.opening import opened
         from captioner.runtime.parallel import parallel_map
 
@@ -329,7 +330,7 @@ class _CaptionRun:
         captions: list[tuple[str, Caption]],
         writer: CaptionWriter,
     ) -> None:
-        """Print and draw one photo's caption, or those of several models, and keep the rest."""
+        """Print and draw a photo's caption, or those of several models, and record it."""
         arguments = self.arguments
         failures = self.failures
         pictures = writer.write(path, image, captions)
@@ -350,7 +351,7 @@ class _CaptionRun:
             self.journal.add(path, writer.names[path], content, pictures)
 
     def _keep(self, path: Path, text: str, confidence: float | None, *, withheld: bool) -> None:
-        """Write or keep a caption as an alternative text."""
+        """Write a caption as an alternative text, or keep it for the files of all photos."""
         arguments = self.arguments
         if not arguments.write:
             return
@@ -364,7 +365,7 @@ class _CaptionRun:
                 self._failed(None, error)
 
     def _restore(self, path: Path, record: dict[str, Any], writer: CaptionWriter) -> None:
-        """Take from the journal what a photo that was done before gives to files of all photos."""
+        """Add a photo that an earlier run captioned to the files that list all photos."""
         self.done += 1
         text, confidence = record.get("caption"), record.get("confidence")
         if not isinstance(text, str):
@@ -380,6 +381,7 @@ class _CaptionRun:
     # -------------------------------------------------------------------------------- after
 
     def _save_page(self, page: Page) -> None:
+        """Write a copy of a page, or the page itself, with the alternative texts filled in."""
         arguments = self.arguments
         if arguments.in_place:
             file = page.file

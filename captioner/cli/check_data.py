@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import CommandParser, run_command, show
+from captioner.cli import CommandParser, chosen_data, run_command, show
 from captioner.errors import DataError
 from captioner.files import check_writable, save_bytes
 from captioner.log import printable, progress_bar
@@ -125,10 +125,9 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
             raise DataError(
                 f"{rows[-1]} ({len(rows)} rows in all cannot be read; mend these first)"
             )
-    names = ("format", "root", "file", "coco_splits")
-    given = {name: getattr(arguments, name) for name in names}
+    data = chosen_data(arguments)
     splits = {
-        name: read_split(split=name, **given)
+        name: read_split(split=name, **data)
         for name in dict.fromkeys(arguments.split or ["train", "val"])
     }
     first = next(iter(splits.values()))
@@ -138,7 +137,7 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
 
 
 def _listed(kind: str, things: list[Any]) -> list[str]:
-    """Say the same of several things, of which the first are named."""
+    """Return a sentence for each of the first NAMED things, and one that counts the others."""
     sentences = [f"{kind}: {thing}" for thing in things[:NAMED]]
     if len(things) > NAMED:
         sentences.append(f"{kind}: {len(things) - NAMED} more")
@@ -146,6 +145,7 @@ def _listed(kind: str, things: list[Any]) -> list[str]:
 
 
 def _summary(figures: dict[str, Any]) -> str:
+    """Return the statistics of a split as one sentence."""
     fewest, most = figures["captions_a_photo"]
     shortest, median, longest = figures["words_a_caption"]
     scripts = ", ".join(f"{name} {share:.0%}" for name, share in figures["scripts"].items())
@@ -157,7 +157,7 @@ def _summary(figures: dict[str, Any]) -> str:
 
 
 def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
-    """Say it where the bundled models know few of the words, as of another language."""
+    """Return a sentence if the bundled models know few of the words: another language."""
     from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
     from captioner.data.check import OTHER_LANGUAGE, known_share
 
@@ -176,6 +176,7 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
 
 
 def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
+    """Write the contact sheet: readable photos at random, each with a caption."""
     import io
 
     from captioner.data.transforms import open_image

@@ -8,7 +8,7 @@ from captioner.cli import CommandParser, run_command, show
 from captioner.errors import DataError
 from captioner.log import logger
 
-# Scores of different tokenizers or scorers are not of one scale, other parts may well differ.
+# Parts of the signature that must be equal for scores to be comparable; others may differ.
 SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
 
 

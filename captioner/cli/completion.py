@@ -45,7 +45,7 @@ _captioner() {{
 }}
 complete -o default -F _captioner captioner
 """
-# A zsh that its user has not set up has not started its completion.
+# A zsh without its user's configuration has not started its completion system.
 _ZSH = """\
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
 autoload -U +X bashcompinit && bashcompinit
@@ -114,6 +114,7 @@ def options_of(command: str) -> dict[str, list[str]]:
 
 
 def _fish(options: dict[str, dict[str, list[str]]]) -> str:
+    """Return the completion script for fish, from the options and choices of each command."""
     lines = ["# captioner's commands and options"]
     for name, purpose in COMMANDS.items():
         quoted = purpose.replace("'", r"\'")

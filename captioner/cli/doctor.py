@@ -108,6 +108,7 @@ def _machine() -> Iterator[Check]:
 
 
 def _processor() -> str:
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -137,7 +138,7 @@ def _packages() -> Iterator[Check]:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             if extra:
-                continue  # `_device` says that PyTorch is not there, and how to get it with these
+                continue  # `_device` reports missing PyTorch, and how to install it with these
             # A checkout's list has the packages of the extra [train] too.
             if requirement.name in of_training:
                 remedy = "needed to train and evaluate: pip install 'captioner[train]'"

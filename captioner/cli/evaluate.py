@@ -88,7 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.readers import read_captions, read_split
 
     for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
-        check_writable(file)  # not after hours of captioning
+        check_writable(file)  # before hours of captioning
     data = chosen_data(arguments)
     split = read_split(split=arguments.split, **data)
     training = arguments.train_split and read_captions(split=arguments.train_split, **data)
@@ -99,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "against; name a file with --captions to write captions without scores"
         )
     measured = attention.settings(images, arguments)
-    missing = [] if arguments.limit else split.missing  # with a limit, other photos stand in
+    missing = [] if arguments.limit else split.missing  # with a limit, others replace them
     if missing:
         for sentence in split.missing_sentences(arguments.split):
             logger.warning(sentence)
@@ -176,6 +176,7 @@ def _score(
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:
+    """Print the scores, the statistics and the figures of attention."""
     signature, intervals = results["signature"], results["intervals"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
         logger.warning(
@@ -212,7 +213,7 @@ def _report(
     images: list[CaptionedImage],
     captions: dict[int | str, Caption],
 ) -> None:
-    """The best, the worst and some photos by CIDEr, with all figures."""
+    """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
     import random
 
     from captioner.data.transforms import open_image
@@ -224,7 +225,7 @@ def _report(
         "Best photos by CIDEr": ranked[:REPORTED],
         "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
         "Photos at random": random.Random(0).sample(ranked, REPORTED)
-        if len(ranked) > REPORTED  # or all of them are above
+        if len(ranked) > REPORTED  # otherwise all of them are shown above
         else [],
     }
 

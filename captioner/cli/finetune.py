@@ -48,16 +48,16 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
     start = (starts or ["soft"])[-1]
-    helps = "--help" in options or "-h" in options
+    shows_help = "--help" in options or "-h" in options
     recipe = read_recipe(
-        *(recipes or [RECIPE]), base=ModelConfig() if helps else _settings_of(start)
+        *(recipes or [RECIPE]), base=ModelConfig() if shows_help else _settings_of(start)
     )
     set_defaults(parser, recipe)
     arguments = parser.parse_args(options)
     set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
     cache = config.data.cache
-    if cache and cache == recipe.data.cache:  # that of another table may be there
+    if cache and cache == recipe.data.cache:  # it may hold that of another table
         cache = str(Path(arguments.output) / "cache")
     config = replace(
         config,
@@ -68,7 +68,8 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
 
 
 def _settings_of(model: str) -> ModelConfig:
-    from captioner.checkpoint import load_config, model_folder, verify  # brings torch
+    """Return the settings of a model, given by its name or folder."""
+    from captioner.checkpoint import load_config, model_folder, verify
 
     folder = model_folder(model)
     verify(folder)

@@ -25,6 +25,7 @@ class Journal:
     """The records of one output folder, by the absolute path of their photo.
 
     Args:
+        folder: The output folder.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
 
     Raises:
@@ -73,7 +74,7 @@ class Journal:
             raise CaptionerError(f"{self.file} cannot be written ({error.strerror})") from None
 
     def names(self, proposed: Mapping[Path, str]) -> tuple[dict[Path, str], list[Path]]:
-        """Choose names under which no picture of another photo lies.
+        """Choose for each photo a name that no picture of another photo has.
 
         A photo keeps the name that it had in an earlier run. Where the proposed one belongs to
         another photo, its folder's name is put in front, then a number behind; these photos are
@@ -160,6 +161,7 @@ def settings_digest(model_folders: Iterable[Path], options: Mapping[str, Any]) -
 
 
 def _identity(image: Path) -> dict[str, int | None]:
+    """Return the size and time of change of a photo's file, by which a changed file is noticed."""
     try:
         status = image.stat()
     except (OSError, ValueError):

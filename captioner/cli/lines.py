@@ -26,10 +26,10 @@ def json_line(
     min_confidence: float | None = None,
     model: str | None = None,
 ) -> str:
-    """Return a caption as a line of JSON: the promised keys, and those of `Caption.to_dict`.
+    """Return a caption as a line of JSON: `image`, `pictures`, and the keys of `Caption.to_dict`.
 
     Args:
-        caption: Its caption; "caption" is null where it is withheld.
+        caption: Caption of the photo; the key "caption" is null where it is withheld.
         model: Name of the model, where several are compared.
     """
     line: dict[str, Any] = {} if model is None else {"model": model}

@@ -87,6 +87,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_at_test(parser: argparse.ArgumentParser) -> None:
+    """Add the option for how hard attention chooses its cells."""
     parser.add_argument(
         "--at-test",
         choices=get_args(HardAttentionMode),
@@ -95,7 +96,7 @@ def add_at_test(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse options that contradict each other; then `save` holds the kinds to save."""
+    """Refuse options that contradict each other; set `save` to the kinds of files to save."""
     for option in ("save", "words", "paths"):
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
@@ -134,7 +135,7 @@ class CaptionWriter:
 
     Args:
         names: NAME under which the pictures of each photo are saved; None takes the names of their
-            files, with as much in front as tells them apart.
+            files, with the folders in front that are needed to tell them apart.
     """
 
     def __init__(
@@ -265,6 +266,7 @@ class CaptionWriter:
         captions: list[tuple[str, Caption]],
         with_heads: list[tuple[str, Caption]],
     ) -> Iterator[Path]:
+        """Save the chosen kinds for several models, yielding each file once it is there."""
         from captioner import visualization as v
 
         for kind in self.arguments.save:

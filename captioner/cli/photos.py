@@ -1,4 +1,4 @@
-"""Photos that a command was given: found, opened, and handed on a batch at a time."""
+"""Photos given to a command: finding them in folders, and opening them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from captioner.log import printable
 
 STANDARD_INPUT = Path("-")
 MAX_INPUT_BYTES = 2**28  # of a photo on standard input
-_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # often next to photos, not reported
+_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 
 
 @dataclass
 class Skipped:
-    """What lies in folders that were given, and is not captioned."""
+    """Files and folders in the given folders that are not captioned."""
 
     files: Counter[str] = field(default_factory=Counter)  # by suffix
     folders: int = 0
@@ -54,6 +54,7 @@ def photos_in(
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
     Args:
+        skipped: Counts the files and folders that are left out.
         recursive: Also go into the folders inside it; links to folders are not followed.
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
 
@@ -90,7 +91,7 @@ def photos_in(
 
 
 def _holds_a_photo(folder: Path, suffixes: Collection[str]) -> bool:
-    """Whether a folder or one inside it, as of a year with its months, has a file with a suffix."""
+    """Return whether a folder, or any folder inside it, has a file with one of these suffixes."""
     for _, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if any(os.path.splitext(name)[1].lower() in suffixes for name in names):
@@ -102,7 +103,7 @@ def open_photo(path: Path) -> Image.Image:
     """Read the photo at a path, or on standard input where the path is `-`.
 
     Raises:
-        ImageError: There is no photo that can be read; a device or pipe is named as what it is.
+        ImageError: There is no photo that can be read; the message names a device or pipe as such.
     """
     from captioner.data.transforms import open_image
 
@@ -120,7 +121,7 @@ def open_photo(path: Path) -> Image.Image:
 
 
 def _special_kind(path: Path) -> str:
-    """Return what a path is that would block or never end when read, or ""."""
+    """Return the kind of a special file, whose reading could block or never end, or ""."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):

@@ -110,12 +110,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _port(text: str) -> int:
+    """Parse a port, 0 to 65535."""
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 65535")
     return int(text)
 
 
 def _origin(text: str) -> str:
+    """Parse the origin of a web site, such as https://example.org."""
     parts = urlsplit(text)
     if not parts.scheme or not parts.netloc or text != f"{parts.scheme}://{parts.netloc}":
         raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
@@ -137,8 +139,8 @@ def _run(arguments: argparse.Namespace) -> int:
     token = arguments.token or ""
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
-    listening = _socket(arguments.host, arguments.port)
-    models = _models(arguments)  # where there are several replicas, to say what is wrong only once
+    listening = _listen(arguments.host, arguments.port)
+    models = _models(arguments)  # also where replicas load their own: errors show once
     host, port = listening.getsockname()[:2]
     address = f"http://{_url_host(host)}:{port}"
     if arguments.workers > 1:
@@ -167,7 +169,7 @@ def _serve(
                 show(f"captioner listens at {address}")
 
         server = Server(_config(arguments, app))
-        # uvicorn drains on these signals and then sends them to itself again: no accident.
+        # uvicorn drains on these signals and then sends them to itself again: that is no error.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         server.run(sockets=[listening])
@@ -200,12 +202,13 @@ def _replica(arguments: argparse.Namespace) -> FastAPI:
     """Return the application of one of several replicas, in its process."""
     from captioner.runtime.cores import usable_cores
 
-    # Read by whatever computes, which this process has not imported yet.
+    # The libraries that compute read it when they are imported, which comes later.
     os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // arguments.workers))
     return _app(arguments, _models(arguments, check_speed=False), passes=1)
 
 
 def _app(arguments: argparse.Namespace, models: dict[str, Captioner], passes: int) -> FastAPI:
+    """Return the application with the limits that the options set."""
     from captioner.serving.app import create_app
     from captioner.serving.connections import limit_logs
     from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
@@ -262,8 +265,8 @@ def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _socket(host: str, port: int) -> socket.socket:
-    """Open the socket, before the models are loaded: a port in use is reported at once."""
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; opened before the models, so that a port in use is reported."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -281,6 +284,7 @@ def _socket(host: str, port: int) -> socket.socket:
 
 
 def _models(arguments: argparse.Namespace, *, check_speed: bool = True) -> dict[str, Captioner]:
+    """Load the chosen models by name, or without a choice all bundled ones, soft first."""
     from captioner.checkpoint import bundled_models
 
     chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]

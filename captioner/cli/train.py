@@ -49,7 +49,7 @@ def train_and_show(config: Config, resume: bool) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
-    end_at_next_interrupt()  # an exception amid the export can abort the process
+    end_at_next_interrupt()  # an exception during the export can abort the process
     _add_graphs(best)
     show(str(best))
     return 0
@@ -84,7 +84,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
     if roots:
-        # Of several roots for the one data set the last counts, as for other options.
+        # With a single data set, the last of several roots counts, as for other options.
         named = roots if config.data.sources is not None else roots[-1:]
         config = replace(config, data=with_source_roots(config.data, ",".join(named)))
     return config, arguments.resume
@@ -103,8 +103,9 @@ def recipe_parser(usage: str, *, recipe: str, **texts: str) -> ArgumentParser:
 def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]], list[str]]:
     """Return the values of each of these options, and all other words.
 
-    They are read before other options: a recipe or a model below it gives way to options wherever
-    it stands, and of several data sets each has a root. Without `argv` they are the program's.
+    They are read before the other options, which override a recipe and its model wherever it is
+    named, and because each of several data sets has a root. Without `argv`, the arguments of the
+    program are read.
     """
     values: dict[str, list[str]] = {name: [] for name in names}
     others = []

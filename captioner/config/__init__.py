@@ -6,7 +6,6 @@ Importing this package imports no torch.
 from captioner.config.files import (
     from_yaml,
     instantiate,
-    one_line,
     parser_for,
     set_defaults,
     to_yaml,
@@ -57,7 +56,6 @@ __all__ = [
     "data_sources",
     "from_yaml",
     "instantiate",
-    "one_line",
     "parser_for",
     "read_recipe",
     "set_defaults",

@@ -103,7 +103,7 @@ def accepts(hint: Any, value: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """Say what a setting of this type accepts.
+    """Return what a setting of this type accepts, in words for a message.
 
     >>> in_words(Literal["soft", "hard"] | None)
     'soft, hard or null'

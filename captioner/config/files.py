@@ -14,7 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from captioner.config.fields import in_words
 from captioner.config.settings import ModelConfig, SourceConfig
 from captioner.config.validation import validate_section
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, error_summary
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
@@ -45,7 +45,7 @@ def set_defaults(parser: ArgumentParser, config: ModelConfig) -> None:
 
 
 class _Parser(ArgumentParser):
-    """Refuses in one sentence, and without a page of all options before it."""
+    """Reports an error in one sentence, without the list of all options in front of it."""
 
     config_class: type[ModelConfig]
 
@@ -61,7 +61,7 @@ def _refusal(config_class: type[ModelConfig], message: str) -> str:
 
     Other messages stay as they are, on one line.
     """
-    message = one_line(message)
+    message = error_summary(message)
     place = re.search(r'key "(\w+)\.(\w+)"', message)
     sections = vars(config_class())
     if place is None or place[1] not in sections:
@@ -89,7 +89,7 @@ def _refusal(config_class: type[ModelConfig], message: str) -> str:
 
 
 def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:
-    """Return settings from YAML texts, each laid over those before; others keep their defaults.
+    """Return settings from YAML texts, where later ones win; other settings keep their defaults.
 
     Raises:
         ConfigError: An unknown key or a value that is not accepted, by its name.
@@ -100,7 +100,7 @@ def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:
             merged = overlay(merged, sections_of(config_class, yaml.safe_load(text)))
         return from_sections(config_class, merged)
     except yaml.YAMLError as error:
-        raise ConfigError(one_line(str(error))) from None
+        raise ConfigError(error_summary(error)) from None
 
 
 def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any]]) -> ConfigT:
@@ -119,7 +119,8 @@ def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any
 
 @lru_cache
 def _file_parser(config_class: type[ModelConfig]) -> ArgumentParser:
-    return parser_for(config_class, exit_on_error=False)  # which takes longer than a file
+    """Return a parser for files, kept because building one takes longer than parsing a file."""
+    return parser_for(config_class, exit_on_error=False)
 
 
 def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Namespace) -> ConfigT:
@@ -132,7 +133,7 @@ def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Nam
         sections = vars(parser.instantiate(parsed))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"a section of the recipe holds no settings ({one_line(str(error))}); write the "
+            f"a section of the recipe holds no settings ({error_summary(error)}); write the "
             "settings of the section below it, or leave it out"
         ) from None
     config = config_class(
@@ -159,7 +160,7 @@ def _with_plain_numbers(value: Any) -> Any:
 def overlay(
     below: dict[str, dict[str, Any]], above: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of two recipes, of which the second wins."""
+    """Return the settings of both, those of `above` where both have a setting."""
     return {
         section: {**below.get(section, {}), **above.get(section, {})}
         for section in {**below, **above}
@@ -170,7 +171,7 @@ def sections_of(config_class: type[ModelConfig], document: Any) -> dict[str, dic
     """Return a YAML document's settings by section and key.
 
     Raises:
-        ConfigError: What stands there is no section or no setting; names the accepted ones.
+        ConfigError: A key names no section or no setting; the message names the accepted ones.
     """
     accepted = {name: type(settings) for name, settings in vars(config_class()).items()}
     document = {} if document is None else document
@@ -208,12 +209,8 @@ def to_yaml(config: ModelConfig) -> str:
     return yaml.dump(_plain(asdict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def one_line(message: str) -> str:
-    """Return a message of several lines on one."""
-    return " ".join(message.split())
-
-
 def _plain(value: Any) -> Any:
+    """Return nested settings with lists in place of tuples, which YAML has not."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from captioner.config.files import from_sections, one_line, overlay, sections_of
+from captioner.config.files import from_sections, overlay, sections_of
 from captioner.config.settings import Config, ModelConfig
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, error_summary
 
-BASE = "base"  # the key of a recipe that names the recipe, or recipes, it is laid over
+BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -28,7 +28,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config:
-    """Return the settings of a recipe, or of several, each laid over those before.
+    """Return the settings of a recipe, or of several, where later ones win.
 
     Args:
         recipes: Each a YAML file, or the name of a recipe that comes with captioner
@@ -36,7 +36,8 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
         base: Settings of a model that the first recipe is laid over; None is the defaults.
 
     Raises:
-        ConfigError: There is no such recipe, or it holds what no recipe can; names the file.
+        ConfigError: There is no such recipe, or it holds something else than settings; the message
+            names the file.
     """
     sections: dict[str, dict[str, Any]] = {} if base is None else asdict(base)
     config = Config() if base is None else from_sections(Config, sections)
@@ -67,7 +68,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
     """Return a recipe's settings laid over those of its base.
 
     Args:
-        below: Recipes that are based on it, to notice circles.
+        below: Recipes that are based on it, to detect circles.
     """
     if path.resolve() in below:
         raise ConfigError(f"{path}: is based on itself, by its base; name another base")
@@ -76,7 +77,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: no YAML ({one_line(str(error))})") from None
+        raise ConfigError(f"{path}: no YAML ({error_summary(error)})") from None
     bases: Any = document.pop(BASE, None) if isinstance(document, dict) else None
     bases = [bases] if isinstance(bases, str) else [] if bases is None else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):

@@ -13,8 +13,8 @@ from captioner.errors import ConfigError
 def data_sources(data: DataConfig) -> list[SourceConfig]:
     """Return the data sets of a recipe, each with a name: one if `data.sources` is null.
 
-    A source without a name is called by its format, with its position (from 1) where several are
-    called so.
+    A source without a name gets its format as its name, followed by its position (from 1) if
+    several sources would have that name.
     """
     if data.sources is None:
         source = SourceConfig(

@@ -50,7 +50,7 @@ def validate_section(settings: Any, prefix: str = "") -> None:
 
 
 def _validate_model(config: ModelConfig) -> None:
-    """Rules between the settings of a model."""
+    """Check the rules between the settings of a model."""
     decoder, longest = config.decoder, config.decoding.max_words
     if decoder.reads_at_most is not None and longest > decoder.reads_at_most:
         raise ConfigError(
@@ -60,7 +60,7 @@ def _validate_model(config: ModelConfig) -> None:
 
 
 def _validate_training(config: Config) -> None:
-    """Rules between the settings of training."""
+    """Check the rules between the settings of training."""
     data, decoder = config.data, config.decoder
     if decoder.reads_at_most is not None:
         if data.max_words is None:
@@ -105,7 +105,7 @@ def _validate_training(config: Config) -> None:
 
 
 def _validate_self_critical(config: Config) -> None:
-    """Rules for training on the model's own captions, which replaces those of the data."""
+    """Check the rules for training on the model's own captions, without those of the data."""
     if config.self_critical.samples == 1 and config.self_critical.baseline == "leave_one_out":
         raise ConfigError(
             "self_critical.samples: the baseline leave_one_out needs 2 or more; use another "
@@ -133,7 +133,7 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     """Return one sentence for each setting that differs from its default and does nothing here."""
     sentences = []
     data, optim = config.data, config.optim
-    # Batches that are not all full make a few more.
+    # A lower bound: batches that are not full add a few.
     steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
     augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
     if data.cache and augments and data.cache_views == 1 and data.cache_min_area == 1:

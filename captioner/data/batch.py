@@ -16,8 +16,8 @@ from captioner.runtime.draws import child_seeds
 class Batch:
     """Captions sorted by falling length, and each image (or view of it) once.
 
-    `images` and `lengths` stay on the CPU wherever the batch goes: they are only counted and
-    looked up.
+    `images` and `lengths` stay on the CPU when the batch is moved to a device: they are only used
+    for counting and as indices.
 
     Args:
         inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
@@ -28,11 +28,11 @@ class Batch:
         lengths: int64 [N], number of targets.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
         styles: int64 [N], style of each caption, 0 is the plain one; None if all are plain.
-        seeds: int64 [N], of what is drawn for each caption, a function of (seed, epoch, caption).
-        image_seeds: int64 [B], of what is drawn for each image.
-        seed: Of what dropout draws, a function of (seed, epoch, entries).
-        words: Number of words that losses are divided by: of this batch (as with None), or where
-            processes share one, the mean of theirs.
+        seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
+        image_seeds: int64 [B], seeds of random draws for the images.
+        seed: Seed of dropout, a function of (seed, epoch, entries).
+        words: Number of words that losses are divided by; None is that of this batch. Where
+            several processes share a batch, it is the mean of theirs.
         captions: Number of captions, likewise.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.
@@ -60,10 +60,10 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device, inputs as floats (images in channels-last layout)."""
         moved = self._map(lambda value: value.to(device, non_blocking=True))
-        # A batch of which no image could be read has no layout.
+        # Without a readable image, `inputs` is empty and has no layout.
         is_image = self.inputs.dim() == 4
         layout = torch.channels_last if is_image else torch.contiguous_format
-        # float32, but in tests of exact equality
+        # float32, except in tests of exact equality
         inputs = moved.inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
         return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
 
@@ -90,6 +90,7 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with a function applied to each of its tensors."""
         changed: dict[str, Any] = {
             name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)
         }

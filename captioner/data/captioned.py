@@ -37,6 +37,7 @@ class Split:
 
     Args:
         images: Images on disk that have captions.
+        missing: Files that are not on disk.
         uncaptioned: Images on disk without captions, as all of COCO's test split are.
         wordless: Captions that were left out, because there is no letter or digit in them, each
             with its image.
@@ -83,7 +84,7 @@ def with_words(
 ) -> tuple[list[CaptionedImage], list[tuple[ImagePath, str]]]:
     """Return the images without the captions that have no words, and those captions.
 
-    As references they would only lower the scores.
+    Captions without words, as references, would only lower the scores.
     """
     images = list(images)
     wordless = [

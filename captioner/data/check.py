@@ -24,20 +24,20 @@ SMALL_PX = 32  # an image whose shorter side is less shows little
 SAME_CAPTION = 0.5  # share of the images with the same caption, above which it is likely a mistake
 LONG_WORDS = 40
 OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
-_COUNTED = 10_000  # captions at most of which that share is
-_NEAR_BITS = 4  # of 64 of a difference hash
+_COUNTED = 10_000  # captions at most that this share is computed of
+_NEAR_BITS = 4  # of 64: bits by which difference hashes of near duplicates differ at most
 _NEAR_LEVELS = 6.0  # of 255, mean difference of two thumbnails
-_MOST_IN_A_BUCKET = 50  # images with the same quarter of a hash; more are blank ones
+_MOST_IN_A_BUCKET = 50  # images with one quarter of a hash in common; more are blank images
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What is known of an image file after reading it.
+    """Facts about an image file that was read.
 
     Attributes:
-        width_px: Upright.
-        height_px: Upright.
-        digest: Of the file's bytes.
+        width_px: Width of the upright image.
+        height_px: Its height.
+        digest: SHA-256 sum of the file.
         thumbnail: uint8 [8, 9], in grey.
     """
 
@@ -141,6 +141,7 @@ def caption_statistics(
 
 
 def _scripts(texts: Iterable[str]) -> dict[str, float]:
+    """Return the shares of letters of the three most frequent scripts, such as `latin`."""
     letters = Counter(c for text in texts for c in text if c.isalpha())
     scripts: Counter[str] = Counter()
     for letter, count in letters.items():
@@ -169,7 +170,7 @@ def caption_problems(split: Split, tokenizer: Tokenizer | None = None) -> list[s
 
 
 def same_caption(images: Sequence[CaptionedImage]) -> str | None:
-    """Report a caption that stands for many images; training and evaluation do so too."""
+    """Return a warning if many images have the same caption, else None."""
     counts = Counter(text for image in images for text in set(image.captions))
     text, count = counts.most_common(1)[0] if counts else ("", 0)
     if len(images) < 20 or count <= SAME_CAPTION * len(images):
@@ -181,6 +182,7 @@ def same_caption(images: Sequence[CaptionedImage]) -> str | None:
 
 
 def _twice(images: Sequence[CaptionedImage]) -> str | None:
+    """Return a warning if images have a caption more than once, else None."""
     twice = [image for image in images if len(set(image.captions)) < len(image.captions)]
     if not twice:
         return None
@@ -197,8 +199,8 @@ def known_share(
 
     Args:
         texts: Captions, of which the first 10,000 are counted.
-        vocabulary: Of a model.
-        tokenizer: Cuts the captions; None is the vocabulary's.
+        vocabulary: Vocabulary of a model.
+        tokenizer: Splits the captions; None is the vocabulary's.
     """
     split = (tokenizer or vocabulary.tokenizer).split
     words = [word for text in islice(texts, _COUNTED) for word in split(text)]
@@ -206,7 +208,7 @@ def known_share(
 
 
 def split_problems(splits: Mapping[str, Split]) -> list[str]:
-    """Report files that are in several splits: what is validated on must not be learned."""
+    """Return a sentence for each two splits that share files: those must not be trained on."""
     found = []
     for (one, first), (other, second) in combinations(splits.items(), 2):
         shared = {i.path for i in first.images} & {i.path for i in second.images}

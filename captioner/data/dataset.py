@@ -21,7 +21,7 @@ from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import ImageError
 from captioner.runtime.draws import child_seeds, seed_of
 
-_SUBSETS = 1  # spawn key of the draws of images, so that they follow no other generator
+_SUBSETS = 1  # spawn key of the generator of `_views`, unlike that of any other
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class CaptionDataset(Dataset[Batch]):
             targets[row, :length] = torch.from_numpy(self.captions.targets[caption])
         start = torch.full((len(chosen), 1), Vocabulary.start)
         seed = torch.tensor(seed_of(self.seed, epoch))
-        first = int(entries[0]) if len(entries) else -1  # no other batch of the epoch has this one
+        first = int(entries[0]) if len(entries) else -1  # an entry is in one batch of an epoch only
         row_of = {view: row for row, view in enumerate(inputs)}
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
@@ -151,13 +151,14 @@ class CaptionDataset(Dataset[Batch]):
         )
 
     def _from_shards(self, images: set[int]) -> dict[int, bytes]:
-        """Return the files of those images that lie in shards, read at the same time."""
+        """Return the bytes of those images that are in tar files, read concurrently."""
         if self.cache is not None:
             return {}
         members = {i: path for i in images if isinstance(path := self.images[i].path, TarMember)}
         return dict(zip(members, read_members(list(members.values())), strict=True))
 
     def _read(self, image: int, epoch: int, repeat: int, content: bytes | None) -> Tensor:
+        """Return a view of an image: pixels [3, H, W], or cached features [C, h, w]."""
         generator = np.random.default_rng((self.seed, epoch, image, repeat))
         if self.cache is not None:
             features = self.cache.read(image, int(generator.integers(self.cache.views)))
@@ -213,8 +214,8 @@ class CaptionBatches:
     def share(self, entries: np.ndarray, process: int, processes: int) -> np.ndarray:
         """Return the entries of a batch that a process takes, perhaps none.
 
-        The captions of a view of an image stay together, and each process has as many views as
-        the others, but for one.
+        The captions of a view of an image stay together, and the numbers of views of
+        any two processes differ by one at most.
         """
         if processes == 1:
             return entries
@@ -259,6 +260,7 @@ class CaptionBatches:
         return views
 
     def _by_length(self, entries: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return batches of captions of one length, in random order."""
         shuffled = entries[generator.permutation(len(entries))]
         lengths = self.captions.lengths[shuffled % len(self.captions)]
         order = np.argsort(lengths, kind="stable")
@@ -271,6 +273,7 @@ class CaptionBatches:
         return [batches[i] for i in generator.permutation(len(batches))]
 
     def _by_image(self, entries: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return batches of whole images, with all captions of a view, in random order."""
         repeats, captions = np.divmod(entries, len(self.captions))
         # The captions of an image are neighbours, and repeats come one after another, so that a
         # view is a run of entries with the same image and repeat.
@@ -302,7 +305,7 @@ def load_batches(
     """Load the batches of an epoch, or this process's share of each.
 
     Raises:
-        DataError: Its workers die or hang again and again.
+        DataError: Worker processes keep dying or hanging.
     """
     work = [(epoch, batches.share(batch, *share)) for batch in batches.epoch(epoch)[first:]]
     return load_items(dataset, work, workers=workers, pin_memory=pin_memory)

@@ -28,7 +28,7 @@ from captioner.files import locked, remove_temporary_files, replacing
 CHUNK = 8  # images through the encoder at once: larger batches fall out of a CPU's cache
 FEATURES, CHECKSUMS, PROGRESS = "features.npy", "checksums.npy", "progress.json"
 SAVE_EVERY = 256  # items between two notes of the progress
-MAX_STRETCH = 0.1  # of a side's logarithm: one side grows by it and the other shrinks
+MAX_STRETCH = 0.1  # a crop's sides are stretched by up to exp(0.1), one up and one down
 
 
 class FeatureCache:
@@ -72,7 +72,8 @@ class FeatureCrop:
     """A random crop of a feature map, resized to the map's size, and mirrored at random.
 
     The features of a mirrored or cropped image are only approximately the mirrored or cropped
-    features, so this is no substitute for views of the image, but it costs nothing and never ends.
+    features, so this is no substitute for views of the image, but it costs nothing and has no end
+    of variants.
 
     Args:
         min_area: Smallest share of the map that is kept.
@@ -87,10 +88,10 @@ class FeatureCrop:
         if generator.random() < self.flip:
             features = features.flip(-1)
         side = math.sqrt(generator.uniform(self.min_area, 1.0))
-        limit = min(MAX_STRETCH, -math.log(side))  # or a side would leave the map
+        limit = min(MAX_STRETCH, -math.log(side))  # or a side would exceed the map
         stretch = math.exp(generator.uniform(-limit, limit))
         height, width = side * stretch, side / stretch
-        # in halves of the map, from its centre
+        # centre of the crop, in halves of the map from its centre
         y, x = generator.uniform(height - 1, 1 - height), generator.uniform(width - 1, 1 - width)
         crop = torch.tensor([[[width, 0.0, x], [0.0, height, y]]])
         places = F.affine_grid(crop, [1, 1, *features.shape[1:]], align_corners=False)
@@ -119,6 +120,7 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
         return torch.stack(views), list(reasons)
 
     def _read(self, index: int) -> tuple[Tensor, str]:
+        """Return item `index` as the network's input [3, H, W], and "" or why it is unreadable."""
         image, view = divmod(index, self.views)
         generator = np.random.default_rng((self.seed, image, view)) if view else None
         try:
@@ -188,7 +190,7 @@ def _fill(
     workers: int,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Make the items from number `done` on; add to the unreadable images."""
+    """Compute the items from number `done` on; add to the unreadable images."""
     if done == len(items):
         return
     if not done:
@@ -230,7 +232,7 @@ def _checksum(features: np.ndarray) -> int:
 def _verify(folder: Path, done: int) -> None:
     """Compare the first `done` items with their checksums.
 
-    A cache of an earlier version has none; it gets those of what it holds.
+    A cache of an earlier version has no checksums; they are computed from what it holds.
 
     Raises:
         DataError: An item is not what was written.
@@ -268,6 +270,7 @@ def _key(
     views: int,
     seed: int,
 ) -> str:
+    """Return a hash of everything that the cached values depend on."""
     settings = {
         name: str(value) for name, value in vars(transform).items() if not name.startswith("_")
     }

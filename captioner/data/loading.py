@@ -46,7 +46,7 @@ def load_items(
     Args:
         dataset: Pickled for the workers.
         workers: Processes that read; 0 reads in this one.
-        hangs_after_s: The workers hang when they yield nothing for so long.
+        hangs_after_s: Seconds without an item after which the workers count as hanging.
 
     Raises:
         DataError: Workers were lost `MAX_LOSSES` times in a row.
@@ -61,8 +61,8 @@ def load_items(
             pin_memory=pin_memory,
             prefetch_factor=4 if workers else None,
             timeout=CHECK_EVERY_S if workers else 0,
-            # Without one of its own, a loader draws from the generator that dropout draws from, and
-            # a resumed run, which makes one loader more, would go another way.
+            # Without a generator of its own, a loader draws from that of dropout, and a resumed
+            # run, which makes one loader more, would draw other numbers.
             generator=torch.Generator(),
             worker_init_fn=_ignore_signals,
         )
@@ -106,14 +106,16 @@ def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
                 item = next(items)
             except StopIteration:
                 return
-            except CaptionerError as error:  # a worker's comes with its traceback for a message
+            except CaptionerError as error:  # from a worker, its message is a traceback
                 kind = type(error)
                 raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
             except (RuntimeError, OSError, EOFError) as error:
                 lost = _LOST.search(str(error))
-                # An item's tensors are fetched from its worker, who may be dead by then.
-                is_ours = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
-                if is_ours and not lost:
+                # An item's tensors are fetched from its worker, which may be dead by then.
+                is_from_dataset = isinstance(error, RuntimeError) or str(error).startswith(
+                    "Caught "
+                )
+                if is_from_dataset and not lost:
                     raise
                 reason = lost[0] if lost else type(error).__name__
                 if reason.startswith("DataLoader timed out"):
@@ -143,11 +145,11 @@ def _ignore_signals(worker: int) -> None:
 
 @contextlib.contextmanager
 def _signals_left_to_this_process() -> Iterator[None]:
-    """Context to start workers in: a signal that comes meanwhile reaches this process after it.
+    """Context in which to start workers: signals that arrive meanwhile are raised at its end.
 
-    Else a worker that just starts would print a traceback, and this process would lose sight of
-    workers that it has half started. The handler of SIGCHLD by which PyTorch raises the death of a
-    worker anywhere, also in the middle of a step, is taken away: the loader sees it too.
+    Otherwise a worker that is starting would print a traceback, and this process would lose track
+    of workers that it has half started. PyTorch's handler of SIGCHLD, which raises an error when a
+    worker dies, even in the middle of a step, is removed: the loader notices that as well.
     """
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
@@ -156,8 +158,8 @@ def _signals_left_to_this_process() -> Iterator[None]:
     received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in numbers}
     child_handler = signal.getsignal(signal.SIGCHLD)
-    # Blocked signals stay so in the workers, also in spawned ones until they ignore them; the
-    # handler is for threads that do not block them.
+    # Workers, forked or spawned, inherit the blocked signals until they ignore them; the handler
+    # is for threads that do not block them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:

@@ -129,7 +129,7 @@ class SourceImages:
 
     @property
     def weights(self) -> list[float]:
-        """How often an epoch shows each image, by source."""
+        """For each source, the number of times that an epoch shows each of its images."""
         return [source.weight for source in self.sources]
 
     @property
@@ -174,10 +174,10 @@ def read_sources(
 
     Args:
         sources: The data sets, as `captioner.config.data_sources` returns them.
-        max_validation_images: Validate on the first so many of each source; None takes all.
+        max_validation_images: Validate on this many first images of each source; None takes all.
         val_share: Share of a source's images that is held back for validation where its training
             and validation images are the same; 0 holds none back.
-        seed: Of the choice of these.
+        seed: Seed of the choice of these.
         warn: Receives a sentence for what is left out or is likely a mistake.
 
     Raises:
@@ -211,7 +211,9 @@ def read_sources(
 def _divided(
     images: list[CaptionedImage], share: float, seed: int
 ) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
-    """Hold back a share of the images at random, two at least: CIDEr of one image is always 0.
+    """Return the images without a random share of them, and that share.
+
+    The share has at least two images, because CIDEr of a single one is always 0.
 
     Raises:
         DataError: Too few images.
@@ -231,6 +233,7 @@ def _divided(
 def _read_source(
     source: SourceConfig, split_name: str, warn: Callable[[str], None]
 ) -> list[CaptionedImage]:
+    """Return the captioned images of a split; warn of what is left out or likely a mistake."""
     split = read_split(
         format=source.format,
         root=source.root,
@@ -271,8 +274,8 @@ def content_digest(images: Sequence[CaptionedImage], *, max_bytes: int | None = 
     """Return a hash of the image files' sizes and bytes, in order.
 
     Args:
-        max_bytes: Where all files have more, the bytes of some are taken, spread evenly, that have
-            about so many. None takes all.
+        max_bytes: If the files have more bytes together, only the bytes of some are hashed, spread
+            evenly, which have about so many. None hashes all.
     """
 
     def size(image: CaptionedImage) -> int:

@@ -39,10 +39,10 @@ def write_shards(
         CaptionerError: The output cannot be written.
     """
     ours = re.compile(re.escape(split) + r"-\d{5}-of-\d{5}\.(tar|index\.jsonl)")
-    there = {name for name in output.names("") if ours.fullmatch(name)}
+    existing = {name for name in output.names("") if ours.fullmatch(name)}
     count = -(-len(images) // photos_per_shard)
     names = [f"{split}-{number:05d}-of-{count:05d}.tar" for number in range(count)]
-    if others := sorted(there - {each for name in names for each in (name, index_name(name))}):
+    if others := sorted(existing - {each for name in names for each in (name, index_name(name))}):
         raise DataError(
             f"{output.name} holds other shards of split {split} ({others[0]}); remove them, or "
             "choose another --output"
@@ -70,9 +70,11 @@ def _shard(images: Sequence[CaptionedImage], first: int) -> tuple[bytes, list[di
             facts = {"id": image.image_id, "image": image.path.name, "captions": image.captions}
             key = f"{number:09d}"
             name = key + _suffix(image.path)
-            lines.append({"member": name, "name": facts["image"], **_place(tar, name, content)})
+            lines.append(
+                {"member": name, "name": facts["image"], **_add_member(tar, name, content)}
+            )
             lines[-1] |= {"id": facts["id"], "captions": facts["captions"]}
-            _place(tar, f"{key}.json", json.dumps(facts, ensure_ascii=False).encode())
+            _add_member(tar, f"{key}.json", json.dumps(facts, ensure_ascii=False).encode())
     return file.getvalue(), lines
 
 
@@ -81,9 +83,9 @@ def _suffix(path: ImagePath) -> str:
     return posixpath.splitext(name)[1].lower()
 
 
-def _place(tar: tarfile.TarFile, name: str, content: bytes) -> dict[str, int]:
-    """Add a member; return where its bytes lie."""
-    member = tarfile.TarInfo(name)  # of no time and no owner
+def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> dict[str, int]:
+    """Add a member to a tar file; return the offset and the size of its bytes."""
+    member = tarfile.TarInfo(name)  # without time and owner: the same input gives the same bytes
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
     return {"offset": tar.offset - -(-len(content) // 512) * 512, "size": len(content)}

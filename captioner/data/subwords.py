@@ -40,9 +40,9 @@ class SubwordTokenizer(WordTokenizer):
 
     @cached_property
     def _encoder(self) -> Any:
-        package = _package()
+        package = _import_tokenizers()
         try:
-            # Written anew, so that what was checked is what the package reads.
+            # Serialised again, so that the package reads exactly what was checked.
             return package.Tokenizer.from_str(json.dumps(self._content))
         except Exception as error:  # noqa: BLE001  the package has no type of its own
             raise CheckpointError(
@@ -60,7 +60,7 @@ class SubwordTokenizer(WordTokenizer):
         return "".join(tokens).replace(_SPACE, " ").strip()
 
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
-        package = _package()
+        package = _import_tokenizers()
         captions = list(captions)
         unspaced = WordTokenizer().warning(captions) is not None
         encoder = package.Tokenizer(package.models.BPE(unk_token=_UNKNOWN))
@@ -86,8 +86,8 @@ class SubwordTokenizer(WordTokenizer):
 def _checked(model: str) -> dict[str, Any]:
     """Return the content of a learned model, which may be a stranger's.
 
-    Other parts than those of `fitted` could hold regular expressions without end, of which the
-    package's search ends in a panic.
+    Parts other than those that `fitted` makes could hold regular expressions whose search never
+    ends, or panics.
 
     Raises:
         ValueError, TypeError: It has other parts.
@@ -104,7 +104,7 @@ def _checked(model: str) -> dict[str, Any]:
     raise ValueError("tokenizer.json holds other parts than byte pair encoding of words")
 
 
-def _package() -> Any:
+def _import_tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError:

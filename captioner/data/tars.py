@@ -25,12 +25,12 @@ _TEXTS = ("json", "txt")
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """An image in a tar file; stands where else the path of an image does.
+    """An image in a tar file; used in place of the path of an image.
 
     Attributes:
         name: Name of the image, as in the data set that the shards were written from.
         offset, size: Where its bytes begin and how many there are.
-        version: Of the tar file: differs when it has changed.
+        version: Differs when the tar file has changed.
     """
 
     tar: str
@@ -47,8 +47,8 @@ class TarMember:
         """Return the image file's bytes.
 
         Raises:
-            DataError: They cannot be had. No image is left out for that, as one that is damaged is:
-                with a network that fails, every one would be.
+            DataError: They cannot be read. Unlike a damaged image, this one is not left out: if the
+                network fails, every image would be.
         """
         (content,) = read_members([self])
         return content
@@ -58,7 +58,7 @@ ImagePath: TypeAlias = Path | TarMember
 
 
 def file_facts(path: ImagePath) -> tuple[int, int | str]:
-    """Return the size of an image file, and what differs when it has changed.
+    """Return the size of an image file in bytes, and a value that differs when it has changed.
 
     Raises:
         OSError: There is no such file.
@@ -75,15 +75,15 @@ def read_bytes(path: ImagePath) -> bytes:
 
 
 def read_members(members: Sequence[TarMember]) -> list[bytes]:
-    """Return the bytes of images in tar files; those behind URLs are read at the same time.
+    """Return the bytes of images in tar files; those behind URLs are read concurrently.
 
     Raises:
         DataError: One cannot be read.
     """
     from captioner.storage import fetch_ranges, is_url
 
-    far = [member for member in members if is_url(member.tar)]
-    fetched = fetch_ranges([(m.tar, m.offset, m.offset + m.size) for m in far])
+    remote = [member for member in members if is_url(member.tar)]
+    fetched = fetch_ranges([(m.tar, m.offset, m.offset + m.size) for m in remote])
     contents = iter(fetched)
     found = []
     for member in members:
@@ -109,7 +109,7 @@ def read_members(members: Sequence[TarMember]) -> list[bytes]:
 def sample_key(name: str) -> tuple[str, str]:
     """Return key and extension of a tar member: `a/1.seg.png` is `seg.png` of `a/1`.
 
-    Both are empty where WebDataset passes a member over.
+    Both are empty for a member that WebDataset skips.
     """
     folder, base = posixpath.split(name)
     key, _, extension = base.partition(".")
@@ -206,7 +206,7 @@ def _parse(tar: str, content: bytes) -> list[Sample]:
 
 
 def _make_index(tar: str) -> bytes:
-    """Read a tar file through and return its index, which is written where that can be."""
+    """Read a whole tar file and return its index, which is also stored next to it if possible."""
     from captioner.files import save_bytes
     from captioner.storage import file_system, is_url
 
@@ -228,7 +228,7 @@ def _make_index(tar: str) -> bytes:
 
 
 def _scan(tar: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a tar file's index; a key's first image counts."""
+    """Yield the lines of a tar file's index; of images with one key, the first counts."""
     images: dict[str, tarfile.TarInfo] = {}
     texts: dict[str, dict[str, str]] = {}
     with tarfile.open(fileobj=file, mode="r:") as members:
@@ -256,7 +256,7 @@ def _facts(sample: str, texts: dict[str, str]) -> dict[str, Any]:
     Captions are `captions` or `caption` of the JSON (as img2dataset has it), else the text.
 
     Raises:
-        DataError: They say it in another form.
+        DataError: The JSON has another form.
     """
     try:
         facts = json.loads(texts.get("json", "{}"))

@@ -67,7 +67,7 @@ class TextCaptions:
     et al., 2013, section 2.3).
 
     Args:
-        max_words: Captions are cut to so many words; None cuts none.
+        max_words: Captions are cut to this many words; None cuts none.
         without: Captions that must not be learned from, as those of the validation images.
 
     Raises:
@@ -101,8 +101,7 @@ class TextCaptions:
         self.weight[vocabulary.unknown] = 0.0
 
     def _encode(self, captions: list[str], max_words: int | None) -> list[np.ndarray]:
-        """Encode those captions of an image that have a known word: each can be written from any
-        other."""
+        """Return the encoded captions of an image that have a known word, cut to `max_words`."""
         encoded = (
             np.array(self.vocabulary.encode(words[:max_words]), dtype=np.int64)
             for words in map(self.vocabulary.tokenizer.split, captions)

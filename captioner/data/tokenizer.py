@@ -29,7 +29,7 @@ _MAX_UNSPACED_SHARE = 0.05  # of tokens, above which `words` is the wrong tokeni
 class Tokenizer(ABC):
     """Splits captions into tokens and joins tokens into text.
 
-    To add one: a subclass in a file of its own and a line in `captioner.registry.TOKENIZERS`. A
+    To add one, write a subclass in a new file and a line in `captioner.registry.TOKENIZERS`. A
     tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
     """
 
@@ -161,16 +161,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _is_mark(character: str) -> bool:
-    """Return whether it changes the letter before it.
+    """Return whether a character is a mark that belongs to the letter before it.
 
-    U+FE00 to U+FE0F, which choose between drawings of a character, do not.
+    U+FE00 to U+FE0F (variation selectors) are not.
     """
     marks = unicodedata.category(character) in ("Mn", "Mc")
     return marks and not "\ufe00" <= character <= "\ufe0f"
 
 
 def begins_unspaced(character: str) -> bool:
-    """Return whether it is a character of such a script, and no mark on the one before it."""
+    """Return whether a character is of a script without spaces, and no mark on another one."""
     return is_unspaced(character) and not _is_mark(character)
 
 

@@ -44,7 +44,7 @@ MAX_IMAGE_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a d
 # Baseline JPEGs, as phones write them, are decoded at half their size or less up to this limit.
 MAX_JPEG_PIXELS = 200_000_000
 
-# Some of what Pillow refuses it also logs as an error, which Python prints where nobody listens.
+# Pillow also logs some of the errors that it raises; Python prints them without a handler.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 _RESAMPLING = {
@@ -145,6 +145,7 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
 
 
 def _decode(source: IO[bytes]) -> Image.Image:
+    """Decode an open file as upright RGB; raise what Pillow raises, or an ImageError."""
     try:
         image = Image.open(source, formats=accepted_formats(source))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -158,7 +159,7 @@ def _decode(source: IO[bytes]) -> Image.Image:
             raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
         if image.format == "TIFF":
             silence_libtiff()
-        if image.format != "HEIF":  # which opens at its primary image, not always the first
+        if image.format != "HEIF":  # opens at its primary image, not always the first
             image.seek(0)
         return _load(image)
 
@@ -205,7 +206,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     """Return a PIL image of any mode as `open_image` would read it from a file.
 
     Raises:
-        ImageError: it is too large, or cannot be decoded.
+        ImageError: It is too large, or cannot be decoded.
     """
     if image.width * image.height > MAX_IMAGE_PIXELS:
         raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
@@ -321,7 +322,7 @@ class ImageTransform:
         return array, geometry
 
     def _normalised(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 [height, width, 3] to float32 [3, height, width]: (x / 255 - mean) / std."""
+        """Map uint8 [height, width, 3] to float32 [3, height, width]: (x / 255 - mean) / std."""
         array = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
         for channel, inputs in enumerate(self._inputs):
             # "clip" spares a check: no byte is out of the table
@@ -339,6 +340,7 @@ class ImageTransform:
         )
 
     def _resize(self, image: Image.Image, geometry: Geometry) -> Image.Image:
+        """Resize the rectangle of the geometry to the size that it takes in the input."""
         left, top = geometry.left_px, geometry.top_px
         # Sums may exceed the image by a rounding error, which Pillow refuses.
         right = min(left + geometry.width_px, image.width)
@@ -384,6 +386,7 @@ class ImageTransform:
         )
 
     def _pad(self, array: np.ndarray) -> np.ndarray:
+        """Centre an array [3, h, w] on zeros of the input's size."""
         _, height, width = array.shape
         top, left = (self.height_px - height) // 2, (self.width_px - width) // 2
         padded = np.zeros((3, self.height_px, self.width_px), dtype=np.float32)

@@ -56,8 +56,8 @@ class Vocabulary:
         Args:
             tokenizer: Splits them; None is `words`.
             min_count: Words that occur less often are left out.
-            max_size: Keep the most frequent so many words; None keeps all. Ties are broken in
-                alphabetical order.
+            max_size: Keep only this many of the most frequent words; None keeps all. Ties are
+                broken in alphabetical order.
         """
         tokenizer = tokenizer or WordTokenizer()
         counts = Counter(word for caption in captions for word in tokenizer.split(caption))

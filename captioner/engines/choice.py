@@ -38,7 +38,7 @@ Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 
 class Engine(Protocol):
-    """Computes grids and the steps of a decoder, in arrays of its own."""
+    """Computes grids and the steps of a decoder, with tensors or NumPy arrays."""
 
     @property
     def name(self) -> str:
@@ -50,19 +50,19 @@ class Engine(Protocol):
 
     @property
     def decoder(self) -> Any:
-        """Return a `generation.decoder.StepDecoder`."""
+        """Return a `generation.arrays.StepDecoder`."""
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         """Map B images [3, H, W] to their grid."""
 
     def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
-        """Return a context in which hard attention chooses its cell so."""
+        """Return a context in which hard attention chooses its cells by `at_test`."""
 
     def generator(self, seed: int) -> Any:
-        """Return random numbers for `generation.sample`."""
+        """Return a generator of random numbers with this seed, for `generation.sample`."""
 
     def seed(self, seed: int) -> None:
-        """Begin the random numbers of hard attention that samples anew."""
+        """Seed the random numbers by which hard attention samples cells."""
 
 
 def choose_engine(
@@ -70,15 +70,15 @@ def choose_engine(
 ) -> tuple[dict[str, Any] | None, torch.device | None]:
     """Choose between a model folder's graphs and PyTorch; nothing is loaded.
 
-    `auto` takes the graphs where the CPU computes in float32 and the folder has some, and PyTorch
-    else.
+    `auto` takes the graphs where the CPU computes in float32 and the folder has some, and otherwise
+    PyTorch.
 
     Returns:
         The description of the graphs (None: PyTorch), and the device if it had to be tried.
 
     Raises:
         CheckpointError: The model is damaged, or has no graphs where they are needed.
-        ConfigError: The engine, the device or the precision cannot be had.
+        ConfigError: The engine, the device or the precision cannot be used.
         CaptionerError: PyTorch is needed and not installed.
     """
     for name, value, accepted in (

@@ -21,7 +21,7 @@ _ATTRIBUTE, _DOMAIN = 5, 7  # of a node
 _TENSOR, _TENSORS = 5, 10  # of an attribute
 _SUBGRAPHS, _SPARSE_TENSORS = (6, 11), (22, 23)
 _EXTERNAL_DATA = 13  # of a tensor
-_KEY, _VALUE = 1, 2  # of an entry of it
+_KEY, _VALUE = 1, 2  # of an entry of external data
 
 
 def check_graph_file(path: Path, weights: Path) -> None:
@@ -42,6 +42,8 @@ def check_graph_file(path: Path, weights: Path) -> None:
 
 
 class _Reader:
+    """Reads the fields of a model, counts them, and refuses those that it must not have."""
+
     def __init__(self, weights: Path) -> None:
         self.file, self.size = weights.name.encode(), weights.stat().st_size
         self.left = MAX_FIELDS
@@ -54,6 +56,7 @@ class _Reader:
                 self._read_graph(_message(value))
 
     def _read_graph(self, graph: memoryview) -> None:
+        """Check the nodes and the initializers of a graph."""
         for number, value in self._fields(graph):
             if number == _NODE:
                 self._read_node(_message(value))
@@ -63,6 +66,7 @@ class _Reader:
                 raise ValueError("it holds sparse tensors")
 
     def _read_node(self, node: memoryview) -> None:
+        """Check the domain and the attributes of a node."""
         for number, value in self._fields(node):
             if number == _DOMAIN and bytes(_message(value)) not in (b"", b"ai.onnx"):
                 raise ValueError("it holds operators of another domain than ONNX's own")
@@ -77,6 +81,7 @@ class _Reader:
                     self._read_tensor(_message(content))
 
     def _read_tensor(self, tensor: memoryview) -> None:
+        """Check that a tensor has its numbers inside, or in the weights of the folder."""
         place: dict[bytes, bytes] = {}
         for number, value in self._fields(tensor):
             if number == _EXTERNAL_DATA:
@@ -102,7 +107,7 @@ class _Reader:
             if self.left < 0:
                 raise ValueError(f"it has more than {MAX_FIELDS} fields")
             key, place = _varint(data, place)
-            if key >= 2**32:  # of which other readers may take the lower bits
+            if key >= 2**32:  # other readers may take its lower bits only
                 raise ValueError("it is no ONNX file")
             kind = key & 7
             if kind == _VARINT:
@@ -134,6 +139,7 @@ def _varint(data: memoryview, place: int) -> tuple[int, int]:
 
 
 def _message(value: int | memoryview) -> memoryview:
+    """Return the value of a field that must hold bytes."""
     if isinstance(value, int):
         raise ValueError("it is no ONNX file")
     return value

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import numpy as np
 
 from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
-from captioner.config import HardAttentionMode, ModelConfig, one_line
+from captioner.config import HardAttentionMode, ModelConfig
 from captioner.engines.graph_file import check_graph_file
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import CheckpointError, ConfigError, error_summary
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
 
@@ -88,12 +88,12 @@ class GraphEngine:
     Args:
         folder: A verified model folder.
         config: Its settings.
-        description: From `graph_description`.
+        description: Result of `graph_description`.
         words: V, the number of words of its vocabulary.
 
     Raises:
         CheckpointError: The graphs are not those of a model of this version. Its other methods
-            raise that too, for what shows only when a graph is computed.
+            raise it too, for errors that show only when a graph is computed.
     """
 
     name: ClassVar[str] = "runtime"
@@ -123,7 +123,7 @@ class GraphEngine:
 
     @contextmanager
     def attention_mode(self, at_test: HardAttentionMode) -> Iterator[None]:
-        """Let hard attention choose its cells so, in this thread's context."""
+        """Let hard attention choose its cells by `at_test`, in this thread's context."""
         token = _mode.set(at_test)
         try:
             yield
@@ -131,17 +131,17 @@ class GraphEngine:
             _mode.reset(token)
 
     def generator(self, seed: int) -> np.random.Generator:
-        """Return random numbers for `generation.sample`."""
+        """Return a generator of random numbers with this seed, for `generation.sample`."""
         return np.random.default_rng(seed)
 
     def seed(self, seed: int) -> None:
-        """Begin the random numbers of hard attention that samples anew."""
+        """Seed the random numbers by which hard attention samples cells."""
         self.decoder.seed(seed)
 
 
 @dataclass(frozen=True)
 class GraphMemory:
-    """What the decoder computed of a grid once: arrays [B, ...] by the names of its graph."""
+    """Results of the prepare graph for a grid: arrays [B, ...] by the names of its outputs."""
 
     grid: Grid
     arrays: dict[str, np.ndarray]
@@ -161,7 +161,7 @@ class GraphState:
 
 
 class GraphAttention(NamedTuple):
-    """What a step gives of `types.AttentionOutput`."""
+    """The fields of `types.AttentionOutput` that a step of a graph returns."""
 
     weights: np.ndarray
     beta: np.ndarray | None
@@ -170,7 +170,7 @@ class GraphAttention(NamedTuple):
 
 
 class GraphDecoder:
-    """`generation.decoder.StepDecoder` by graphs."""
+    """A `generation.arrays.StepDecoder` that computes with exported graphs."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class Graph:
         core = _import_openvino().Core()
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16 where the processor has it
+            "INFERENCE_PRECISION_HINT": "f32",  # not bfloat16 where the processor has it
             "INFERENCE_NUM_THREADS": usable_cores(),
             "ENABLE_CPU_PINNING": False,  # or two processes would share some cores
         }
@@ -334,10 +334,10 @@ class Graph:
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             # OpenVINO's own messages are many lines about its source
             self._refuse(str(error) if isinstance(error, ValueError) else "")
-        # Of a value that an operator leaves as it is, each name is one of the same port.
+        # A port has several names where an operator passes a value on as it is.
         self._inputs = [port.names for port in self._compiled.inputs]
         self._outputs = [port.names for port in self._compiled.outputs]
-        self._idle: list[Any] = []  # requests: each for one thread at a time
+        self._idle_requests: list[Any] = []  # each serves one thread at a time
 
     def require(self, inputs: set[str], outputs: set[str]) -> set[str]:
         """Return the names of the outputs; refuse other inputs than these and a lack of outputs."""
@@ -351,16 +351,16 @@ class Graph:
             self._refuse()
 
     def _refuse(self, reason: str = "") -> NoReturn:
+        detail = f" ({error_summary(reason, max_length=200)})" if reason else ""
         raise CheckpointError(
-            f"{self.path}: is no graph that this version of captioner can compute"
-            f"{f' ({one_line(reason)[:200]})' if reason else ''}; write it anew with captioner "
-            "export --format onnx, or fetch the model again"
+            f"{self.path}: is no graph that this version of captioner can compute{detail}; write "
+            "it anew with captioner export --format onnx, or fetch the model again"
         ) from None
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Compute; inputs that the graph does not use are left out."""
         try:
-            request = self._idle.pop()
+            request = self._idle_requests.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
         try:
@@ -369,10 +369,10 @@ class Graph:
                 for names in self._inputs
             ]
             results = request.infer(given, share_inputs=True, share_outputs=False).to_tuple()
-        # An input that only another model has, and shapes that do not fit together.
+        # An input that this model does not have, or shapes that do not fit together.
         except (StopIteration, RuntimeError, ValueError, MemoryError):
             self._refuse()
-        self._idle.append(request)
+        self._idle_requests.append(request)
         return {
             name: array
             for names, array in zip(self._outputs, results, strict=True)

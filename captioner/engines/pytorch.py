@@ -46,13 +46,13 @@ class TorchEngine:
         return grid
 
     def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
-        """Return a context in which hard attention chooses its cell so."""
+        """Return a context in which hard attention chooses its cells by `at_test`."""
         return hard_attention_mode(self.decoder, at_test)
 
     def generator(self, seed: int) -> torch.Generator:
-        """Return random numbers for `generation.sample`."""
+        """Return a generator of random numbers with this seed, for `generation.sample`."""
         return torch.Generator(self.device).manual_seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Begin the random numbers of hard attention that samples anew."""
+        """Seed the random numbers by which hard attention samples cells."""
         torch.manual_seed(seed)

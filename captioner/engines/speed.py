@@ -1,4 +1,4 @@
-"""How fast the encoder is in bfloat16 on this machine, which not every processor gains by."""
+"""How fast the encoder is in bfloat16 on this machine: on some processors it is slower."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from captioner.log import logger
 def speed_ratio(
     one: Engine, other: Engine, size: PreprocessConfig, *, passes: int = 3, batch: int = 4
 ) -> float:
-    """Return how many times as fast the encoder of one engine is, by the best of some passes.
+    """Return how many times as fast one engine's encoder is as another's, by their best passes.
 
     Args:
         one: An engine of a model.
         other: Another of the same model.
         size: Size of the encoder's input.
-        passes: Of each, in turns.
-        batch: Images of a pass.
+        passes: Passes of each engine, in turns.
+        batch: Images per pass.
     """
     shape = (batch, 3, size.height_px, size.width_px)
     images = list(np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
@@ -40,8 +40,8 @@ def speed_ratio(
 def bfloat16_speed(folder: Path) -> float:
     """Return how many times as fast a model's encoder is on this CPU in bfloat16 as in float32.
 
-    It takes about a second and is measured once in a process. Float32 is what `auto` chooses for
-    the folder.
+    It takes about a second and is measured once in a process. In float32 the engine is
+    that which `auto` chooses for the folder.
 
     Args:
         folder: A model folder.

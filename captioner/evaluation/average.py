@@ -64,11 +64,11 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
                     f"{folder}: is not a model like {first} ({name} has another size); average "
                     "models of one kind, trained on from the same model"
                 )
-        alike = _likeness(first_weights, weights)
-        if alike < LEAST_ALIKE:
+        cosine = _mean_cosine(first_weights, weights)
+        if cosine < LEAST_ALIKE:
             raise CheckpointError(
                 f"{folder}: did not begin with the same model as {first} (the cosine of their "
-                f"weights is {alike:.2f}), and the average of such models writes noise; average "
+                f"weights is {cosine:.2f}), and the average of such models writes noise; average "
                 "models that were trained on from one model"
             )
         for name, value in weights.items():
@@ -77,7 +77,7 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
     return average, config, vocabulary
 
 
-def _likeness(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def _mean_cosine(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """Return the mean cosine of the decoders' weight matrices."""
     cosines = [
         float(torch.cosine_similarity(value.flatten(), other[name].flatten(), dim=0))

@@ -75,8 +75,8 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
     """Count right, wrong and silent captions.
 
     Args:
-        captions: By image id.
-        references: By image id, of at least these images.
+        captions: Captions by image id.
+        references: References by image id, of at least these images.
 
     Returns:
         For each category and group: `photos` whose references agree on it, and how many captions
@@ -98,7 +98,7 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
                     group, {"photos": 0, "right": 0, "wrong": 0, "silent": 0}
                 )
                 row["photos"] += 1
-                # Clothes have several colours: wrong is a caption all of whose are in no reference.
+                # Clothes have several colours: a caption is wrong if no reference has any of its.
                 wrong = bool(said) and said.isdisjoint(everything)
                 right = group in said and not (category != "colour of clothes" and len(said) > 1)
                 row["right" if right else "wrong" if wrong else "silent"] += 1

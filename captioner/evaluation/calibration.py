@@ -62,6 +62,8 @@ def caption_scores(
     """Return CIDEr-D [N], from 0 to 10, of each caption against its references.
 
     Args:
+        captions: N captions.
+        references: References of each.
         training: Captions of each training image, whose document frequencies are used; without
             them those of the references.
     """
@@ -77,7 +79,16 @@ def collect(
     images: Sequence[CaptionedImage],
     training: Sequence[CaptionedImage] = (),
 ) -> CalibrationData:
-    """Caption the images that can be read; return features and scores of the captions."""
+    """Caption the images that can be read; return features and scores of the captions.
+
+    Args:
+        name: Name of the data set, for the report and the model folder.
+        images: Images with references.
+        training: Images whose captions give CIDEr-D's document frequencies; as `caption_scores`.
+
+    Raises:
+        DataError: No image can be read.
+    """
     rows, texts, references = [], [], []
     for first in progress_bar(range(0, len(images), BATCH), desc=name, unit="batch"):
         readable, opened = [], []
@@ -140,13 +151,9 @@ def fit(
 
 def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) -> Calibrator:
     """Minimise the negative log-likelihood plus RIDGE / 2 x squared weights, by Newton's method."""
-    mean = np.array([_mean_of_known(column) for column in features.T])
-    scale = np.array(
-        [
-            np.std(column[~np.isnan(column)]) if (~np.isnan(column)).any() else 0.0
-            for column in features.T
-        ]
-    )
+    known = [column[~np.isnan(column)] for column in features.T]
+    mean = np.array([values.mean() if len(values) else 0.0 for values in known])
+    scale = np.array([values.std() if len(values) else 0.0 for values in known])
     scale[scale < 1e-9] = 1.0
     inputs = np.nan_to_num((features - mean) / scale)
     inputs = np.column_stack([inputs, np.ones(len(inputs))])
@@ -168,11 +175,6 @@ def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) ->
         threshold=0.0,
         right_from=right_from,
     )
-
-
-def _mean_of_known(column: np.ndarray) -> float:
-    known = column[~np.isnan(column)]
-    return float(known.mean()) if len(known) else 0.0
 
 
 def calibration_report(

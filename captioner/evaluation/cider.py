@@ -19,9 +19,10 @@ class CiderD:
     ends.
 
     Args:
+        references: For each image its reference captions.
         corpus: Captions of each image from which document frequencies are counted, one document an
-            image; None counts those of the references, as for rewards, which are the training
-            captions.
+            image; None counts those of the references, as for rewards, whose references are the
+            training captions.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class CiderD:
         for row, image in enumerate(images):
             rows_of.setdefault(image, []).append(row)
         for image, rows in rows_of.items():
-            result[rows] = self._each([captions[row] for row in rows], image).mean(1)
+            result[rows] = self._pairwise([captions[row] for row in rows], image).mean(1)
         return result
 
     def agreement(self, image: int) -> np.ndarray:
@@ -59,12 +60,12 @@ class CiderD:
         Zeros where there are no others.
         """
         references = self.references[image]
-        each = self._each(references, image)
+        each = self._pairwise(references, image)
         np.fill_diagonal(each, 0.0)
         return each.sum(1) / max(1, len(references) - 1)
 
-    def _each(self, captions: Sequence[Sequence[str]], image: int) -> np.ndarray:
-        """Return [captions, references of the image]."""
+    def _pairwise(self, captions: Sequence[Sequence[str]], image: int) -> np.ndarray:
+        """Return CIDEr-D [captions, references] of captions against each reference of an image."""
         references = self.references[image]
         counts = [_grams(caption) for caption in [*captions, *references]]
         columns: dict[tuple[str, ...], int] = {}

@@ -48,10 +48,11 @@ class AttentionSettings:
 
     Attributes:
         objects: COCO's instances; measures whether attention lies on the objects that words name.
-        boxes: The objects' boxes count as them, and not their masks.
+        boxes: Use the objects' boxes instead of their masks.
         faithfulness: Number of images on which attention is replaced and cells are deleted; 0 is
             none.
-        removal: Of the deletion test: `delete` cells from the grid, or `blur` the image there.
+        removal: How the deletion test removes cells: `delete` them from the grid, or `blur` the
+            image there.
     """
 
     objects: Objects | None = None
@@ -66,8 +67,8 @@ class Evaluation:
 
     Attributes:
         results: The content of `results.json` (docs/evaluation.md).
-        captions: By image id, of all images that could be read.
-        unreadable: By image id the reason why an image could not be read.
+        captions: Captions by image id, of all images that could be read.
+        unreadable: Reasons why images could not be read, by image id.
         missing: Images of the data set that are not there.
         wordless: References that were left out for want of words, each with its image.
     """
@@ -93,12 +94,12 @@ def evaluate(
     """Caption images and score the captions against their references.
 
     Args:
-        images: With their references, such as `read_split(...)` returns.
+        images: Images with references, such as `read_split(...)` returns.
         beam_size: None is the model's.
         at_test: How hard attention chooses its cell; None is the model's way.
-        training_captions: Count the captions that are none of these.
-        time_limit_s: For the scorers that are Java programs.
-        signature: Written into the results besides the scorers' and the search's settings.
+        training_captions: Captions that are not among these count as novel; None counts none.
+        time_limit_s: Seconds for the scorers that are Java programs.
+        signature: Entries to add to the results' signature.
 
     Raises:
         DataError: No image can be read or none has references.
@@ -210,7 +211,7 @@ def score_results(
     """Score captions; return metrics, intervals, groups and statistics as `results.json` has them.
 
     Args:
-        images: With references; each has a caption.
+        images: Images with references; each has a caption.
         beam_size, at_test, training_captions, time_limit_s, signature: As for `evaluate`.
         objects: Also score by the number of objects in an image.
 
@@ -270,7 +271,7 @@ def _calibration(
     captions: Mapping[ImageId, Caption],
     per_image: Mapping[str, Mapping[Any, float]],
 ) -> dict[str, Any]:
-    """How well the captions' confidence agrees with their CIDEr-D (of these references)."""
+    """Return how well the captions' confidence agrees with their CIDEr-D (of these references)."""
     from captioner.evaluation.calibration import calibration_report
 
     calibrator = captioner.calibrator
@@ -301,7 +302,8 @@ def attention_results(
     """Return the measurements of attention that the settings ask for.
 
     Returns:
-        `grounding` and `regions` with objects; `attention` and `faithfulness` with that.
+        `grounding` and `regions` if there are objects; `attention` and `faithfulness` if the
+        setting `faithfulness` is above 0.
     """
     found: dict[str, Any] = {}
     if settings.objects:
@@ -351,7 +353,7 @@ def _grounding(
     settings: AttentionSettings,
     at_test: HardAttentionMode | None,
 ) -> dict[str, object]:
-    """Grounding of the model's captions, and of the first reference of each image."""
+    """Return the grounding of the model's captions, and of the first reference of each image."""
     assert settings.objects is not None
     written: list[GroundedWord] = []
     given: list[GroundedWord] = []
@@ -380,7 +382,7 @@ def _deletions(
     removal: Removal,
     at_test: HardAttentionMode | None,
 ) -> dict[str, object]:
-    """The deletion test on the model's own captions."""
+    """Return the results of the deletion test on the model's own captions."""
     from captioner.evaluation.faithfulness import (
         deletion,
         deletion_summary,

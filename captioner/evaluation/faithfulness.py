@@ -66,7 +66,7 @@ class ReplacedSelect(nn.Module):
         return result
 
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
-        """As the model's own stage: scores [B, K, L] to the attention."""
+        """Return the attention for scores [B, K, L], with the replaced weights."""
         if self.kind == "uniform":
             weights = torch.full_like(scores, 1 / scores.shape[-1])
         elif self.kind == "random_cell":
@@ -77,7 +77,7 @@ class ReplacedSelect(nn.Module):
                 own: AttentionOutput = self.select(scores, *arguments)
                 self.first = own.weights if own.cells is None else _one_hot(own.cells, scores)
             weights = self.first
-        # The expectation over given weights: scores whose softmax they are.
+        # Scores whose softmax these weights are: the stage then takes the expectation over them.
         as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
         hard = isinstance(self.select, HardSelect)
         with hard_attention_mode(self.select, "expectation") if hard else nullcontext():
@@ -86,6 +86,7 @@ class ReplacedSelect(nn.Module):
 
 
 def _one_hot(cells: Tensor, like: Tensor) -> Tensor:
+    """Return weights [B, K, L], 1 for the cells [B, K]."""
     return torch.zeros_like(like).scatter_(-1, cells.unsqueeze(-1), 1.0)
 
 
@@ -143,7 +144,7 @@ class AttentionMeasure:
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
         for suffix, removed in (("", attended), ("_control", at_random)):
-            for name, delete in (("deleted_in_grid", self._in_grid), (DELETIONS[1], self._before)):
+            for name, delete in zip(DELETIONS, (self._in_grid, self._before_mixing), strict=True):
                 grids = [delete(grid, cells) for cells in removed]
                 losses[name + suffix] = loss(self.decoder, grids)
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
@@ -153,10 +154,12 @@ class AttentionMeasure:
         return losses
 
     def _in_grid(self, grid: Grid, removed: np.ndarray) -> Grid:
+        """Return the grid without the removed cells, bool [L]."""
         local = None if grid.local is None else _deleted(grid.local, removed)
         return replace(grid, features=_deleted(grid.features, removed), local=local)
 
-    def _before(self, grid: Grid, removed: np.ndarray) -> Grid:
+    def _before_mixing(self, grid: Grid, removed: np.ndarray) -> Grid:
+        """Return the grid after removal of cells, bool [L], before the encoder's self-attention."""
         if self.mix is None or grid.local is None:
             return self._in_grid(grid, removed)
         local = replace(grid, features=_deleted(grid.local, removed), local=None)
@@ -166,6 +169,7 @@ class AttentionMeasure:
 def _with_replaced_attention(
     decoder: Decoder, kind: Replacement, generator: torch.Generator
 ) -> Decoder:
+    """Return a copy of a decoder whose attention is replaced by a kind of weights."""
     decoder = copy.deepcopy(decoder)
     for module in decoder.modules():
         if isinstance(module, Attention):
@@ -215,6 +219,7 @@ def attention_summary(
 
 
 def _mean(groups: Sequence[Sequence[float]]) -> float:
+    """Return the mean of all values of all groups."""
     return float(np.concatenate(groups).mean())
 
 
@@ -263,7 +268,7 @@ def removal_in_image(
 ) -> Removal:
     """Remove cells from the image, which is blurred where they lie, and encode it again.
 
-    A cell's features also depend on its surroundings, so this asks more.
+    A cell's features also depend on pixels around it, so this test is the harder one.
     """
     cell_px = min(geometry.width_px / grid.width, geometry.height_px / grid.height)
     blurred = image.filter(ImageFilter.GaussianBlur(cell_px))
@@ -300,7 +305,7 @@ def deletion(
 
     Args:
         decoder: In evaluation mode.
-        grid: Of one image.
+        grid: Grid of one image.
         tokens: T word indices.
         maps: float [T, L], the attention of each word.
         generator: Draws the random order.

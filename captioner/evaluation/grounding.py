@@ -33,11 +33,11 @@ class GroundedWord:
     Attributes:
         image: The image's key in the annotations; words of one image share it.
         category: COCO's category that it names.
-        correctness, hit: Of the model's map, from 0 to 1.
-        correctness_uniform, hit_uniform: Of a uniform map; the chance of a cell drawn at random.
-        correctness_centre, hit_centre: Of a Gaussian at the centre of the image.
-        correctness_others, hit_others: Of the mean map of the caption's other words (of a caption
-            of one word: the uniform map).
+        correctness, hit: Figures of the model's map, from 0 to 1.
+        correctness_uniform, hit_uniform: Those of a uniform map, the chance of a random cell.
+        correctness_centre, hit_centre: Those of a Gaussian at the centre of the image.
+        correctness_others, hit_others: Those of the mean map of the caption's other words, or of
+            the uniform map if there are none.
     """
 
     image: Hashable
@@ -193,11 +193,12 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
     return {
         **_means(words),
         "intervals": {name: _interval(words, name) for name in names},
-        "by_category": {name: _means(of) for name, of in ranked},
+        "by_category": {name: _means(members) for name, members in ranked},
     }
 
 
 def _figures(word: GroundedWord) -> dict[str, float]:
+    """Return the figures of a word by name: the model's, those of the controls, and the gain."""
     figures: dict[str, float] = {}
     for name in FIGURES:
         figures[name] = getattr(word, name)

@@ -80,10 +80,10 @@ class ImageScores:
         per_image: Mapping[str, Mapping[Hashable, float]],
         counts: Mapping[str, Mapping[Hashable, Sequence[float]]],
     ) -> ImageScores:
-        """Make it of the fields of metrics.Scores.
+        """Build the statistics from the fields of `metrics.Scores`.
 
         Raises:
-            ValueError: these are not the counts of a known metric.
+            ValueError: These are not the counts of a known metric.
         """
         ids = list(next(iter(per_image.values())))
         for name, rows in counts.items():
@@ -157,7 +157,7 @@ def paired_bootstrap(
     """Compare two systems on the same resamples of the same images, in the metrics of both.
 
     Raises:
-        DataError: they are not of the same images.
+        DataError: They are not of the same images.
     """
     positions = {image_id: index for index, image_id in enumerate(b.image_ids)}
     alone = set(a.image_ids) ^ set(b.image_ids)
@@ -194,9 +194,10 @@ def paired_bootstrap(
 
 
 def _drawn(scores: ImageScores, resamples: int, seed: int) -> dict[str, np.ndarray]:
-    """Return corpus figures [resamples] of as many images, drawn with replacement.
+    """Return corpus figures [resamples] of bootstrap samples: images drawn with replacement.
 
-    The same for the same number of images and seed; in parts, as COCO has 40,000 images.
+    A seed draws the same images from sets of the same size. They are drawn a hundred samples at a
+    time, to save memory: COCO has 40,000 images.
     """
     generator, images = np.random.default_rng(seed), len(scores.image_ids)
     parts = []
@@ -208,5 +209,6 @@ def _drawn(scores: ImageScores, resamples: int, seed: int) -> dict[str, np.ndarr
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
+    """Return the LEVEL percentile interval of values [resamples]."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -30,10 +30,10 @@ class JavaFailure(Exception):
 
 
 def java_version(java: str) -> str:
-    """Version of the Java at this path, such as "17.0.15".
+    """Return the version of the Java at this path, such as "17.0.15".
 
     Raises:
-        JavaFailure: it does not start or names no version.
+        JavaFailure: It does not start or names no version.
     """
     output = _run([java, "-version"]).stderr.decode(errors="replace")
     match = re.search(r'version "([^"]+)"', output)
@@ -49,7 +49,7 @@ def ptb_tokenize(texts: Sequence[str], java: str) -> list[str]:
     may be read-only, and loses the last captions when they are empty.
 
     Raises:
-        JavaFailure: the tokenizer failed or did not give one line a caption.
+        JavaFailure: The tokenizer failed or did not give one line a caption.
     """
     jar = pycocoevalcap_folder() / "tokenizer" / STANFORD_CORENLP_3_4_1_JAR
     command = [java, "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer"]
@@ -103,6 +103,7 @@ class _Meteor(Meteor):
         return f"its process was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def error_text(self) -> str:
+        """Return what the process has written to standard error."""
         self.errors.seek(0)
         return self.errors.read().decode(errors="replace")
 
@@ -110,7 +111,7 @@ class _Meteor(Meteor):
 def meteor_scores(
     candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
 ) -> MetricTable:
-    """METEOR 1.5 (Denkowski and Lavie 2014) of tokenised captions, in their `meteor_language`.
+    """Return METEOR 1.5 (Denkowski and Lavie 2014) of tokenised captions, by `meteor_language`.
 
     Raises:
         JavaFailure: METEOR ended early or answered with something other than scores.
@@ -127,7 +128,7 @@ def meteor_scores(
 def spice_scores(
     candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
 ) -> MetricTable:
-    """SPICE (Anderson et al. 2016): F-score over all tuples, of tokenised captions.
+    """Return SPICE (Anderson et al. 2016): F-score over all tuples, of tokenised captions.
 
     Raises:
         JavaFailure: SPICE ended early or could not write its working files.
@@ -145,12 +146,13 @@ def spice_scores(
 def _by_index(
     candidates: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """Ground truths and results in the form of pycocoevalcap's scorers."""
+    """Return ground truths and results in the form of pycocoevalcap's scorers."""
     truths = {index: list(texts) for index, texts in enumerate(references)}
     return truths, {index: [text] for index, text in enumerate(candidates)}
 
 
 def _run(command: list[str], source: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a program with `source` as standard input; return its result or raise JavaFailure."""
     try:
         return subprocess.run(command, input=source, capture_output=True, check=True)
     except OSError as error:

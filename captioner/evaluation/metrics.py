@@ -48,9 +48,9 @@ class Scores:
             pycocoevalcap's scale, where 10 is the most); SPICE too where its jars are installed.
             None is "not computed"; the signature says why.
         per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU
-            and METEOR are not the means of these,
-        counts: but functions of the sums of these (intervals.py): of Bleu_4 and METEOR, image id ->
-            statistics.
+            and METEOR are not the means of these.
+        counts: metric -> image id -> statistics, of Bleu_4 and METEOR; the corpus score is a
+            function of their sums (intervals.py).
         signature: Scorers and their versions, tokenizer, Java, number of images.
     """
 
@@ -68,7 +68,7 @@ def quick_scores(
     For validation while training; figures to publish are those of score_captions.
 
     Raises:
-        DataError: as for score_captions.
+        DataError: As for score_captions.
     """
     _, texts, truths = _align(candidates, references)
     return {name: scored.corpus for name, scored in _with_python_tokenizer(texts, truths).items()}
@@ -86,9 +86,9 @@ def score_captions(
     Where the Java tokenizer did not work, BLEU, ROUGE-L and CIDEr are computed with the Python one.
 
     Args:
-        candidates: image id -> caption; an empty caption counts as one without words.
+        candidates: Image id -> caption; an empty caption counts as one without words.
         references: The same ids -> one or more captions.
-        time_limit_s: For the process that runs Java; what was computed by then is kept.
+        time_limit_s: Seconds for the process that runs Java; scores computed by then are kept.
         java: Name or path of the Java program; by default the one on PATH.
 
     Raises:
@@ -116,7 +116,7 @@ def score_captions(
     left_out = sum(map(len, references.values())) - sum(map(len, truths))
     signature = {
         **{name: metric.signature() for name, metric in chosen.items()},
-        # they would lower the scores and tell nothing
+        # such references would only lower the scores
         **({"references_without_words": f"{left_out} left out"} if left_out else {}),
         "tokenizer": tokenizer,
         "java": java_version,
@@ -181,7 +181,7 @@ def _run_worker(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Run the worker; return the stages that it finished, and why it ended early if it did.
 
-    Nothing that it started is left when this returns or raises, be it by an interrupt.
+    When this returns or raises, even by an interrupt, no process that it started is left.
     """
     package_root = str(Path(__file__).resolve().parents[2])
     others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

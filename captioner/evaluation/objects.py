@@ -182,6 +182,7 @@ class Objects:
 
 
 def _read_instances(path: Path) -> _InstanceFile:
+    """Read one annotation file, and check all that drawing its masks needs."""
     from pycocotools.coco import COCO
 
     if not path.is_file():
@@ -206,9 +207,9 @@ def _read_instances(path: Path) -> _InstanceFile:
 
 
 def _outlines(annotation: Mapping[str, Any]) -> Any:
-    """Return run lengths, or polygons of at least three corners.
+    """Return an annotation's outline: run lengths, or its polygons of at least three corners.
 
-    Those of fewer enclose nothing, and pycocotools takes them for boxes, or not at all.
+    Polygons of fewer corners enclose nothing; pycocotools takes them for boxes, or fails.
     """
     found = annotation.get("segmentation")
     return [polygon for polygon in found if len(polygon) >= 6] if isinstance(found, list) else found

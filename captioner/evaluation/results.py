@@ -56,7 +56,7 @@ def captions_list(captions: Mapping[Any, str]) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Write JSON, which has no NaN: it would make a file that other languages cannot read.
+    """Write JSON; NaN is refused, because other languages could not read the file.
 
     Raises:
         CaptionerError: The file cannot be written there.
@@ -75,7 +75,7 @@ def digest_of(names: Mapping[Any, str], references: Mapping[Any, Sequence[str]])
 
 
 def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
-    """Read the signature of results and what comparisons need of each image.
+    """Return the signature of results, and the scores of each image, for comparisons.
 
     Raises:
         DataError: It is no file of results with scores.

@@ -26,7 +26,8 @@ class Scored(NamedTuple):
 
     Attributes:
         counts: For Bleu_4 and METEOR, whose score over many images is not the mean of the images'
-            scores: the statistics of each image, of whose sums it is a function (intervals.py).
+            scores: the statistics of each image; the score is a function of their sums
+            (intervals.py).
     """
 
     corpus: float
@@ -42,11 +43,11 @@ class Metric:
     """A way to score captions against references; an entry of METRICS in captioner/registry.py.
 
     Attributes:
-        compute: From N tokenised captions and the tokenised references of each to a figure of every
-            name. A metric with `needs_java` gets the path of a Java too, is run in a process of its
-            own, and raises JavaFailure where it cannot be computed.
+        compute: Function of N tokenised captions and the tokenised references of each that returns
+            a `Scored` for every name. With `needs_java` it also gets the path of a Java, is run in
+            a process of its own, and raises JavaFailure where it cannot be computed.
         signature: Returns what computes it, with its version.
-        available: Returns whether what it needs is installed; without, it is left out.
+        available: Returns whether what it needs is installed; otherwise it is left out.
     """
 
     names: tuple[str, ...]
@@ -57,7 +58,7 @@ class Metric:
 
 
 def metrics(*, needs_java: bool | None = None) -> dict[str, Metric]:
-    """Return the available metrics of the registry, or of them those that need Java, or do not."""
+    """Return the available metrics by name: all, those that need Java, or those that do not."""
     found: dict[str, Metric] = {name: METRICS[name] for name in METRICS}
     return {
         name: metric
@@ -124,7 +125,7 @@ def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]
 
 
 def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """Bleu_1 to Bleu_4 (Papineni et al. 2002), with the length of the closest reference."""
+    """Return Bleu_1 to Bleu_4 (Papineni et al. 2002), with the length of the closest reference."""
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
     bleu = BleuScorer(n=4)
@@ -138,20 +139,20 @@ def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 def _bleu_counts(found: dict[str, Any]) -> list[float]:
-    """Words, words of the closest reference, n-grams of n 1 to 4, those found in a reference."""
+    """Return words, words of the closest reference, n-grams of n 1 to 4, and those matched."""
     closest = min((abs(length - found["testlen"]), length) for length in found["reflen"])[1]
     return [found["testlen"], closest, *found["guess"], *found["correct"]]
 
 
 def rouge_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """ROUGE-L (Lin 2004) with beta 1.2."""
+    """Return ROUGE-L (Lin 2004) with beta 1.2."""
     from pycocoevalcap.rouge.rouge import Rouge
 
     return {"ROUGE_L": _coco_scored(Rouge(), candidates, references)}
 
 
 def cider_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
+    """Return CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
     from pycocoevalcap.cider.cider import Cider
 
     return {"CIDEr": _coco_scored(Cider(), candidates, references)}

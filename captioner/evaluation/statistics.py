@@ -11,8 +11,8 @@ import numpy as np
 from captioner.evaluation.intervals import ImageScores
 from captioner.evaluation.scorers import tokenize
 
-# Words that no finished caption ends in: the sign of captions that a reward without the end token
-# or a cut-off search broke off. The list that self-critical training's users report by.
+# Words that no complete caption ends in: such a caption was broken off, by a reward without the end
+# token or by the longest length. The list is that of reports on self-critical training.
 BAD_ENDINGS = frozenset(
     "a an the in for at of with before after on upon near to is are am and or by from that".split()
 )

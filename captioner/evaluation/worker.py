@@ -35,6 +35,7 @@ def _end_with_the_caller() -> None:
 
 
 def main(captions_file: Path, scores_file: Path, java: str) -> None:
+    """Score the captions of a file, and write the scores as each stage ends."""
     captions = json.loads(captions_file.read_text(encoding="utf-8"))
     candidates, references = captions["candidates"], captions["references"]
     # SPICE calls "java" by its name.

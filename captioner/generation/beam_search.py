@@ -112,10 +112,10 @@ def search(
     the batch, and no image's result depends on the others. Of the special tokens only the end is
     ever written, and never as the first word.
 
-    When an image is done is the choice of `stop`. With `first` it is as soon as `beam_size`
-    captions have finished, although a longer one could still rank above them, above all with a
-    length penalty. With `bound` it is when, besides, no running caption can rank above the best
-    finished one. A running caption of total log-probability s after t words ends with a total of
+    `stop` chooses when an image is done. With `first` it is done as soon as `beam_size` captions
+    have finished, although a longer one could still rank above them, mainly with a length penalty.
+    With `bound` it is done when, in addition, no running caption can rank above the best finished
+    one. A running caption of total log-probability s after t words ends with a total of
     at most s and a length n of t + 1 to max_words, so that its score is at most
     s / max_words ** p for p > 0 and s / (t + 1) ** p for p <= 0. Of the finished captions the
     `beam_size` best are kept.
@@ -136,7 +136,8 @@ def search(
 
     Returns:
         For each image up to `beam_size` hypotheses, best first. If none has finished after
-        `max_words` words, the running captions as they are; none where constraints allow none.
+        `max_words` words, the running captions as they are; no hypotheses if no caption fulfils the
+        constraints.
 
     Raises:
         ValueError: beam_size or max_words below 1, or no_repeat_ngram below 0.
@@ -194,7 +195,7 @@ def _run(
     best_of_each: bool = False,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
-    """Search in so many groups; return for each image the hypotheses of all of them."""
+    """Search in `groups` groups; return for each image the hypotheses of all of them."""
     images = len(grid.features)
     if not images:
         return []
@@ -303,7 +304,7 @@ class _Beam:
         """
         xp = self.xp
         log_probs = log_softmax(logits)
-        rows, speaking, vocabulary = log_probs.shape
+        rows, given_beams, vocabulary = log_probs.shape
         beams = self.beam_size
         totals = self.totals[..., None] + log_probs  # [R, K, V]
         self._rule_out(totals)
@@ -314,8 +315,8 @@ class _Beam:
         else:
             index = top_k_indices(xp.reshape(ranks, (rows, -1)), 2 * beams)
         best = xp.take_along_axis(xp.reshape(totals, (rows, -1)), index, axis=1)
-        damaged = xp.any(xp.isnan(best))  # which ranks above all numbers
-        parent, token = xp.clip(index // vocabulary, max=speaking - 1), index % vocabulary
+        damaged = xp.any(xp.isnan(best))  # NaN ranks above all numbers
+        parent, token = xp.clip(index // vocabulary, max=given_beams - 1), index % vocabulary
         self._finish(best[:, :beams], parent[:, :beams], token[:, :beams] == END, log_probs)
 
         ends, impossible = xp.astype(token == END, xp.uint8), xp.astype(xp.isinf(best), xp.uint8)
@@ -333,7 +334,7 @@ class _Beam:
             cells=attended.cells,
             heads=attended.heads,
         )
-        # The one transfer from the device: it waits there for all that is queued.
+        # The only copy from the device; it waits until the device has finished its queued work.
         *goes_on, damage = xp.concat([self._goes_on(best), xp.reshape(damaged, (1,))]).tolist()
         if damage:
             raise CheckpointError(
@@ -404,13 +405,13 @@ class _Beam:
         for place in range(context):
             ngram_words = self.written[..., place : words - context + place]
             again &= ngram_words == self.written[..., words - context + place, None]
-        # Others rule out <pad>, which is never written.
+        # All other n-grams rule out <pad>, which is never written anyway.
         ruled_out = xp.where(again, self.written[..., context:], PAD)
         row, beam = (xp.arange(count, device=self.device) for count in (rows, beams))
         totals[row[:, None, None], beam[:, None], ruled_out] = -xp.inf
 
     def _has_required(self) -> Array:
-        """bool [R, K, required words], those that the running captions hold."""
+        """Return bool [R, K, required words], whether each running caption holds each of them."""
         return self.xp.any(self.written[..., None] == self.required, axis=2)
 
     def _best_by_bank(self, ranks: Array) -> Array:
@@ -452,6 +453,7 @@ class _Beam:
         self.count[self.active] = xp.clip(finished, max=self.beam_size)
 
     def _record(self, **values: Array | None) -> None:
+        """Append a step to the trace: values [R, ...] in the rows of the active images."""
         step = {}
         for name, value in values.items():
             if value is not None:

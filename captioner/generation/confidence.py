@@ -31,7 +31,7 @@ MAX_N = 4
 
 @dataclass(frozen=True)
 class ImageStatistics:
-    """What a calibrator reads of an image's grid.
+    """The statistics of an image's grid that calibrators read.
 
     Attributes:
         cell_norms: float32 [L], norms of the annotation vectors.
@@ -43,7 +43,7 @@ class ImageStatistics:
 
     @classmethod
     def of(cls, grid: Grid) -> list[ImageStatistics]:
-        """Return those of each image of a grid."""
+        """Return the statistics of each image of a grid."""
         features = to_numpy(grid.features)
         norms = np.linalg.norm(features, axis=-1)
         means = np.linalg.norm(features.mean(1), axis=-1).tolist()
@@ -125,9 +125,9 @@ class Calibrator:
     frequencies of the training captions) is at least `right_from`.
 
     Attributes:
-        mean: Of each feature, subtracted from it; it also stands for a feature that is NaN.
-        scale: Of each feature, which is divided by it then.
-        weights: Of each feature, the weight of the result.
+        mean: Mean of each feature, subtracted from it; it also replaces a feature that is NaN.
+        scale: Number that each feature is then divided by.
+        weights: Weight of each scaled feature.
         bias: Added to the weighted sum.
         threshold: Captions of less confidence are unsure; at most a tenth of the right captions
             that the calibrator was fitted on are.

@@ -33,7 +33,7 @@ def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
 
     Args:
         logits: [..., V].
-        top_k: Keep so many words (Fan et al., 2018); None keeps all.
+        top_k: Keep this many words (Fan et al., 2018); None keeps all.
         top_p: Keep the fewest likeliest words whose probabilities sum to at least this (nucleus
             sampling, Holtzman et al., 2020); None keeps all. Applied after top_k.
     """
@@ -81,8 +81,8 @@ def sample(
     Args:
         greedy: Take the likeliest word instead of drawing one.
         temperature: Logits are divided by it: below 1 likely words become likelier.
-        top_k: Draw from so many likeliest words only.
-        top_p: Draw from the fewest likeliest words that have this probability together.
+        top_k: Draw only from this many likeliest words.
+        top_p: Draw only from the fewest likeliest words whose probabilities sum to this.
         generator: Random numbers; None draws from the default one of the device.
         draw: Draws words [B, samples] from probabilities [B, samples, V] at a position, in place of
             `generator`.
@@ -107,7 +107,7 @@ def sample(
             else:
                 if temperature != 1:
                     logits = logits / temperature
-                # As torch.multinomial draws; which on a GPU ends the process when there are NaNs.
+                # The method of torch.multinomial, which itself ends the process on NaNs on a GPU.
                 shares = softmax(truncate(logits, top_k=top_k, top_p=top_p))
                 if draw is not None:
                     tokens = draw(shares, position)
@@ -131,5 +131,5 @@ def _no_grad(array: Array) -> Iterator[None]:
 
     with torch.no_grad():
         yield
-    # Under autocast, weights that were cast here have no history: training must not meet them.
+    # Weights that autocast has cast here have no graph: training must not use them.
     torch.clear_autocast_cache()

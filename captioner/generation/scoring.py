@@ -35,7 +35,7 @@ def score(
 def score_captions(
     decoder: StepDecoder, grid: Grid, captions: Sequence[Sequence[Sequence[int]]]
 ) -> list[list[Hypothesis]]:
-    """Score several captions of each image: the hypotheses that a search would have had for them.
+    """Score several captions of each image; return them as the hypotheses of a search.
 
     Args:
         captions: [B][K], each of T word indices, without start and end; lengths may differ.
@@ -69,7 +69,7 @@ def score_captions(
     chosen_log_probs = joined.reshape(images * beams, steps)
 
     def per_caption(name: str) -> np.ndarray | None:
-        """[B * K, T, ...] of an attribute of the attention, without the end token's step."""
+        """Return an attribute of the attention to each word, [B * K, T, ...]; None if absent."""
         values: list[Array | None] = [getattr(attended, name) for attended in outputs[:-1]]
         found = [value for value in values if value is not None]
         if not found:

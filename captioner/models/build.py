@@ -41,7 +41,7 @@ def build_model(
     """Build the modules that the settings name.
 
     Args:
-        pretrained: False leaves the backbone's weights random, for a model folder's to be loaded.
+        pretrained: False leaves the backbone's weights random: those of a model folder follow.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -52,7 +52,7 @@ def build_model(
     size_px = (preprocess.height_px, preprocess.width_px)
     encoder = build_encoder(config.encoder, size_px=size_px, pretrained=pretrained)
     cells = None
-    if config.attention.score == "location":  # the only one that needs their number, at some cost
+    if config.attention.score == "location":  # only this score needs L, which costs a pass
         cells = encoder.cells(*size_px)
     decoder = build_decoder(
         config.decoder,

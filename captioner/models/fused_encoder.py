@@ -29,7 +29,7 @@ WIDE_STAGES = 4
 def fold_batch_norms(module: nn.Module) -> None:
     """Fold batch norms into the weights of the convolutions in front of them, in place.
 
-    The same function but for the last bits of its numbers; it can no longer be trained. Networks
+    The function stays the same except for last bits; the module can no longer be trained. Networks
     other than EfficientNet-Lite are left as they are.
     """
     for parent, (_, conv), (name, norm) in _neighbours(module):
@@ -53,10 +53,10 @@ def fold_batch_norms(module: nn.Module) -> None:
 def fuse_for_cpu(stages: nn.Sequential) -> None:
     """Replace each convolution by FusedConv, in place, on a CPU with oneDNN.
 
-    Call it after `fold_batch_norms`. The same function but for the last bits; the wide first stages
-    take one image after another. An encoder with weights that are not finite stays as it is
-    (oneDNN's ReLU6 turns NaN into zeros, and nobody would notice), and so does one that oneDNN
-    cannot compute.
+    Call it after `fold_batch_norms`. The function stays the same except for last bits; the wide
+    first stages take one image after another. An encoder with weights that are not finite stays as
+    it is (oneDNN's ReLU6 turns NaN into zeros, and nobody would notice), and so does one that
+    oneDNN cannot compute.
     """
     convolutions = [
         (parent, first, conv, second, isinstance(behind, nn.ReLU6))
@@ -79,7 +79,7 @@ def fuse_for_cpu(stages: nn.Sequential) -> None:
 def _neighbours(
     module: nn.Module,
 ) -> Iterator[tuple[nn.Module, tuple[str, nn.Module], tuple[str, nn.Module]]]:
-    """Yield each two modules that follow each other in a third, with their names in it."""
+    """Yield each module with two consecutive children of it, each with its name."""
     for parent in list(module.modules()):
         for one, next_one in itertools.pairwise(list(parent.named_children())):
             yield parent, one, next_one

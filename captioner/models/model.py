@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         self.self_attention = self_attention
 
     def read_frozen_features_of(self, stages: int) -> None:
-        """Take the output of so many of the backbone's stages for the frozen features."""
+        """Use the output of the backbone's first `stages` stages as the frozen features."""
         self.frozen_stages = stages
         self._frozen = FrozenStages(self.backbone, stages)
 
@@ -91,10 +91,10 @@ class Encoder(nn.Module):
         return self.grid_of(self.backbone.stages[self.frozen_stages :](features)[:count])
 
     def _padded(self, inputs: Tensor) -> Tensor:
-        """Return the inputs, on a GPU with empty images up to a number that comes often.
+        """Return the inputs; on a GPU padded with empty images to a batch size that is frequent.
 
-        cuDNN plans each convolution anew for each new number of images, which takes it seconds for
-        all of them, and batches of whole photos differ in it.
+        cuDNN plans every convolution again for a new batch size, which takes seconds, and batches
+        of whole photos differ in size.
         """
         count = len(inputs)
         step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())

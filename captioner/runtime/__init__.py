@@ -1,1 +1,1 @@
-"""Code for speed on a given machine: device, memory, threads."""
+"""What a command runs with: device, cores, threads, processes and random numbers."""

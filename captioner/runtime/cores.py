@@ -13,7 +13,7 @@ def available_cores(cgroup: Path = _CGROUP) -> int:
     """Count the cores by affinity and by the quota of the control group.
 
     Args:
-        cgroup: Where the control group's files are, of version 2 or 1.
+        cgroup: Folder of the control group's files, of version 2 or 1.
     """
     affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1

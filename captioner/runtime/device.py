@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError, ConfigError, error_summary
 from captioner.log import logger
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def require_torch(purpose: str) -> None:
     """Refuse what needs PyTorch where it is not installed.
 
     Args:
-        purpose: Who needs it, the subject of the sentence.
+        purpose: What needs it, the subject of the sentence.
 
     Raises:
         CaptionerError: It is not installed.
@@ -35,12 +35,12 @@ def require_torch(purpose: str) -> None:
 
 
 def torch_is_installed() -> bool:
-    """Whether PyTorch can be imported; nothing is."""
+    """Return whether PyTorch can be imported, without importing it."""
     return importlib.util.find_spec("torch") is not None
 
 
 def may_have_gpu() -> bool:
-    """Whether the machine has the driver of a GPU; only PyTorch knows whether it can be used."""
+    """Return whether a GPU's driver is installed; only PyTorch knows whether it can be used."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         return False
     if Path("/dev/kfd").exists():  # of AMD
@@ -65,8 +65,8 @@ def choose_device(name: str = "auto") -> torch.device:
             return torch.device("cpu")
         try:
             return _working_device("cuda")
-        except RuntimeError as error:  # of a kind that this PyTorch has no kernels for, or full
-            reason = str(error).partition("\n")[0]
+        except RuntimeError as error:  # this PyTorch has no kernels for it, or it is full
+            reason = error_summary(error, part="line")
             logger.warning(f"the GPU cannot be used ({reason}); going on with the CPU")
             return torch.device("cpu")
     try:
@@ -133,7 +133,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Whether it is a GPU with units for bfloat16: older ones emulate it, slower than float32."""
+    """Return whether it is a GPU that computes in bfloat16; older ones emulate it slowly."""
     if device.type != "cuda":
         return False
     import torch

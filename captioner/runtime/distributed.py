@@ -7,7 +7,6 @@ process) go over gloo between CPUs, tensors of a GPU over NCCL.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,13 +20,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError, ConfigError, error_summary
 
 Result = TypeVar("Result")
 
 
 class FailedElsewhere(SystemExit):
-    """Ends this process with exit code 2 and no word: another one of the run failed and says why.
+    """Ends this process with exit code 2 and no message: another one failed and reports why.
 
     Attributes:
         error: Why it failed.
@@ -57,9 +56,9 @@ def processes(
     Args:
         device: `train.device`; each process of a machine takes a GPU of its own, if it is not
             `cpu` and there are GPUs.
-        timeout_s: A process that says nothing for so long is given up. One that ended is noticed
-            at once.
-        join_timeout_s: As long as this process waits for all others to join.
+        timeout_s: Seconds without a message after which a process counts as lost. One that ended
+            is noticed at once.
+        join_timeout_s: Seconds that this process waits for all others to join.
 
     Raises:
         ConfigError: There are more processes on this machine than GPUs.
@@ -87,9 +86,10 @@ def processes(
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
+        reason = error_summary(error, part="sentence")
         raise CaptionerError(
             "another process of this run ended or cannot be reached "
-            f"({_reason(error)}); torchrun begins again from the last checkpoint with "
+            f"({reason}); torchrun begins again from the last checkpoint with "
             "--max-restarts N, or go on with --resume"
         ) from None
     finally:
@@ -104,32 +104,23 @@ def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
     """
     try:
         store, number, count = next(rendezvous("env://", timeout=join_timeout))
-        # Names of its own for each attempt: processes that torchrun started again would otherwise
-        # find the addresses of those before them.
+        # Each attempt has names of its own: processes that torchrun started again would otherwise
+        # find the addresses of the earlier ones.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"captioner attempt {attempt}", store)  # type: ignore[attr-defined]
-        # Here, because the group itself would wait for them as long as for a result.
+        # Not in init_process_group, which would wait for them as long as for a result.
         store.set(f"joined {number}", "")
         store.wait([f"joined {each}" for each in range(count)], join_timeout)
         dist.init_process_group(
             backend, store=store, rank=number, world_size=count, timeout=timeout
         )
     except (RuntimeError, ValueError) as error:
+        reason = error_summary(error, part="sentence")
         raise CaptionerError(
             f"the {os.environ['WORLD_SIZE']} processes of this run did not all join within "
-            f"{join_timeout.total_seconds():g} s ({_reason(error)}); start each of "
+            f"{join_timeout.total_seconds():g} s ({reason}); start each of "
             "them, which torchrun does, with the same MASTER_ADDR and MASTER_PORT"
         ) from None
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's first sentence without its place in the source of gloo or torch.
-
-    >>> _reason(RuntimeError("[/gloo/pair.cc:545] Connection reset. Check the logs before ..."))
-    'Connection reset'
-    """
-    text = re.sub(r"^\[\S+:\d+\] ", "", str(error).partition("\n")[0])
-    return text.partition(". ")[0].rstrip(".")
 
 
 def parallel(module: nn.Module, *, compress: bool = False) -> Any:
@@ -183,7 +174,7 @@ def mean_by_name(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def gathered(values: Sequence[Result]) -> list[Result]:
-    """Return the values of all processes, dealt out in turn, in process 0; elsewhere nothing.
+    """Return in process 0 the values of all processes, in turns; an empty list in the others.
 
     The inverse of `values[rank() :: world_size()]`.
     """
@@ -208,9 +199,7 @@ def from_first_process(function: Callable[[], Result]) -> Result:
     """
     if world_size() == 1:
         return function()
-    outcome: list[Any] = [None]
-    result = in_all_processes(lambda: function() if rank() == 0 else None)
-    outcome[0] = result
+    outcome: list[Any] = [in_all_processes(lambda: function() if rank() == 0 else None)]
     dist.broadcast_object_list(outcome)
     agreed: Result = outcome[0]
     return agreed

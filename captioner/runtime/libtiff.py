@@ -16,7 +16,7 @@ def silence_libtiff() -> bool:
     where Pillow has libtiff inside its own library, as on Windows.
     """
     try:
-        # Symbols are searched in the libraries too that Pillow's own is linked to.
+        # Symbols are also searched in the libraries that Pillow's own is linked to.
         library = ctypes.CDLL(_imaging.__file__)
         for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
             setter = getattr(library, name)

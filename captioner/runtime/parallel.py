@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from captioner.runtime.cores import usable_cores
 
-PASSES = 2  # in parallel: as many as there were cores to measure on
+PASSES = 2  # in parallel; measured on two cores only
 READERS = 8  # threads at most that read images for a GPU
 
 Item = TypeVar("Item")
@@ -88,7 +88,7 @@ def prefetch(
 def _in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], *, threads: int, ahead: int
 ) -> Iterator[Result]:
-    """Yield results in the items' order; at most `ahead` more than were taken are in the making."""
+    """Yield results in the items' order; at most `ahead` of them are computed in advance."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="pass")
     running: deque[Future[Result]] = deque()
     try:

@@ -14,7 +14,7 @@ STALLED_S = 1.0  # without a byte for this long, an upload may have to make room
 
 
 class FullError(Exception):
-    """The server has as many requests as it takes at once."""
+    """The server has as many requests as it accepts at once."""
 
 
 def client_share(limit: int) -> int:
@@ -46,9 +46,9 @@ class Upload:
     """A request's body on its way, and its share of the memory.
 
     Attributes:
-        client: who sends it, as `client_key` gives it.
-        scope: what reads the body; it is cancelled to make room for others.
-        dropped: whether that has happened.
+        client: Who sends it, as `client_key` gives it.
+        scope: What reads the body; it is cancelled to make room for others.
+        dropped: Whether that has happened.
     """
 
     def __init__(self, admission: Admission, client: str) -> None:
@@ -64,7 +64,7 @@ class Upload:
         """Count the bytes of a chunk that has arrived.
 
         Raises:
-            FullError: there is no memory for them.
+            FullError: There is no memory for them.
         """
         self.last_progress = time.monotonic()
         self.size += size
@@ -72,14 +72,14 @@ class Upload:
 
 
 class Admission:
-    """Count the requests that the server works on and the bytes that it holds for them.
+    """Counts the requests that the server works on and the bytes that it holds for them.
 
     A request is counted once its body is complete, so that unfinished uploads keep nobody out: they
     are limited by their memory alone, and by the number of connections (see `connections`).
 
     Args:
-        max_requests: complete requests at once; one client has at most `client_share` of them.
-        max_held_bytes: bytes of all bodies, unfinished ones included; one client's are at most
+        max_requests: Complete requests at once; one client has at most `client_share` of them.
+        max_held_bytes: Bytes of all bodies, unfinished ones included; one client's are at most
             `client_share` of them. Where they do not fit, the upload that has been silent for
             longest makes room.
     """
@@ -105,7 +105,7 @@ class Admission:
         """Hold a body in memory, from its first byte to the answer.
 
         Raises:
-            FullError: no request would be taken now.
+            FullError: No request would be taken now.
         """
         if self.full:
             raise FullError
@@ -122,7 +122,7 @@ class Admission:
         """Count a complete request until its answer.
 
         Raises:
-            FullError: all clients, or this one, have as many requests as they may.
+            FullError: All clients, or this one, have as many requests as they may.
         """
         if self.full or self._by_client[client] >= client_share(self.max_requests):
             raise FullError
@@ -140,7 +140,7 @@ class Admission:
         """Count `size` more bytes of an upload; drop silent uploads where they do not fit.
 
         Raises:
-            FullError: they do not fit, and no other upload is silent.
+            FullError: They do not fit, and no other upload is silent.
         """
         self._held_bytes[upload.client] += size
         if self._fits(upload):

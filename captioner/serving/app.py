@@ -58,10 +58,10 @@ def create_app(
     """Return the application.
 
     Args:
-        token: what requests under /v1 and /metrics must bring, or None for no login.
-        allowed_hosts: host names under which the server answers, as patterns of Starlette's
+        token: What requests under /v1 and /metrics must bring, or None for no login.
+        allowed_hosts: Host names under which the server answers, as patterns of Starlette's
             TrustedHostMiddleware; `*` is any.
-        allowed_origins: origins of other sites whose pages may use the interface.
+        allowed_origins: Origins of other sites whose pages may use the interface.
     """
     service = Service(models, limits or Limits())
 
@@ -106,6 +106,7 @@ def create_app(
 
 
 def _image_routes(service: Service) -> APIRouter:
+    """Return the routes that read an image."""
     router = APIRouter(prefix="/v1", tags=["photos"])
     problems = problem_responses(*_IMAGE_PROBLEMS)
 
@@ -181,8 +182,8 @@ async def _answer(
     """Read a request with an image and process it, within the limits that hold for all of them.
 
     Raises:
-        Problem: the request is refused, or took too long.
-        ClientDisconnect: the client left; the work is cancelled.
+        Problem: The request is refused, or took too long.
+        ClientDisconnect: The client left; the work is cancelled.
     """
     deadline_s = service.limits.deadline_s
     client = client_key(request.client.host if request.client else "")
@@ -211,7 +212,7 @@ async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s
 
     Raises:
         Problem: 504, or what the work raises.
-        ClientDisconnect: the client has left.
+        ClientDisconnect: The client has left.
     """
 
     async def disconnected() -> None:
@@ -239,6 +240,7 @@ async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s
 
 
 def _list_routes(service: Service) -> APIRouter:
+    """Return the routes that list models and figures."""
     router = APIRouter(tags=["service"])
 
     @router.get(
@@ -268,6 +270,7 @@ def _list_routes(service: Service) -> APIRouter:
 
 
 def _describe_model(name: str, captioner: Captioner) -> dict[str, Any]:
+    """Return the entry of a model for /v1/models."""
     config = captioner.config
     return {
         "name": name,
@@ -280,6 +283,7 @@ def _describe_model(name: str, captioner: Captioner) -> dict[str, Any]:
 
 
 def _state_routes(service: Service) -> APIRouter:
+    """Return the routes that tell the state of the server, which need no login."""
     router = APIRouter(tags=["service"])
 
     @router.get(

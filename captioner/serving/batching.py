@@ -28,18 +28,18 @@ class _Job(Generic[Item, Result]):
 
 
 class Batcher:
-    """Collect items of equal key and process up to `max_batch` of them in one call.
+    """Collects items of equal key and processes up to `max_batch` of them in one call.
 
     A batch starts as soon as `max_batch` items of its key have arrived, or `wait_s` after the first
     of them; while all threads are busy, items accumulate for the next one, and clients take turns
-    in the places of a batch and in which key is next. Where a batch of several
-    items fails, each item is tried alone, so that one bad image fails nobody else's request. An
-    item whose caller was cancelled is dropped before it costs anything. Callers limit how many
-    items wait (see `admission`).
+    in the places of a batch and in which key is next. Where a batch of several items fails, each
+    item is tried alone, so that one bad image fails no other request. An item whose caller was
+    cancelled is dropped before it costs anything. Callers limit how many items wait (see
+    `admission`).
 
     Args:
-        wait_s: how long the first item waits for others.
-        passes: batches at once, each in a thread of its own.
+        wait_s: How long the first item waits for others.
+        passes: Batches at once, each in a thread of its own.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Batcher:
         """Return the item's own result of `work`, which must be equivalent for equal keys.
 
         Raises:
-            FullError: the batcher is closing.
-            Exception: what `work` raised for this item.
+            FullError: The batcher is closing.
+            Exception: What `work` raised for this item.
         """
         if self._closing:
             raise FullError
@@ -90,7 +90,7 @@ class Batcher:
         """Finish the items that wait and take no new ones.
 
         Args:
-            timeout_s: after this time, items that still wait are dropped, and a batch that still
+            timeout_s: After this time, items that still wait are dropped, and a batch that still
                 runs is left to itself (a thread cannot be ended).
         """
         self._closing = True
@@ -107,6 +107,7 @@ class Batcher:
         return finished
 
     async def _schedule(self) -> None:
+        """Start batches while threads are free, until the batcher closes and nothing waits."""
         free_threads = anyio.Semaphore(self._passes)
         async with anyio.create_task_group() as running:
             while True:
@@ -118,6 +119,7 @@ class Batcher:
                 running.start_soon(self._process, await self._next_batch(), free_threads)
 
     async def _next_batch(self) -> list[_Job[Any, Any]]:
+        """Wait until the next batch is full or due; take it from the waiting jobs."""
         first = self._turns.first(self._waiting)
         end_s = first.arrived_s + self.wait_s
         while not self._closing:
@@ -141,6 +143,7 @@ class Batcher:
         await self._changed.wait()
 
     async def _process(self, batch: list[_Job[Any, Any]], free_threads: anyio.Semaphore) -> None:
+        """Run a batch in a thread, then free the thread."""
         try:
             if batch:
                 self.observe(len(batch))
@@ -149,6 +152,7 @@ class Batcher:
             free_threads.release()
 
     async def _run(self, batch: list[_Job[Any, Any]]) -> None:
+        """Set the results of a batch; if it fails, run its jobs one by one."""
         batch = [job for job in batch if not job.result.done()]
         if not batch:
             return

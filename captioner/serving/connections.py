@@ -22,7 +22,7 @@ from captioner.serving.admission import client_key, client_share
 MAX_CONNECTIONS = 512
 HEAD_TIMEOUT_S = 10.0  # from a connection's (or a request's) first byte to the end of its head
 WRITE_TIMEOUT_S = 30.0  # for a client that reads nothing of its answer
-BACKLOG = 128  # connections that the kernel holds; so many are accepted before any is served
+BACKLOG = 128  # connections that the kernel queues; all of them are accepted before any is served
 RESERVED_DESCRIPTORS = 2 * BACKLOG  # for files, pipes, and connections about to be closed
 
 LOG_LINES = 10
@@ -51,9 +51,9 @@ class Connections:
     there is none, it is closed itself. So clients that stall keep nobody out.
 
     Args:
-        limit: of all connections; one client has at most `client_share` of them.
-        head_timeout_s: for the head of a request.
-        write_timeout_s: without a byte that the client has read of its answer.
+        limit: Number of all connections; one client has at most `client_share` of them.
+        head_timeout_s: Seconds for the head of a request.
+        write_timeout_s: Seconds in which a client reads no byte of its answer.
     """
 
     def __init__(
@@ -184,6 +184,7 @@ class LimitedProtocol(H11Protocol):
             self._head_timer = None
 
     def _start_write_timer(self) -> None:
+        """Close the connection if the client reads nothing until the timeout."""
         unsent = self.transport.get_write_buffer_size()
 
         def check() -> None:
@@ -199,7 +200,7 @@ class LimitedProtocol(H11Protocol):
 
 
 class LimitedLog(logging.Filter):
-    """Let through so many records of a kind a minute; the next one says how many were left out.
+    """Lets `lines` records of a kind pass per interval; the next tells how many were left out.
 
     A kind is a logger with a message before its arguments are put in.
     """

@@ -20,10 +20,10 @@ Item = TypeVar("Item", bound=_HasClient)
 
 
 class Turns:
-    """Whose turn it is: that of the client who was served longest ago, or never.
+    """Turns of clients: next is the one that was served longest ago, or never.
 
-    However much one client sends, each of n clients gets every n-th turn, and a client who is alone
-    gets all of them. Work that is cancelled while it waits has cost no turn.
+    However much one client sends, each of n clients gets every n-th turn, and a client that is
+    alone gets all of them. Work that is cancelled while it waits has cost no turn.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class FairSemaphore:
     Turns alone would let one client's long tasks take all places: another would wait for their end.
 
     Args:
-        places: how many may hold it at once; one client has all but one of them.
+        places: How many may hold it at once; one client has all but one of them.
     """
 
     def __init__(self, places: int) -> None:
@@ -85,6 +85,7 @@ class FairSemaphore:
                 self._begin()
 
     def _begin(self) -> None:
+        """Give free places to the clients whose turn it is."""
         # One whose future was cancelled removes itself.
         while self._free and (
             ready := [

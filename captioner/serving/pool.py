@@ -47,10 +47,10 @@ class WorkerPool:
     """A few processes that run one task of `captioner.serving.worker`.
 
     Args:
-        task: a key of `worker.TASKS`.
-        time_limit_s: for one call, without the time that it waits for a free process.
-        memory_bytes: limit of each process.
-        workers: number of processes.
+        task: A key of `worker.TASKS`.
+        time_limit_s: Seconds for one call, without the time that it waits for a free process.
+        memory_bytes: Memory limit of each process.
+        workers: Number of processes.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class WorkerPool:
             The task's header and parts.
 
         Raises:
-            Problem: the task refused the request.
-            WorkerTimeoutError, WorkerCrashError: the process was lost.
-            RuntimeError: the task failed with an exception that nobody foresaw.
+            Problem: The task refused the request.
+            WorkerTimeoutError, WorkerCrashError: The process was lost.
+            RuntimeError: The task failed with an exception that nobody foresaw.
         """
         call = _Call(arguments)
         loop = asyncio.get_running_loop()
@@ -109,6 +109,7 @@ class WorkerPool:
             self._discard(process)
 
     def _run(self, call: _Call) -> worker.Answer:
+        """Run a call in a free process, in a second one if the first has died."""
         process = self._free.get()
         try:
             for last_try in (False, True):
@@ -234,9 +235,9 @@ class DecodedImage:
     """An uploaded image.
 
     Attributes:
-        pixels: the network's input, float32 [3, height, width].
-        geometry: how the input lies on the image in its original size.
-        preview: the image reduced to the size that was requested, or None.
+        pixels: The network's input, float32 [3, height, width].
+        geometry: How the input lies on the image in its original size.
+        preview: The image reduced to the size that was requested, or None.
     """
 
     pixels: np.ndarray
@@ -245,13 +246,13 @@ class DecodedImage:
 
 
 class ImageDecoder:
-    """Decode uploaded files in processes of their own.
+    """Decodes uploaded files in processes of their own.
 
     Args:
-        max_pixels: limit of width x height.
-        time_limit_s: for one image.
-        memory_bytes: limit of each process.
-        workers: number of processes.
+        max_pixels: Limit of width x height.
+        time_limit_s: Seconds for one image.
+        memory_bytes: Memory limit of each process.
+        workers: Number of processes.
     """
 
     def __init__(
@@ -273,9 +274,9 @@ class ImageDecoder:
         """Decode the bytes of a file.
 
         Args:
-            data: what was uploaded.
-            transform: the model's preprocessing.
-            preview_px: longest side of the preview, or 0 for none.
+            data: What was uploaded.
+            transform: The model's preprocessing.
+            preview_px: Longest side of the preview, or 0 for none.
 
         Raises:
             Problem: 415, no photo of a known format; 422, too large, damaged or too slow.
@@ -302,12 +303,12 @@ class ImageDecoder:
 
 
 class Painter:
-    """Draw captions with their attention maps in processes of their own.
+    """Draws captions with their attention maps in processes of their own.
 
     Args:
-        time_limit_s: for one picture.
-        memory_bytes: limit of each process.
-        workers: number of processes.
+        time_limit_s: Seconds for one picture.
+        memory_bytes: Memory limit of each process.
+        workers: Number of processes.
     """
 
     def __init__(

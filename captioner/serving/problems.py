@@ -23,8 +23,8 @@ class Problem(Exception):
     """A request that is answered with a problem document.
 
     Args:
-        detail: one sentence for the client.
-        errors: the name and detail of each option that cannot be used.
+        detail: One sentence for the client.
+        errors: The name and detail of each option that cannot be used.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Read an image and its options from a request: raw bytes, or a multipart form.
 
-FastAPI's own form parameters are not used: it reads a form before the dependencies run, so that who
-has no token could send anything, writes uploads of more than 1 MB to the disk, and takes no raw
-body on the same route. The parser, the UploadFile and the models of the options are its own.
+FastAPI's own form parameters are not used: it reads a form before the dependencies run, so that a
+client without a token could send anything, writes uploads of more than 1 MB to the disk, and takes
+no raw body on the same route. The parser, the UploadFile and the models of the options are its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RAW_TYPES = (
 ).split()
 IMAGE_FIELD = "image"
 MAX_OPTIONS = 20  # in the query, and as many again in a form
-CLOSE = {"Connection": "close"}  # what is still on its way is not read
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
 Options = TypeVar("Options", bound=BaseModel)
 
 
@@ -36,8 +36,8 @@ async def read_image_and_options(
 
     Raises:
         Problem: 400, 413, 415, 422 or 503.
-        FullError: there is no memory for the body.
-        ClientDisconnect: the client left before the body was complete.
+        FullError: There is no memory for the body.
+        ClientDisconnect: The client left before the body was complete.
     """
     if request.url.query.count("&") >= MAX_OPTIONS:
         raise Problem(422, f"the query has more than {MAX_OPTIONS} options", headers=CLOSE)
@@ -89,6 +89,7 @@ def _error(location: tuple[int | str, ...], message: str, kind: type[BaseModel])
 
 
 async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
+    """Return the body of a request; refuse one that is too large or has stalled."""
     too_large = Problem(
         413,
         f"the body is over the limit of {max_bytes / 10**6:g} MB; send a smaller photo",
@@ -111,6 +112,8 @@ async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
 
 
 async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return the image and the other fields of a multipart form."""
+
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
         yield b""

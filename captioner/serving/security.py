@@ -100,7 +100,7 @@ class CheckOrigin:
     header come from programs, and are let through, as is following a link to this server.
 
     Args:
-        allowed_origins: origins whose pages may send requests, as `https://example.org`.
+        allowed_origins: Origins whose pages may send requests, as `https://example.org`.
     """
 
     def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
@@ -115,6 +115,7 @@ class CheckOrigin:
         await self.app(scope, receive, send)
 
     def _allowed(self, method: str, headers: Headers) -> bool:
+        """Return whether a request comes from an accepted origin, or from no page."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is not None and origin in self.allowed_origins:
             return True

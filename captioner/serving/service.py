@@ -29,17 +29,17 @@ PREVIEW_PX = 1280  # longest side of the image in pictures
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may cost.
+    """Limits on what requests may cost.
 
     Attributes:
-        max_bytes: of a request's body.
-        max_pixels: of an image.
-        max_requests: complete requests that wait or are processed at once.
-        max_held_bytes: of all bodies in memory (at least two bodies of `max_bytes`).
-        deadline_s: for a body to arrive, and again for the answer.
-        decode_s: for decoding an image.
-        draw_s: for drawing a picture.
-        max_batch, wait_s, passes: see Batcher.
+        max_bytes: Size of a request's body.
+        max_pixels: Width x height of an image.
+        max_requests: Complete requests that wait or are processed at once.
+        max_held_bytes: Size of all bodies in memory (at least two bodies of `max_bytes`).
+        deadline_s: Seconds for a body to arrive, and again for the answer.
+        decode_s: Seconds to decode an image.
+        draw_s: Seconds to draw a picture.
+        max_batch, wait_s, passes: See Batcher.
     """
 
     max_bytes: int = 20 * 10**6
@@ -56,8 +56,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class _CaptionRequest:
-    """An image of a batch, the captions that are wanted of it, and what makes the answer of them in
-    the model's thread.
+    """An image of a batch, and the number of captions to write for it.
+
+    `convert` makes the answer from the captions, in the model's thread.
     """
 
     image: DecodedImage
@@ -95,7 +96,7 @@ class Service:
         """Finish what waits for a model, and end the processes.
 
         Args:
-            timeout_s: after this time, `abandoned` becomes true and a thread may still be running.
+            timeout_s: After this time, `abandoned` becomes true and a thread may still be running.
         """
         self.ready = False
         self.abandoned = not await self._batcher.close(timeout_s)
@@ -108,7 +109,7 @@ class Service:
         """Return the content of a `CaptionsAnswer`.
 
         Raises:
-            Problem: the image or an option cannot be used.
+            Problem: The image or an option cannot be used.
         """
         name, captioner = self._model(options)
         beam_size = options.beam_size or captioner.config.decoding.beam_size
@@ -127,7 +128,7 @@ class Service:
         """Return the content of a `ScoreAnswer`.
 
         Raises:
-            Problem: the image or an option cannot be used.
+            Problem: The image or an option cannot be used.
         """
         name, captioner = self._model(options)
         words = _check_words(captioner, options.caption)
@@ -146,7 +147,7 @@ class Service:
         """Return a picture of a caption and its attention maps, and the file's media type.
 
         Raises:
-            Problem: the image or an option cannot be used.
+            Problem: The image or an option cannot be used.
         """
         name, captioner = self._model(options)
         if options.caption is not None:
@@ -164,6 +165,7 @@ class Service:
             return await self._painter.draw(options.format, image.preview, caption, name)
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
+        """Return the name and the captioner of the model that the options choose."""
         name = next(iter(self.models)) if options.model is None else options.model
         if name not in self.models:
             names = " or ".join(self.models)
@@ -188,6 +190,7 @@ class Service:
         request: _CaptionRequest,
         client: str,
     ) -> Any:
+        """Caption an image in a batch with others of the same model and settings."""
         key = ("caption", name, beam_size, options.at_test)
         work = partial(
             _caption_images, self.models[name], beam_size=beam_size, at_test=options.at_test
@@ -197,6 +200,8 @@ class Service:
     async def _score(
         self, name: str, text: str, options: ImageOptions, image: DecodedImage, client: str
     ) -> Caption:
+        """Score a caption of an image in the model's thread."""
+
         def score_image(images: Sequence[DecodedImage]) -> list[Caption]:
             given = (images[0].pixels, images[0].geometry)
             return [self.models[name].score(given, text, at_test=options.at_test)]
@@ -208,6 +213,7 @@ class Service:
 def _caption_images(
     captioner: Captioner, requests: Sequence[_CaptionRequest], **search: Any
 ) -> list[Any]:
+    """Caption the images of several requests; return the answer to each."""
     images = [(request.image.pixels, request.image.geometry) for request in requests]
     n_best = captioner.n_best(images, max(request.count for request in requests), **search)
     return [

@@ -54,7 +54,7 @@ def main(connection: Connection, task: str, memory_bytes: int) -> None:
     this process sends: after an exploit in an image decoder it could be anything.
 
     Args:
-        memory_bytes: address space that the process may use in addition to what it has now.
+        memory_bytes: Address space that the process may use in addition to what it has now.
     """
     # Ctrl-C reaches the whole process group; the server finishes its requests first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -70,6 +70,7 @@ def main(connection: Connection, task: str, memory_bytes: int) -> None:
 
 
 def _run_task(connection: Connection, run: Callable[..., Answer], too_large: str) -> None:
+    """Receive the arguments of a task, run it, and send its answer."""
     arguments = connection.recv()
     priority = 0 if sys.platform == "win32" else os.nice(0)
     header: dict[str, Any]
@@ -94,8 +95,8 @@ def decode(data: bytes, transform: ImageTransform, max_pixels: int, preview_px: 
     """Decode the bytes of a file to the network's input.
 
     Args:
-        max_pixels: limit of width x height.
-        preview_px: longest side of the reduced image to return as well; 0 for none.
+        max_pixels: Limit of width x height.
+        preview_px: Longest side of the reduced image to return as well; 0 for none.
 
     Returns:
         A header with `shape`, `geometry` and `preview` (width and height, or None), the input as
@@ -122,7 +123,7 @@ def open_upload(data: bytes, max_pixels: int) -> Image.Image:
     """Return the upright RGB image as `open_image` does, after its header was checked.
 
     Raises:
-        RefusedError: as in `decode`.
+        RefusedError: As in `decode`.
     """
     if not data:
         raise RefusedError(422, "there is no photo in the request")
@@ -165,8 +166,8 @@ def draw(form: str, size: tuple[int, int], rgb: bytes, caption: Caption, model: 
 
     Args:
         form: `png` (a sheet of all words), `gif` (word after word) or `html` (the viewer).
-        size: width and height of the image in pixels.
-        caption: a caption whose geometry is that of this image.
+        size: Width and height of the image in pixels.
+        caption: A caption whose geometry is that of this image.
     """
     from captioner.visualization import caption_gif, caption_page
     from captioner.visualization.notebook import caption_png
@@ -192,6 +193,7 @@ def _set_processor_timer(seconds: float) -> None:
 
 
 def _limit_memory(memory_bytes: int) -> None:
+    """Limit the address space of this process, on Linux."""
     if sys.platform != "linux":
         return
     import resource

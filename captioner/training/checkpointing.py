@@ -20,8 +20,7 @@ from torch import Tensor
 
 import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
-from captioner.config import one_line
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, error_summary
 from captioner.evaluation.bias import Counts
 from captioner.log import logger
 from captioner.training.model_card import model_card
@@ -38,8 +37,8 @@ COUNTERS = (
 FIGURES_COUNTS = {"figures": ("epoch",), "last_validation": ("step", "epoch")}
 MAX_COUNT = 2**40  # of epochs, batches, steps
 
-
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # whose versions it names
+# Packages whose versions a checkpoint records.
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
 
 
 def save_checkpoint(
@@ -49,9 +48,9 @@ def save_checkpoint(
 
     Args:
         trainer: State of the run.
-        folder: To be written.
+        folder: The folder to write.
         with_state: Also write what a resumed run needs.
-        bias: For the model card.
+        bias: Counts of `bias_counts` for the model card.
 
     Raises:
         CheckpointError: The disk cannot hold it.
@@ -69,6 +68,7 @@ def save_checkpoint(
 
 
 def _training_state(trainer: Trainer) -> dict[str, Any]:
+    """Return all that a resumed run needs in addition to the model folder."""
     state: dict[str, Any] = {
         **{name: getattr(trainer, name) for name in COUNTERS},
         "optimizer": trainer.optimizer.state_dict(),
@@ -83,7 +83,7 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def _raw_weights(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the weights of which an average is kept, and what goes with them."""
+    """Return the weights that are averaged, as they are, with the buffers of their modules."""
     return {
         name: value
         for name, value in trainer.model.state_dict().items()
@@ -94,7 +94,7 @@ def _raw_weights(trainer: Trainer) -> dict[str, Tensor]:
 def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
     """Refuse to resume with other data; of photos only the times of change may differ.
 
-    Bytes decide, as far as both have hashes of them: a photo may change and keep its time.
+    Where both have hashes of the bytes, these decide: a photo may change and keep its time.
 
     Raises:
         CheckpointError: Captions or photos are not those that the run began with.
@@ -125,7 +125,7 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
 
 
 def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
-    """Say in which versions and threads this process differs from the one that wrote it.
+    """Warn of versions and threads that differ from those that wrote the checkpoint.
 
     Raises:
         ValueError: The checkpoint holds something else than names of versions.
@@ -146,10 +146,10 @@ def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
 
 
 def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
-    """Go back to a checkpoint.
+    """Load a checkpoint into the trainer.
 
-    A manifest that agrees does not make the state whole: all of it is checked here, so that nothing
-    is left to fail in a later step.
+    A manifest that agrees does not prove the state valid: all of it is checked here, so that
+    nothing fails in a later step.
 
     Raises:
         CheckpointError: It does not belong to this recipe or data, it is damaged, or an earlier
@@ -186,13 +186,13 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
         RuntimeError,
     ) as error:
         raise CheckpointError(
-            f"{folder}: does not fit this recipe, or is damaged ({one_line(str(error))[:300]}); "
-            "resume with the run's own settings"
+            f"{folder}: does not fit this recipe, or is damaged "
+            f"({error_summary(error, max_length=300)}); resume with the run's own settings"
         ) from None
 
 
 def _check_tensors(what: str, saved: Any, own: Mapping[str, object]) -> None:
-    """Refuse tensors of other names, shapes or types than one's own, NaN, and odd counts.
+    """Refuse saved tensors of other names, shapes or types than `own`, NaN, and bad counts.
 
     Raises:
         ValueError: Names the first that is wrong.
@@ -256,7 +256,7 @@ def _restore_counters(trainer: Trainer, state: dict[str, Any]) -> None:
     """Set the attributes of the trainer that a checkpoint holds as they are.
 
     Raises:
-        TypeError, ValueError, KeyError: One is missing, or is nothing that a run can have come to.
+        TypeError, ValueError, KeyError: One is missing, or has a value that no run can reach.
     """
     for name in COUNTERS:
         value, own = state[name], type(getattr(trainer, name))
@@ -275,7 +275,7 @@ def _restore_counters(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 def _check_figures(what: str, figures: dict[Any, Any]) -> None:
-    """Refuse what are no figures of a validation; there may be none.
+    """Refuse a dictionary that does not hold the figures of a validation; it may be empty.
 
     Raises:
         TypeError, KeyError: They are not.

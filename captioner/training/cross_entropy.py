@@ -137,7 +137,7 @@ class CrossEntropyTask(TrainingTask):
         return LossOutput(total, {**metrics, "total": total.detach()})
 
     def _without_captions(self, batch: Batch) -> LossOutput:
-        """Do what every process does for a batch of which this one has no caption."""
+        """Return the loss of a process without a caption of the batch, in step with the others."""
         total, metrics = self.zero_loss(), {}
         if self.reinforce is not None:
             assert batch.words is not None
@@ -160,8 +160,8 @@ def attention_statistics(
     Args:
         lengths: int64 [N] on the CPU.
         words: Number of words to divide by; None takes those of these captions.
-        captions: Number of captions, likewise; a caption has a pair of neighbouring words less
-            than it has words.
+        captions: Number of captions, likewise; a caption of T words has T - 1 pairs of
+            neighbouring words.
 
     Returns:
         attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].

@@ -21,9 +21,10 @@ from captioner.training.task import TaskData
 
 @dataclass(frozen=True)
 class TeacherTargets:
-    """What teachers say of a batch's captions.
+    """Mean predictions of the teachers for a batch's captions.
 
     Args:
+        probs: [M, V], probabilities of the words, packed by step (`pack_by_step`).
         maps: [N, T, L], the mean of their attention, zero where a caption has ended; None where
             it is not asked for.
     """
@@ -32,7 +33,7 @@ class TeacherTargets:
     maps: Tensor | None = None
 
     def repeated(self, times: int) -> TeacherTargets:
-        """Return the targets of captions that are repeated so often, one after another."""
+        """Return the targets of captions that are each repeated `times` times in a row."""
         if times == 1:
             return self
         maps = None if self.maps is None else self.maps.repeat_interleave(times, 0)
@@ -42,14 +43,14 @@ class TeacherTargets:
 class Teachers:
     """Trained models that read a batch's captions on its images, as the student does.
 
-    Hinton et al., 2015. One with hard attention attends as at test time. They are no module of the
-    task's, so that checkpoints do not hold them.
+    Hinton et al., 2015. One with hard attention attends as at test time. They are no submodule of
+    the task, so that checkpoints do not hold them.
 
     Args:
         models: The teachers; they are put into evaluation mode and their batch norms are folded.
         attention: Return their attention too.
         temperature: The student's `attention.temperature`; below 1 its attention is sharper than
-            the teachers', and what it is to learn is sharpened alike.
+            the teachers', and the attention that it learns is sharpened in the same way.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Teachers:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> TeacherTargets:
-        """Read a batch and return the mean of what the teachers say."""
+        """Read a batch and return the mean of the teachers' predictions."""
         outputs: list[TeacherForcingOutput] = []
         for model in self.models:
             grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)

@@ -67,6 +67,7 @@ def caption_losses(
         attention_distillation: Weight of the cross-entropy between their attention and the
             model's, if `taught` has it.
         words: Number of words to divide by; None takes those of these captions.
+        captions: Number of captions, likewise.
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),

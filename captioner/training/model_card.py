@@ -28,8 +28,8 @@ def model_card(
 
     Args:
         config: The recipe.
-        figures: Of the best validation; empty before the first.
-        origin: By name: versions, threads, revision, and hashes of the data.
+        figures: Figures of the best validation; empty before the first.
+        origin: Facts by name: versions, threads, revision, and hashes of the data.
         bias: `bias_counts` of its captions.
     """
     lines = [

@@ -61,8 +61,10 @@ def warnings(figures: dict[str, float], num_captions: int, *, attends: bool = Tr
 def log_samples(
     log: RunLog, setup: Setup, validation: Validation, epoch: int, step: int, samples: int
 ) -> list[tuple[str, str]]:
-    """Log the attention of the first validation images; return those that cannot be read again,
-    each with the reason.
+    """Log the attention of the first validation images.
+
+    Returns:
+        The images that cannot be read again, each with the reason.
     """
     sheets = []
     unreadable = []

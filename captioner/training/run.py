@@ -19,8 +19,8 @@ from captioner.checkpoint import (
     model_folder,
     verify,
 )
-from captioner.config import Config, from_yaml, one_line, to_yaml
-from captioner.errors import CaptionerError, CheckpointError, ConfigError
+from captioner.config import Config, from_yaml, to_yaml
+from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked, save_bytes
 from captioner.generation.confidence import CALIBRATOR
@@ -94,15 +94,15 @@ def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack)
 
 
 def _launch() -> str:
-    """Return what tells this call of torchrun from others; nothing in a single process."""
+    """Return an identifier of this call of torchrun; an empty one in a single process."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f"process {os.getppid()}" if name == "none" else name  # its default, where it has one
+    return f"process {os.getppid()}" if name == "none" else name  # torchrun's default
 
 
 def _started_again(run: Path) -> bool:
-    """Whether torchrun lost a process of the run in this folder and has started all of them again.
+    """Return whether torchrun has lost a process of this folder's run and started all again.
 
-    Not where it has started again what another run's folder made fail.
+    It has not if it started processes again that failed because the folder holds another run.
     """
     launch, attempt = run / LAUNCH, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return bool(
@@ -111,7 +111,7 @@ def _started_again(run: Path) -> bool:
 
 
 def holds_a_run(run: Path) -> bool:
-    """Whether there is a checkpoint to resume from; it may turn out to be damaged."""
+    """Return whether there is a checkpoint to resume from, which may be damaged."""
     return any(os.path.exists(run / name) for name in CHECKPOINTS)
 
 
@@ -144,7 +144,7 @@ def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer
     Raises:
         CheckpointError: None is whole, or none belongs to this recipe and its data.
     """
-    refusals: list[str] = []  # no errors, whose tracebacks would keep the refused models in memory
+    refusals: list[str] = []  # errors would keep the refused models in memory
     for name in CHECKPOINTS:
         try:
             trainer = _trainer(config, run, device, run / name)
@@ -156,17 +156,17 @@ def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer
                 raise
             refusals.append(str(ended.error))
     else:
-        refusal = CheckpointError(_no_way_on(run, *refusals))
+        refusal = CheckpointError(_refusal_message(run, *refusals))
         raise refusal if rank() == 0 else FailedElsewhere(refusal)
     if refusals:
         in_all_processes(lambda: _fall_back(trainer, refusals[0]))
     return trainer
 
 
-def _no_way_on(run: Path, last: str, previous: str) -> str:
-    """Return the sentence for a run whose checkpoints were refused for these reasons."""
+def _refusal_message(run: Path, last: str, previous: str) -> str:
+    """Return the message for a run whose checkpoints were refused for these reasons."""
     if previous.replace(str(run / "previous"), str(run / "last")) == last:
-        return last  # not the checkpoint is wrong, but such as the data
+        return last  # the checkpoints are not at fault, but the data, for example
     return f"{run}: neither last nor previous can be resumed from ({last}; {previous})"
 
 
@@ -224,7 +224,7 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
         calibrator, report = fit(data)
         write_calibrator(best, calibrator)
     except (CaptionerError, OSError, RuntimeError) as error:
-        logger.warning(f"{best}: without a calibrator ({one_line(str(error))})")
+        logger.warning(f"{best}: without a calibrator ({error_summary(error)})")
         return
     everything = report["all"]
     logger.info(
@@ -238,7 +238,7 @@ def _locked(run: Path) -> Iterator[None]:
     """Keep other processes from training in the folder, which is made where it is missing.
 
     Raises:
-        ConfigError: it cannot be a run folder, or another process is training in it.
+        ConfigError: It cannot be a run folder, or another process is training in it.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -297,7 +297,7 @@ def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
     ignored = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
     ignored |= {"train.start_with", "train.checkpoint_every", "train.calibrate_from"}
     ignored |= {"data.workers", "data.check_photos"}
-    # where the data lies; that it is the same data, the checkpoint knows
+    # where the data is; the checkpoint tells whether it is the same data
     ignored |= {"data.root", "data.file", "data.coco_splits"}
     if bool(old.data.cache) == bool(new.data.cache):
         ignored.add("data.cache")

@@ -91,6 +91,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def _explained_errors(self) -> Iterator[None]:
+        """Turn an error of the disk into a CaptionerError that tells what to do."""
         try:
             yield
         except OSError as error:

@@ -84,9 +84,9 @@ class SelfCriticalTask(TrainingTask):
             mean_over_processes(torch.zeros(2, dtype=torch.float64))
             zero = self.zero_loss()
             return LossOutput(zero, {"total": zero.detach()})
-        # Sampling and reading must use the same network, or words that one goes on sampling fall
-        # without end in the other: one grid for both, with the encoder's dropout, and a decoder
-        # without.
+        # Sampling and scoring must use the same network; otherwise the probability of words that
+        # one keeps sampling would fall without end in the other. So both use one grid, with the
+        # encoder's dropout, and a decoder without dropout.
         grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
         was_training = self.model.decoder.training
         self.model.decoder.eval()
@@ -96,6 +96,7 @@ class SelfCriticalTask(TrainingTask):
             self.model.decoder.train(was_training)
 
     def _loss(self, batch: Batch, grid: Grid) -> LossOutput:
+        """Sample captions [B, samples, T] on the grid, and return their loss."""
         decoder = self.model.decoder
         draw = None
         if batch.image_seeds is not None:
@@ -110,7 +111,7 @@ class SelfCriticalTask(TrainingTask):
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
         advantage = rewards - baseline
-        if batch.weights is not None:  # of an image's source, so those of its captions are alike
+        if batch.weights is not None:  # weights of sources: an image's captions have one weight
             of_image = batch.weights.new_ones(len(rewards))
             advantage = advantage * of_image.scatter(0, batch.image_index, batch.weights)[:, None]
         sampled, advantage = self._as_batch(batch, tokens, lengths, advantage)

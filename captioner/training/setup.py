@@ -34,8 +34,8 @@ from captioner.training.caption_consensus import consensus_weights
 from captioner.training.task import TaskData, TrainingTask
 from captioner.training.validation import ValidationSource
 
-SAMPLED_BYTES = 2**29  # of photos, whose bytes are compared when a run is resumed
-KNOWN_WORDS = 0.9  # rare words make up a few hundredths of captions; fewer known than this is news
+SAMPLED_BYTES = 2**29  # of photos that are compared when a run is resumed
+KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Setup:
 
     Args:
         validation: Validation images of all sources, one source after another, with distinct ids.
-        data_digests: By name, hashes that tell this data from other data, wherever it lies.
+        data_digests: Hashes by name that tell this data from other data, wherever it lies.
         reported_unreadable: Unreadable images that were reported when the caches were made.
     """
 
@@ -74,7 +74,7 @@ def prepare(
         start_from: Verified model folder that the model begins with: its words and those of the
             training captions that it lacks, and its weights. They are loaded before the cache is
             filled with what the frozen weights compute.
-        resume: `start_from` is a checkpoint of this run, whose words are all there are.
+        resume: `start_from` is a checkpoint of this run, whose vocabulary is complete.
 
     Raises:
         CaptionerError: Something cannot be used; one sentence says what.
@@ -221,6 +221,7 @@ def _joined_validation(
 def _vocabulary(
     config: Config, images: SourceImages, start_from: Path | None, *, resume: bool
 ) -> Vocabulary:
+    """Return the words of the model to start from and those of the training captions."""
     data = config.data
     start = None if start_from is None else load_vocabulary(start_from)
     if start is not None and resume:
@@ -253,7 +254,7 @@ def _check_complete(report: PretrainedReport) -> None:
     """Refuse a checkpoint that lacks weights of its own run, although its manifest agrees.
 
     Raises:
-        CheckpointError: It does.
+        CheckpointError: It lacks some, or has others.
     """
     odd = [*report.absent, *report.other_shape, *report.unused]
     if odd:
@@ -297,7 +298,7 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
 def _check_vocabulary(
     captions: EncodedCaptions, vocabulary: Vocabulary, start_from: Path | None
 ) -> None:
-    """Report it when the vocabulary lacks much of the captions: such words cannot be learned.
+    """Warn if the vocabulary lacks many words of the captions, which cannot be learned then.
 
     Raises:
         DataError: The model to start from knows no word at all.
@@ -317,7 +318,7 @@ def _check_vocabulary(
 
 
 def _check_one_is_readable(photos: list[CaptionedImage], kind: str) -> None:
-    """Refuse data of which no image can be read; mostly the first one can.
+    """Refuse data without a readable image; usually the first image is readable.
 
     Raises:
         DataError: Not one can be read.
@@ -341,6 +342,7 @@ def _cache(
     *,
     views: int,
 ) -> FeatureCache:
+    """Return the cache of the frozen features of these photos, made where it is missing."""
     encoder = model.encoder.eval()
     if encoder.frozen_stages == 0:
         raise ConfigError(
@@ -366,7 +368,7 @@ def _cache(
             fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
             views=views,
             seed=config.train.seed,
-            # On a CPU the encoder needs the cores; a GPU needs all photos that they can read.
+            # On a CPU the encoder needs the cores; for a GPU they read as many photos as they can.
             workers=min(1, config.data.workers) if device.type == "cpu" else config.data.workers,
             progress=progress,
         )

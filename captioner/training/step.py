@@ -85,7 +85,7 @@ class StepLoop(ABC):
         )
         first_step = saved_step = self.step
         started, waiting = time.perf_counter(), 0.0
-        self.interrupts.deferred = True  # also while batches are fetched: a worker would not live
+        self.interrupts.deferred = True  # also while batches are fetched, or workers would die
         micro_batches = self._micro_batches(num_batches)
         with bar:
             while True:
@@ -156,6 +156,7 @@ class StepLoop(ABC):
         return [replace(b, words=words, captions=number) for b, words, number in pairs if number]
 
     def _step(self, batches: list[Batch], num_batches: int) -> StepOutput:
+        """Take one optimizer step by the gradient of these batches."""
         optim = self.config.optim
         factor = learning_rate_factor(
             self.step,

@@ -33,7 +33,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class TaskData:
-    """What a task may be built from."""
+    """Everything that a task may be built from."""
 
     config: Config
     model: CaptionModel
@@ -59,7 +59,7 @@ class TrainingTask(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def is_asked_for(cls, config: Config) -> bool:
-        """Whether a recipe trains by this task; the first of the registry that says so is taken."""
+        """Return whether a recipe asks for this task; the registry's first such task is used."""
 
     @classmethod
     @abstractmethod

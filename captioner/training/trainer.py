@@ -57,6 +57,7 @@ class Trainer(StepLoop):
             )
 
     def _fit_epoch(self, log: RunLog | None) -> None:
+        """Train, validate and save one epoch; after an interrupt, save what can be resumed."""
         try:
             self.train_epoch(log)
             if not from_first_process(lambda: (self.run / "last").exists()):
@@ -65,8 +66,8 @@ class Trainer(StepLoop):
             self.interrupts.release()
             self.interrupts.deferred = True  # until the checkpoint that knows of this validation
         except (KeyboardInterrupt, CaptionerError) as error:
-            # While deferred, a step is half done: keep the last one. And an error of one process
-            # is not known to the others, without which it cannot save.
+            # While interrupts are deferred, a step is half done: keep the last checkpoint. Nor can
+            # a process save alone after an error that the others do not know of.
             alone = self.processes > 1 and isinstance(error, CaptionerError)
             if not self.interrupts.deferred and not alone:
                 self.save()
@@ -77,7 +78,7 @@ class Trainer(StepLoop):
         self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
         if better:
             references = {image.image_id: image.captions for image in self.setup.validation}
-            bias = bias_counts(validation.captions, references)  # of no caption but in process 0
+            bias = bias_counts(validation.captions, references)  # empty except in process 0
             self._write("best", with_state=False, bias=bias)
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
@@ -100,8 +101,9 @@ class Trainer(StepLoop):
         return self.averaged.model if self.averaged else self.model
 
     def _validate(self) -> Validation:
+        """Validate the evaluated model, by random numbers that depend on the epoch."""
         setup, config = self.setup, self.config
-        # what attention.at_test: sample draws
+        # for the cells that attention.at_test: sample draws
         torch.manual_seed(seed_of(config.train.seed, self.epoch, 0, self.rank))
         return validate(
             self.evaluated_model,
@@ -120,6 +122,7 @@ class Trainer(StepLoop):
         )
 
     def _update_best(self, validation: Validation, better: bool) -> None:
+        """Update what depends on whether this validation is the best so far."""
         if better:
             self.best = validation.figures[self.config.train.metric]
             self.figures = {"epoch": self.epoch + 1, **validation.figures}
@@ -141,7 +144,7 @@ class Trainer(StepLoop):
         from_first_process(lambda: save_checkpoint(self, self.run / name, **options))
 
     def restore(self, folder: Path) -> None:
-        """Go back to a checkpoint.
+        """Load a checkpoint.
 
         Raises:
             CheckpointError: It does not belong to this recipe, or an earlier version wrote it.

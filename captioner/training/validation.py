@@ -74,9 +74,8 @@ def validate(
 
     Args:
         model: Put into evaluation mode.
-        images: Of all sources, one source after another; their ids are distinct.
-        beam_size: As for `search`; so are the next three.
-        no_repeat_ngram: Length of word groups that never occur twice; 0 allows all.
+        images: Images of all sources, one source after another, with distinct ids.
+        beam_size, max_words, length_penalty, no_repeat_ngram: As for `search`.
         no_repeat_around: Phrases around which no word is repeated.
         cache: Features of the images, instead of the images.
         sources: How the images divide into sources; none takes them as one.
@@ -131,6 +130,7 @@ def _figures(
     sources: Sequence[ValidationSource],
     decisive_source: str | None,
 ) -> dict[str, float]:
+    """Return the scores and statistics of the generated captions."""
     if not hypotheses:
         raise ImageError("none of the validation photos can be read")
     figures = _scores(captions, images, sources, decisive_source)

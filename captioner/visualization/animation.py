@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageColor, ImageDraw
 
 from captioner.visualization.labels import LABEL_COLOURS
-from captioner.visualization.overlay import resize_captioned
+from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.sheet import comparison_sheet
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.typography import INK, MUTED, font, is_right_to_left, one_line
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST_SIDE_PX = 640  # of the image in an animation
 WIDEST_GROWTH_PX = 1400
-_GROWTH_ACROSS = 6  # panels in a line, as large as that leaves them
+_GROWTH_ACROSS = 6  # panels in a line
 WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
 _PALE = "#a9b1bc"
 
@@ -70,7 +70,7 @@ def caption_frames(
     """Yield the image under its caption, then each word's overlay with that word set off."""
     pictures = list(word_images(image, caption, style, max_side_px=LONGEST_SIDE_PX))
     scale = min(1.0, LONGEST_SIDE_PX / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    size = scaled_size(image.size, scale)
     if pictures:  # which enlarge small images
         factor = max(1.0, pictures[0].width / size[0]) if max(size) < 320 else 1.0
         size = round(size[0] * factor), round(size[1] * factor)
@@ -138,11 +138,12 @@ def growth_gif(
 
 
 def _indexed(frame: Image.Image, style: OverlayStyle) -> Image.Image:
+    """Return a frame with 256 colours: those of legend and text, and the best others for it."""
     kept = style.ramp(64).tobytes()
     for colour in ("white", INK, MUTED, *LABEL_COLOURS):
         kept += bytes(ImageColor.getrgb(colour))
-    suiting = 256 - len(kept) // 3
-    chosen = frame.quantize(suiting, method=Image.Quantize.MEDIANCUT).getpalette() or []
+    free = 256 - len(kept) // 3
+    chosen = frame.quantize(free, method=Image.Quantize.MEDIANCUT).getpalette() or []
     palette = Image.new("P", (1, 1))
-    palette.putpalette(bytes(chosen[: 3 * suiting]) + kept)
+    palette.putpalette(bytes(chosen[: 3 * free]) + kept)
     return frame.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)

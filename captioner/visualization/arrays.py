@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from captioner.types import Caption, Geometry
+from captioner.visualization.overlay import scaled_size
 
 
 def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
@@ -54,7 +55,7 @@ def shrunk(
     scale = min(1.0, longest_side_px / max(image.size))
     if scale == 1.0:
         return image, caption
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    size = scaled_size(image.size, scale)
     small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
     return small, replace(caption, geometry=caption.geometry.scaled(*size))
 

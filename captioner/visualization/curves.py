@@ -119,6 +119,7 @@ def _draw_panel(
     lines: Mapping[str, tuple[np.ndarray, np.ndarray, bool]],
     validations: Sequence[float],
 ) -> None:
+    """Draw one panel: validations with dots, training figures with their running mean."""
     axes.set_title(name, loc="left", fontsize=10, color=INK)
     for step in validations:
         axes.axvline(step, color="#e6e9ee", lw=0.8, zorder=0)

@@ -67,6 +67,7 @@ def output_names(images: Sequence[str | Path]) -> list[str]:
 
 
 def _name(path: Path, level: int) -> str:
+    """Return the stem of a path (level 0), or its last `level` parts joined by hyphens."""
     if level == 0:
         return path.stem
     parts = (part.strip("/\\:") for part in path.parts[-level:])
@@ -125,6 +126,7 @@ def is_picture_of(file: str, images: Container[str]) -> bool:
 
 
 def _in_a_file_name(word: str) -> str:
+    """Return the part of a word that goes into a file name."""
     kept = "".join(c if c.isalnum() else "-" for c in unicodedata.normalize("NFC", word))
     kept = "-".join(part for part in kept.split("-") if part)
     return kept[:_LONGEST_WORD].rstrip("-") or "word"

@@ -120,5 +120,6 @@ def _weights(
 
 
 def _normal_cdf(values: np.ndarray) -> np.ndarray:
+    """Return the cumulative distribution of the standard normal at each value."""
     erf = np.array([math.erf(value) for value in (values / math.sqrt(2)).ravel()])
     return 0.5 + 0.5 * erf.reshape(values.shape)

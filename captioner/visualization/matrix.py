@@ -53,6 +53,7 @@ def alignments(caption: Caption) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
+    """Draw the matrix on a new page of pixels or vectors, and return the page."""
     cells, by_row, by_column = alignments(caption)
     count, length = cells.shape
     rows, columns = caption.maps.shape[1:]

@@ -116,6 +116,7 @@ def caption_html(caption: Caption) -> str:
 
 
 def _image(caption: Caption) -> Image.Image:
+    """Return the image of a caption, upright in RGB; an ImageError if it cannot be read."""
     if caption.image is None:
         raise CaptionerError(
             "the caption has no image to draw on: caption a photo or an image, or set it by "
@@ -129,7 +130,3 @@ def _image(caption: Caption) -> Image.Image:
         if isinstance(caption.image, bytes):
             raise
         raise ImageError(f"{caption.image}: {error}") from None
-
-
-def _listed() -> str:
-    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"

@@ -157,7 +157,7 @@ def frequent_steps(paths: np.ndarray, index: int) -> list[tuple[int, int, int]]:
 
     Args:
         paths: int [M, T], cells of M paths.
-        index: Of the word; its first step leads from a cell to itself.
+        index: Position of the word; the steps to the first word lead from a cell to itself.
 
     Returns:
         (cell of the word before, cell of this word, number of paths), most frequent first; equal
@@ -226,6 +226,7 @@ def cell_is_visible(caption: Caption, index: int) -> bool:
 
 
 def _box_px(caption: Caption, cell: int) -> tuple[float, float, float, float]:
+    """Return the box (x0, y0, x1, y1) of a cell, by its index, in pixels of the image."""
     rows, columns = caption.maps.shape[-2:]
     row, column = np.unravel_index(cell, (rows, columns))
     return caption.geometry.cell_box_px(int(row), int(column), rows, columns)
@@ -239,6 +240,12 @@ def _scaled(
     y_scale = image.height / caption.geometry.photo_height_px
     x0, y0, x1, y1 = box_px
     return round(x0 * x_scale), round(y0 * y_scale), round(x1 * x_scale), round(y1 * y_scale)
+
+
+def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:
+    """Return (width, height) times a scale, in whole pixels, at least one each."""
+    width, height = size
+    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def resize_captioned(image: Image.Image, geometry: Geometry, size: tuple[int, int]) -> Image.Image:

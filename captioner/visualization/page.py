@@ -20,7 +20,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from captioner.visualization.arrays import jpeg
-from captioner.visualization.overlay import resize_captioned
+from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.style import OverlayStyle, viewer_tables
 from captioner.visualization.typography import one_line
 
@@ -100,7 +100,7 @@ def caption_page(
     if not captions:
         raise ValueError("a page needs a caption")
     scale = min(1.0, LONGEST_SIDE_PX / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    size = scaled_size(image.size, scale)
     shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
     content = viewer_content(captions, style or OverlayStyle(), layer=layer, head=head)
@@ -175,7 +175,7 @@ class Entry:
 
     @classmethod
     def of(cls, image: Image.Image, *, name: str, page: str, caption: str) -> Entry:
-        """Return the entry of an image; page: the file name of its page."""
+        """Return the entry of an image; `page` is the file name of its page."""
         small = image.convert("RGB")
         small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX), Image.Resampling.LANCZOS)
         return cls(name, quote(os.fsencode(page)), caption, _data_url(small))

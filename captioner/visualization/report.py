@@ -101,6 +101,7 @@ def report_page(
 
 
 def _scores(results: Mapping[str, Any]) -> str:
+    """Return the table of metrics with their intervals."""
     rows = []
     for name, value in results["metrics"].items():
         low, high = results["intervals"].get(name, (None, None))
@@ -113,6 +114,7 @@ def _scores(results: Mapping[str, Any]) -> str:
 
 
 def _grounding(results: Mapping[str, Any]) -> str:
+    """Return the table of attention correctness and the pointing game."""
     rows: list[list[object]] = []
     for source, found in results["grounding"].items():
         if not found["num_words"]:
@@ -126,6 +128,7 @@ def _grounding(results: Mapping[str, Any]) -> str:
 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the scores of groups of images."""
     names = [name for name in groups[0] if name not in ("from", "to")]
     rows = []
     for group in groups:
@@ -143,6 +146,8 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return an HTML table; columns of numbers are aligned to the right."""
+
     def cell(value: object, tag: str = "td") -> str:
         if isinstance(value, bool | str):
             return f"<{tag}>{html.escape(str(value))}</{tag}>"
@@ -162,6 +167,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _example(example: ReportedImage) -> str:
+    """Return an image of the report with its viewer, scores and references."""
     scores = ", ".join(f"{name} {value:.2f}" for name, value in example.scores.items())
     references = "\n".join(f"<li>{html.escape(text)}</li>" for text in example.references)
     small = example.image.copy()
@@ -175,6 +181,7 @@ def _example(example: ReportedImage) -> str:
 
 
 def _histogram(name: str, values: Sequence[float], *, integers: bool = False) -> str:
+    """Return the histogram of a figure over images."""
     from matplotlib.ticker import MaxNLocator
 
     axes = _axes(name)
@@ -188,6 +195,7 @@ def _histogram(name: str, values: Sequence[float], *, integers: bool = False) ->
 
 
 def _faithfulness(found: Mapping[str, Any]) -> str:
+    """Return the curves of the deletion test."""
     axes = _axes("share of the cells taken away")
     for order, label in (
         ("attention", "most attended first"),
@@ -201,6 +209,7 @@ def _faithfulness(found: Mapping[str, Any]) -> str:
 
 
 def _axes(label: str) -> Axes:
+    """Return empty axes with a label below."""
     # No pyplot: it keeps figures alive and may open a display.
     from matplotlib.figure import Figure
 

@@ -16,7 +16,7 @@ from captioner.visualization.labels import (
     draw_word_label,
     footer_height,
 )
-from captioner.visualization.overlay import resize_captioned, word_overlay
+from captioner.visualization.overlay import resize_captioned, scaled_size, word_overlay
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.typography import (
     INK,
@@ -142,10 +142,11 @@ def panel_size(
     """
     width, height = image_size
     scale = min(math.sqrt(area / (width * height)), longest_side / max(image_size))
-    return max(1, round(width * scale)), max(1, round(height * scale))
+    return scaled_size(image_size, scale)
 
 
 def _draw_sheet(image: Image.Image, caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
+    """Draw the sheet on a new page of pixels or vectors, and return the page."""
     layout = _SHEET
     margin, gap, text = layout.margin, layout.gap, layout.text
     size = panel_size(image.size)
@@ -186,6 +187,7 @@ def _draw_comparison(
     *,
     vector: bool,
 ) -> Any:
+    """Draw the comparison on a new page of pixels or vectors, and return the page."""
     if not captions:
         raise ValueError("there is nothing to compare")
     layout = _COMPARISON

@@ -34,7 +34,7 @@ UNSURE_PROBABILITY = 0.15  # words below it are marked
 SCALE_LOW, SCALE_HIGH = 0.5, 16.0  # multiples of uniform attention
 OCTAVES = math.log2(SCALE_HIGH / SCALE_LOW)
 SCALE_TICKS = ((0.5, "½"), (1.0, "1"), (2.0, "2"), (4.0, "4"), (8.0, "8"), (16.0, "16+"))
-PEAK_MARKED_FROM = 3.0  # the most attended cell is marked, from so many times uniform
+PEAK_MARKED_FROM = 3.0  # times uniform, from which the most attended cell is marked
 MOST_LINES = 4  # steps of sampled paths that are drawn for a word
 CONTOUR_LEVELS = (2.0, 4.0, 8.0, 16.0)  # none at 1: flat attention would be covered by it
 
@@ -44,7 +44,7 @@ _LEGEND_GREY = 150  # of the image that a legend of `light` and `mask` stands fo
 
 @dataclass(frozen=True)
 class OverlayStyle:
-    """How the attention of a word is drawn over an image.
+    """Settings for drawing the attention of a word over an image.
 
     Args:
         kind: `light` keeps the image's colours, dims it where attention is low and lights it with
@@ -151,7 +151,7 @@ def lookup_table(kind: StyleName, colour_map: ColourMap, strength: float) -> np.
     """Return a style as a table, uint8 [3 channels, 256 levels, 256 values of a pixel].
 
     Args:
-        strength: Of the effect, 0 to 1.
+        strength: Strength of the effect, 0 to 1.
     """
     factor, offset = (table.T[:, :, None] for table in effect_tables(kind, colour_map))
     values = np.arange(256.0)

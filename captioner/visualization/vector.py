@@ -89,7 +89,7 @@ class VectorPage:
         """Write PDF or SVG, as the suffix of the path says; the same page, the same bytes.
 
         Raises:
-            CaptionerError: the file cannot be written.
+            CaptionerError: The file cannot be written.
         """
         import matplotlib
 
@@ -111,6 +111,7 @@ class VectorPage:
         save_bytes(file.getvalue(), path)
 
     def _above(self) -> int:
+        """Return the order of the next thing drawn, above all before it."""
         self._drawn += 1
         return self._drawn
 
@@ -131,6 +132,6 @@ def new_page(width: int, height: int, *, vector: bool, title: str = "") -> Any:
 
 
 def finer(drawn: tuple[int, int], image: tuple[int, int], *, vector: bool) -> tuple[int, int]:
-    """Return pixels of a picture that is drawn at size `drawn`: on a vector page up to twice."""
+    """Return the resolution of a picture drawn at a size; on a vector page up to twice of it."""
     factor = min(max(image[0] / drawn[0], 1.0), 2.0) if vector else 1.0
     return round(drawn[0] * factor), round(drawn[1] * factor)

@@ -14,7 +14,7 @@ from captioner.visualization.labels import (
     draw_legend,
     draw_word_label,
 )
-from captioner.visualization.overlay import resize_captioned, word_overlay
+from captioner.visualization.overlay import resize_captioned, scaled_size, word_overlay
 from captioner.visualization.style import OverlayStyle
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def word_images(
     style = style or OverlayStyle()
     longer = max(image.size)
     scale = min(max(longer, _MIN_SIDE_PX), max_side_px) / longer
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    size = scaled_size(image.size, scale)
     picture = resize_captioned(image, caption.geometry, size)
 
     canvas_width = max(size[0], _MIN_SIDE_PX)

@@ -68,7 +68,7 @@ def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
                 "another image too; number them apart"
             )
         images[image_id] = CaptionedImage(folder / name, (), image_id)
-    # What gives image names alone, for a split whose captions are kept back, has no annotations.
+    # A file of image names alone, for a split without public captions, has no annotations.
     for number, annotation in enumerate(
         _entries(path, data, "annotations") if "annotations" in data else (), start=1
     ):
@@ -83,6 +83,7 @@ def _read_captions(path: Path, folder: Path) -> list[CaptionedImage]:
 
 
 def _entries(path: Path, data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the list `images` or `annotations` of a captions file, whose entries are objects."""
     entries = data.get(kind)
     if not isinstance(entries, list):
         raise DataError(f"{path} is not a COCO captions file: it has no list of {kind}")

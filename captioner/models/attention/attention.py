@@ -17,7 +17,7 @@ from captioner.types import AttentionOutput, Grid
 
 @dataclass(frozen=True)
 class Memory:
-    """What attention needs of a batch of grids, computed once per image.
+    """Everything that attention computes of a batch of grids, once per image.
 
     Args:
         grid: The cells that contexts are made of, features [B, L, D].
@@ -25,8 +25,9 @@ class Memory:
         values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
             cells themselves are the values, as in the paper.
         expected: bool [B], images whose context is the expectation in this batch (HardSelect).
-        seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
-        at_random: As of `Grid`.
+        seeds: int64 [B], seeds of the cells that HardSelect draws; None takes PyTorch's own
+            generator.
+        at_random: As in `Grid`.
     """
 
     grid: Grid
@@ -77,7 +78,7 @@ class Score(nn.Module, ABC):
         cells: int | None,
         **options: Any,
     ) -> Score:
-        """Build the score of these settings, for grids of so many cells; subclasses add options."""
+        """Build the score that the settings describe; `cells` is L. Subclasses add options."""
         require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
         options |= {"query_dim": query_dim, "feature_dim": feature_dim}
         options |= {"attention_dim": config.dim, "heads": config.heads}
@@ -138,7 +139,7 @@ class Select(nn.Module, ABC):
         """Draw the images [B] whose context is the expectation in this batch; None for all.
 
         Args:
-            seeds: int64 [B], of the draws; None takes PyTorch's own generator.
+            seeds: int64 [B], seeds of the draws; None takes PyTorch's own generator.
         """
         return None
 
@@ -156,7 +157,7 @@ class Select(nn.Module, ABC):
             scores: [B, K, L].
             values: [B, L, D].
             expected: bool [B], from `draw_expected`.
-            seeds: int64 [B, K], of the sampled cells; None takes PyTorch's own generator.
+            seeds: int64 [B, K], seeds of the sampled cells; None takes PyTorch's own generator.
         """
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

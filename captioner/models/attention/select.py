@@ -101,7 +101,7 @@ def hard_attention_mode(module: nn.Module, at_test: HardAttentionMode) -> Iterat
         ConfigError: The module has no hard attention, or there is no such mode.
     """
     if not any(isinstance(part, HardSelect) for part in module.modules()):
-        raise ConfigError(f"at_test: {at_test} is for hard attention, which this model has not")
+        raise ConfigError(f"at_test: {at_test} is for hard attention, which this model lacks")
     if at_test not in get_args(HardAttentionMode):
         raise ConfigError(
             f"at_test: '{at_test}' is not accepted; use {', '.join(get_args(HardAttentionMode))}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import Interpolation
-from captioner.errors import ConfigError, WeightsError
+from captioner.errors import ConfigError, WeightsError, error_summary
 from captioner.registry import BACKBONE_SOURCES
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -142,7 +142,7 @@ USABLE = "use a convolutional network, or a ViT, CLIP or Swin tower of timm"
 
 
 def is_file(weights: str) -> bool:
-    """Whether the setting `encoder.weights` names a file."""
+    """Return whether the setting `encoder.weights` names a file."""
     return weights not in ("default", "none") and Path(weights).is_file()
 
 
@@ -169,14 +169,8 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
         network.load_state_dict(state)
     except Exception as error:  # noqa: BLE001  any unreadable or foreign file
-        raise WeightsError(
-            f"{path} does not hold the weights of {name} ({first_line(error)})"
-        ) from None
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its class where it has none."""
-    return str(error).partition("\n")[0] or type(error).__name__
+        reason = error_summary(error, part="line")
+        raise WeightsError(f"{path} does not hold the weights of {name} ({reason})") from None
 
 
 def parameters_in_order(backbone: Backbone) -> Iterator[tuple[str, nn.Parameter]]:

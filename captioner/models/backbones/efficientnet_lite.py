@@ -220,7 +220,7 @@ def version_of(tensor: Tensor) -> tuple[object, ...]:
 
 
 def onednn_can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN has its own order for this weight here: on x86 alone."""
+    """Return whether oneDNN has its own order for this weight here: on x86 alone."""
     return (
         weight.device.type == "cpu"
         and torch.backends.mkldnn.is_available()
@@ -233,7 +233,7 @@ def onednn_can_pack(weight: Tensor) -> bool:
 
 
 def can_be_fused(module: nn.Module) -> bool:
-    """Whether `fused_encoder.py` would still change a convolution of this module."""
+    """Return whether `fused_encoder.py` would still change a convolution of this module."""
     return any(
         type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
         for conv in module.modules()

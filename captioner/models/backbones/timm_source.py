@@ -7,14 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError, WeightsError
+from captioner.errors import ConfigError, WeightsError, error_summary
 from captioner.models.backbones.backbone import (
     USABLE,
     Backbone,
     OneOutput,
     Preprocessing,
     channels_of,
-    first_line,
     is_file,
     load_weights_file,
     no_such_weights,
@@ -53,6 +52,7 @@ class TokenGrid(nn.Module):
 
 
 def _timm_preprocessing(network: Any) -> Preprocessing:
+    """Return the preprocessing that the weights of a network of timm expect."""
     settings = network.pretrained_cfg
     interpolation = settings["interpolation"]
     return Preprocessing(
@@ -137,10 +137,11 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
 
 
 def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsError:
+    """Return the error for weights that cannot be loaded, with what to do."""
     import timm
 
+    reason = error_summary(error, part="line")
     if is_file(weights):
-        reason = first_line(error)
         return WeightsError(f"{weights} does not hold the weights of {name} ({reason})")
     settings = timm.get_pretrained_cfg(name)
     where = settings.url if settings else None
@@ -151,7 +152,7 @@ def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsErr
             where += f"/tree/{weights.removeprefix('default@')}"
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return WeightsError(
-        f"the weights of {name} cannot be had ({first_line(error)}); fetch "
+        f"the weights of {name} cannot be had ({reason}); fetch "
         f"{where or 'them'} on another machine and name the file with encoder.weights, "
         f"or fill {home}"
     )

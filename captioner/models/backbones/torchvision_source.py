@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError, WeightsError
+from captioner.errors import ConfigError, WeightsError, error_summary
 from captioner.models.backbones.backbone import (
     USABLE,
     Backbone,
@@ -17,7 +17,6 @@ from captioner.models.backbones.backbone import (
     Preprocessing,
     channels_of,
     cut_behind,
-    first_line,
     is_file,
     load_weights_file,
     no_such_weights,
@@ -25,6 +24,7 @@ from captioner.models.backbones.backbone import (
 
 
 def torchvision_names() -> list[str]:
+    """Return the names of torchvision's classifiers."""
     from torchvision import models
 
     return models.list_models(module=models)
@@ -70,12 +70,14 @@ def _download(network: nn.Module, entry: Any, name: str) -> None:
         network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
     except Exception as error:  # noqa: BLE001  URLError, HTTPError, RuntimeError on a bad hash, ...
         raise WeightsError(
-            f"the weights of {name} cannot be had ({first_line(error)}); fetch {entry.url} on "
-            f"another machine and put it at {file}, or name a file with encoder.weights"
+            f"the weights of {name} cannot be had ({error_summary(error, part='line')}); fetch "
+            f"{entry.url} on another machine and put it at {file}, or name a file with "
+            "encoder.weights"
         ) from None
 
 
 def _resnet(name: str, weights: str) -> Backbone:
+    """Cut a ResNet into the stages stem and layer1 to layer4."""
     network, preprocessing = _torchvision_network(name, weights)
     stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
     stages: list[tuple[str, nn.Module]] = [("stem", stem)]
@@ -155,6 +157,7 @@ def any_torchvision(
 
 
 def _last_feature_map(extractor: nn.Module, name: str) -> str:
+    """Return the last node whose output is a feature map larger than one cell."""
     with torch.no_grad():
         outputs = extractor(torch.zeros(1, 3, 224, 224))
     maps = [

@@ -45,7 +45,7 @@ def pack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
 
     Args:
         values: Padded at the end.
-        lengths: [N] on the CPU: counted on a GPU, they would wait for all that is queued there.
+        lengths: [N] on the CPU: reading them from a GPU would wait until its queued work is done.
     """
     return pack_padded_sequence(values, lengths, batch_first=True).data
 
@@ -67,7 +67,7 @@ class Prepared(Protocol):
     def grid(self) -> Grid: ...
 
     def select(self: PreparedT, index: Tensor | slice, seeds: Tensor | None = None) -> PreparedT:
-        """Return the images of `index`, [B'] or a slice; `seeds` [B'] of what is drawn for them."""
+        """Return the images of `index`, [B'] or a slice; `seeds` [B'] seed what they draw."""
 
 
 class AttentionFactory(Protocol):
@@ -89,7 +89,7 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, grid: Grid) -> Prepared:
-        """Compute what is needed of B images once."""
+        """Compute once what all steps need of B images."""
 
     @abstractmethod
     def start(self, memory: Any, beams: int = 1) -> Any:

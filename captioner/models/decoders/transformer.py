@@ -224,7 +224,7 @@ class TransformerDecoder(Decoder):
             entropy=attended.entropy * running,
             log_prob=attended.log_prob * running,
             beta=None,
-            # a later layer's state knows what the first one sampled, as no baseline may
+            # Later layers' states depend on the first one's samples, which a baseline must not.
             queries=pack_by_step(queries[0], lengths).detach(),
             cells=attended.cells,
         )

@@ -1,0 +1,31 @@
+"""A library's error message within a message for the user."""
+
+from __future__ import annotations
+
+import doctest
+
+import captioner.errors
+from captioner.errors import error_summary
+
+
+def test_the_examples_of_the_docstrings_hold() -> None:
+    results = doctest.testmod(captioner.errors)
+    assert results.failed == 0
+    assert results.attempted > 0
+
+
+def test_a_message_is_put_on_one_line_and_cut() -> None:
+    message = "mapping values\n  are not allowed here\n\tin line 3"
+    assert error_summary(message) == "mapping values are not allowed here in line 3"
+    assert error_summary(ValueError(message), max_length=14) == "mapping values"
+
+
+def test_a_part_of_a_message_leaves_out_what_follows() -> None:
+    message = "\nloading failed. See the docs.\n  at frame 0"
+    assert error_summary(message, part="line") == "loading failed. See the docs."
+    assert error_summary(message, part="sentence") == "loading failed"
+
+
+def test_an_error_without_a_message_is_named_by_its_class() -> None:
+    assert error_summary(EOFError()) == "EOFError"
+    assert error_summary("") == ""
