@@ -719,3 +719,17 @@ def test_what_of_a_data_set_is_not_scored_is_reported(
     assert f"1 photos are missing and left out; the first is {root / 'gone.jpg'}" in told
     assert "'!?'" in told
     assert found.missing == [root / "gone.jpg"]
+
+
+def test_no_word_comes_again_around_the_phrases_of_its_settings(drawn_photos: Path) -> None:
+    model, config, vocabulary = tiny.model()
+    photos = sorted(drawn_photos.glob("*.jpg"))
+
+    def repeats(*phrases: str) -> int:
+        decoding = replace(config.decoding, no_repeat_around=phrases)
+        captioner = Captioner(model, replace(config, decoding=decoding), vocabulary, device="cpu")
+        captions = [caption.words for caption in captioner.caption_batch(photos, max_words=9)]
+        return sum(a == b for words in captions for a, b in zip(words, words[2:], strict=False))
+
+    assert repeats() == repeats("!", "nosuchword") > 0
+    assert repeats(*vocabulary.words) == 0
