@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,8 @@ FORMAT = 1  # version of the description
 # Bounds on what a stranger's graphs may ask for.
 _MAX_HEADS = 1000  # of hard attention, and layers
 _MAX_ELEMENTS, _MAX_ELEMENTS_IN_ALL = 2**29, 2**33  # of what the operators give for one image
+
+_importing = threading.Lock()
 
 # Per context and not per engine: the threads of a server share it.
 _mode: ContextVar[HardAttentionMode | None] = ContextVar("graph_attention_mode", default=None)
@@ -289,13 +292,18 @@ def _import_openvino() -> Any:
     thread, after which forking this process is not safe.
     """
     converter = "openvino.tools.ovc"
-    if "openvino" not in sys.modules:
-        sys.modules[converter] = None  # type: ignore[assignment]  # so that importing it fails
-        try:
-            import openvino  # noqa: F401
-        finally:
-            del sys.modules[converter]  # whoever wants to convert models may
-    return sys.modules["openvino"]
+    with _importing:
+        if "openvino" not in sys.modules:
+            sys.modules[converter] = None  # type: ignore[assignment]  # so that importing it fails
+            try:
+                import openvino
+            finally:
+                del sys.modules[converter]  # whoever wants to convert models may
+        openvino = sys.modules["openvino"]
+        # OpenVINO 2026.4 makes its table of NumPy types at the first use. Two threads that both
+        # come first wait for ever: one has the table's lock, the other Python's.
+        openvino.Type.f32.to_dtype()
+    return openvino
 
 
 class Graph:
