@@ -39,6 +39,7 @@ from captioner.generation import (
     sample,
     score_captions,
     search,
+    search_options,
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.log import logger
@@ -330,7 +331,7 @@ class Captioner:
         if not inputs:
             return []
         grid, geometries = self.encode(inputs)
-        options = {**self._search_options(decoding), "constraints": constraints}
+        options = {**search_options(decoding, self.vocabulary), "constraints": constraints}
         with self.attention_mode(at_test):
             if diversity is None:
                 found = search(self.engine.decoder, grid, **options)
@@ -380,7 +381,8 @@ class Captioner:
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
-        found = search(self.engine.decoder, grid, **self._search_options(self._decoding(settings)))
+        options = search_options(self._decoding(settings), self.vocabulary)
+        found = search(self.engine.decoder, grid, **options)
         return list(zip(found, ImageStatistics.of(grid), strict=True))
 
     def sample(
@@ -617,11 +619,6 @@ class Captioner:
         decoding = replace(self.config.decoding, **given)
         validate_section(decoding)
         return decoding
-
-    def _search_options(self, decoding: DecodingConfig) -> dict[str, Any]:
-        """Return the settings as `search` takes them, phrases as word indices."""
-        phrases = self.vocabulary.encode_phrases(decoding.no_repeat_around)
-        return {**vars(decoding), "no_repeat_around": phrases}
 
     def _constraints(
         self, prefix: str, forbid: Iterable[str], require: Iterable[str], max_words: int

@@ -292,6 +292,6 @@ def _precision() -> Iterator[Check]:
     folder = model_folder("soft")
     half, config, _ = open_engine(folder, engine="auto", device="auto", precision="bfloat16")
     whole, _, _ = open_engine(folder, engine="auto", device="auto", precision="float32")
-    ratio = speed_ratio(half, whole, config.preprocess, passes=6, batch=8)
+    ratio = speed_ratio(half, whole, config.preprocess)
     advice = "use --precision bfloat16" if ratio > 1.1 else "leave --precision at float32"
     yield Check("bfloat16", "ok", f"{ratio:.2f} times as fast as float32 here: {advice}")

@@ -6,6 +6,7 @@ from captioner.generation.beam_search import (
     StopRule,
     diverse_search,
     search,
+    search_options,
 )
 from captioner.generation.sampling import sample, truncate, writable
 from captioner.generation.scoring import score, score_captions
@@ -19,6 +20,7 @@ __all__ = [
     "score",
     "score_captions",
     "search",
+    "search_options",
     "truncate",
     "writable",
 ]

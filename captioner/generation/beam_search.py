@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from captioner.config import DecodingConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.generation.arrays import (
@@ -91,6 +92,12 @@ class Constraints:
     prefix: Sequence[int] = ()
     forbid: Sequence[Sequence[int]] = ()
     require: Sequence[int] = ()
+
+
+def search_options(decoding: DecodingConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return a model's search settings as `search` takes them, phrases as word indices."""
+    phrases = vocabulary.encode_phrases(decoding.no_repeat_around)
+    return {**vars(decoding), "no_repeat_around": phrases}
 
 
 def search(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,7 @@ class Trainer(StepLoop):
             setup.validation_transform,
             setup.vocabulary,
             device=self.device,
-            beam_size=config.train.val_beam_size,
-            max_words=config.decoding.max_words,
-            length_penalty=config.decoding.length_penalty,
-            no_repeat_ngram=config.decoding.no_repeat_ngram,
-            no_repeat_around=config.decoding.no_repeat_around,
+            decoding=replace(config.decoding, beam_size=config.train.val_beam_size),
             cache=setup.validation_cache,
             sources=setup.validation_sources,
             decisive_source=config.train.val_source,

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captioner.config import DecodingConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
-from captioner.generation import Hypothesis, search
+from captioner.generation import Hypothesis, search, search_options
 from captioner.models.build import CaptionModel
 from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
 from captioner.runtime.parallel import prefetch
@@ -58,11 +59,7 @@ def validate(
     vocabulary: Vocabulary,
     *,
     device: torch.device,
-    beam_size: int,
-    max_words: int,
-    length_penalty: float,
-    no_repeat_ngram: int = 0,
-    no_repeat_around: Sequence[str] = (),
+    decoding: DecodingConfig,
     cache: FeatureCache | None = None,
     sources: Sequence[ValidationSource] = (),
     decisive_source: str | None = None,
@@ -75,8 +72,7 @@ def validate(
     Args:
         model: Put into evaluation mode.
         images: Images of all sources, one source after another, with distinct ids.
-        beam_size, max_words, length_penalty, no_repeat_ngram: As for `search`.
-        no_repeat_around: Phrases around which no word is repeated.
+        decoding: Settings of the search.
         cache: Features of the images, instead of the images.
         sources: How the images divide into sources; none takes them as one.
         decisive_source: Source whose metrics stand without a prefix; None takes the mean.
@@ -85,6 +81,7 @@ def validate(
         ImageError: Not one image can be read.
     """
     model.eval()
+    options = search_options(decoding, vocabulary)
     share = range(rank(), len(images), world_size())
     found: dict[int, Hypothesis | str] = dict.fromkeys(share, "")  # or why it cannot be read
     grid_shape = (0, 0)
@@ -93,15 +90,7 @@ def validate(
         with torch.inference_mode():
             grid = model.encoder(inputs, from_frozen=cache is not None)
         grid_shape = (grid.height, grid.width)
-        results = search(
-            model.decoder,
-            grid,
-            beam_size=beam_size,
-            max_words=max_words,
-            length_penalty=length_penalty,
-            no_repeat_ngram=no_repeat_ngram,
-            no_repeat_around=vocabulary.encode_phrases(no_repeat_around),
-        )
+        results = search(model.decoder, grid, **options)
         found |= {image: result[0] for image, result in zip(batch, results, strict=True)}
     everyone = gathered(list(found.values()))
     grid_shape = max(gathered([grid_shape]), default=grid_shape)

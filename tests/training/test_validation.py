@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import tiny
 import torch
 
 from captioner.captioner import Captioner
+from captioner.config import DecodingConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import build_feature_cache
 from captioner.data.readers import read_split
@@ -31,14 +33,17 @@ def captioner() -> Captioner:
 
 
 def evaluate(captioner: Captioner, photos: list[CaptionedImage], **changed: Any) -> Validation:
-    settings: dict[str, Any] = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0}
+    decoding: dict[str, Any] = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0}
+    fields = {field.name for field in dataclasses.fields(DecodingConfig)}
+    decoding |= {name: changed.pop(name) for name in fields & changed.keys()}
     return validate(
         captioner.model,
         photos,
         captioner.transform,
         captioner.vocabulary,
         device=torch.device("cpu"),
-        **{**settings, **changed},
+        decoding=DecodingConfig(**decoding),
+        **changed,
     )
 
 
