@@ -5,7 +5,9 @@ Commands print the message on stderr and turn it into an exit code; they catch n
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 
@@ -61,3 +63,24 @@ def error_summary(
         text = re.sub(r"^\[\S+:\d+\] ", "", text).partition(". ")[0].rstrip(".")
     text = " ".join(text.split())[:max_length]
     return text or (type(error).__name__ if isinstance(error, BaseException) else "")
+
+
+@contextlib.contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Context for imports of packages that only an extra of captioner installs.
+
+    Args:
+        what: What needs them, the subject of the sentence.
+        extra: The extra's name.
+
+    Raises:
+        CaptionerError: One of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("captioner", "torch"):
+            raise
+        raise CaptionerError(
+            f"{what} needs {error.name}, which is not installed: pip install 'captioner[{extra}]'"
+        ) from None

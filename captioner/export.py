@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
-from captioner.errors import CaptionerError, error_summary
+from captioner.errors import CaptionerError, error_summary, needs_extra
 from captioner.models.attention import HardSelect
 from captioner.models.decoders import Decoder
 from captioner.models.model import CaptionModel, Encoder
@@ -69,13 +69,9 @@ def graph_files(
     Raises:
         CaptionerError: As in `export_graphs`.
     """
-    try:
+    with needs_extra("the export", "train"):
         import onnx
         import onnxscript  # noqa: F401  (torch's exporter needs it)
-    except ModuleNotFoundError as error:
-        raise CaptionerError(
-            f"the export needs {error.name}, which is not installed; pip install 'captioner[train]'"
-        ) from None
     model = copy.deepcopy(model).cpu().float().eval()
     places = WeightPlaces(model, weights_file)
     with torch.no_grad():

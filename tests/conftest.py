@@ -13,6 +13,8 @@ import tiny
 from programs import Programs
 from programs import programs as running_programs
 
+from captioner.log import logger
+
 # Set before the first import of torch and matplotlib, and seen by programs that tests start: small
 # tensors are slower on many threads than on two, where tests run in parallel one is enough, and no
 # test may open a display.
@@ -36,6 +38,8 @@ LONGEST = (
     "serving/test_web_page.py",
     "visualization/test_viewer.py",
     "training/test_distributed.py",
+    "test_fuzzed_folders.py",
+    "cli/test_finetune_command.py",
 )
 
 
@@ -64,6 +68,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Leave the log as it was, whatever --quiet or --verbose a command was given."""
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture(scope="session")

@@ -620,6 +620,15 @@ def test_settings_that_ask_for_too_much_are_refused_before_anything_is_built(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2e6  # kilobytes
 
 
+def test_a_folder_s_search_knows_at_most_100_phrases(saved: Path) -> None:
+    for count in (100, 101):
+        edit_config(saved, no_repeat_around=str(["and"] * count))
+        reseal(saved)
+        if count == 100:
+            load_model(saved)
+    assert "no_repeat_around: 101 is over the limit of 100" in sentence(lambda: load_model(saved))
+
+
 def zero_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 

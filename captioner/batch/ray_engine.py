@@ -15,7 +15,7 @@ from typing import Any
 from captioner.batch.shard import Job, ShardWorker, Statistics
 from captioner.checkpoint import model_folder
 from captioner.engines.speed import bfloat16_speed, warn_if_slower
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, needs_extra
 from captioner.runtime.cores import available_cores
 
 
@@ -113,14 +113,9 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
     Raises:
         CaptionerError: Ray is not installed, or the cluster cannot be reached.
     """
-    try:
+    with needs_extra("--engine ray", "batch"):
         import ray
         import ray.data
-    except ModuleNotFoundError as error:
-        raise CaptionerError(
-            f"--engine ray needs {error.name}, which is not installed; install captioner with its "
-            "extra [batch], as in: pip install '.[batch]'"
-        ) from None
     options: dict[str, Any] = {}
     if address is not None:
         _check_reachable(address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import logging
 import math
@@ -13,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -119,24 +118,6 @@ def run_command(command: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
-
-
-@contextlib.contextmanager
-def needs_extra(command: str, extra: str) -> Iterator[None]:
-    """Context for imports of packages that only an extra of captioner installs.
-
-    Raises:
-        CaptionerError: It is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("captioner", "torch"):
-            raise
-        raise CaptionerError(
-            f"{command} needs {error.name}, which is not installed; install captioner with its "
-            f"extra [{extra}], as in: pip install '.[{extra}]'"
-        ) from None
 
 
 def end_at_next_interrupt() -> None:

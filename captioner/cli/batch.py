@@ -12,12 +12,12 @@ from captioner.cli import (
     add_model_options,
     add_search_options,
     chosen_model,
-    needs_extra,
     run_command,
     show,
     whole_number,
     whole_number_up_to,
 )
+from captioner.errors import needs_extra
 from captioner.log import printable, shows_notes
 
 if TYPE_CHECKING:

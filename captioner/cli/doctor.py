@@ -21,6 +21,7 @@ import captioner
 from captioner.cli import OF_TRAINING, CommandParser, run_command, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
+from captioner.runtime.cores import available_cores
 from captioner.runtime.device import torch_is_installed
 
 Status = Literal["ok", "optional", "missing"]
@@ -103,8 +104,7 @@ def _machine() -> Iterator[Check]:
     yield Check("captioner", "ok", f"{captioner.__version__} in {Path(captioner.__file__).parent}")
     system = f"{platform.system()} {platform.machine()}"
     yield Check("Python", "ok", f"{platform.python_version()}, {system}")
-    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    yield Check("processor", "ok", f"{_processor()}, {len(usable)} cores")
+    yield Check("processor", "ok", f"{_processor()}, {available_cores()} cores")
 
 
 def _processor() -> str:

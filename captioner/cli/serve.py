@@ -16,13 +16,12 @@ from captioner.cli import (
     CommandParser,
     add_device_options,
     load_captioner,
-    needs_extra,
     run_command,
     show,
     whole_number,
     whole_number_up_to,
 )
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, needs_extra
 
 if TYPE_CHECKING:
     import uvicorn

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import CheckpointError, needs_extra
 
 _SPACE = "\u2581"  # stands for the space before a token, as in SentencePiece
 _UNKNOWN = "<unk>"  # the vocabulary's token of this name
@@ -105,11 +105,6 @@ def _checked(model: str) -> dict[str, Any]:
 
 
 def _import_tokenizers() -> Any:
-    try:
+    with needs_extra("data.tokenizer: subwords", "subwords"):
         import tokenizers
-    except ImportError:
-        raise ConfigError(
-            "data.tokenizer: subwords needs the package tokenizers; "
-            "pip install 'captioner[subwords]'"
-        ) from None
     return tokenizers

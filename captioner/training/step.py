@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.log import logger, progress_bar
 from captioner.models.build import CaptionModel
+from captioner.runtime.cores import available_cores
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import (
     mean_by_name,
@@ -128,7 +128,7 @@ class StepLoop(ABC):
             self.epoch,
             first=self.batch,
             share=(self.rank, self.processes),
-            workers=min(self.config.data.workers, os.cpu_count() or 1),
+            workers=min(self.config.data.workers, available_cores()),
             pin_memory=self.device.type == "cuda",
         )
         batches: list[Batch] = []

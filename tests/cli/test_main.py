@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from captioner.__main__ import main
 from captioner.cli import run_command
 from captioner.cli.commands import COMMANDS
 from captioner.errors import CheckpointError
-from captioner.log import logger, printable
+from captioner.log import printable
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
@@ -168,14 +168,6 @@ def test_a_device_that_is_not_there_is_not_suggested() -> None:
 # ------------------------------------------------------------------------------ quiet and verbose
 
 
-@pytest.fixture
-def level() -> Iterator[None]:
-    """The log as it was, for what follows in this process."""
-    before = logger.level
-    yield
-    logger.setLevel(before)
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -201,7 +193,6 @@ def test_every_command_can_be_quiet_or_verbose_but_not_both(
     assert "not allowed with" in both.stderr
 
 
-@pytest.mark.usefixtures("level")
 def test_quiet_leaves_out_notes_and_the_bar_but_no_warning(
     drawn_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +211,6 @@ def test_quiet_leaves_out_notes_and_the_bar_but_no_warning(
     assert re.search(r"\d s$", verbose.strip())
 
 
-@pytest.mark.usefixtures("level")
 def test_verbose_names_the_model_and_quiet_keeps_the_result(
     tiny_model: Path,
     drawn_photos: Path,
@@ -238,7 +228,6 @@ def test_verbose_names_the_model_and_quiet_keeps_the_result(
     assert capsys.readouterr().out.count("00.jpg: ") == 3
 
 
-@pytest.mark.usefixtures("level")
 def test_verbose_says_where_an_error_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
