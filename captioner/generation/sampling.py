@@ -22,10 +22,10 @@ from captioner.types import Grid
 def writable(logits: Array, *, first: bool) -> Array:
     """Return logits [..., V] with minus infinity for the tokens that no caption holds."""
     xp = array_namespace(logits)
-    logits = xp.asarray(logits, copy=True)
-    for token in unwritable(first=first):
-        logits[..., token] = -xp.inf
-    return logits
+    ruled_out = xp.zeros((logits.shape[-1],), dtype=xp.bool, device=logits.device)
+    ruled_out[unwritable(first=first)] = True
+    # Not a copy by asarray: before PyTorch 2.15 that has no gradient.
+    return xp.where(ruled_out, -xp.inf, logits)
 
 
 def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
