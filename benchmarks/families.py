@@ -83,10 +83,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
         setup.validation_transform,
         setup.vocabulary,
         device=device,
-        beam_size=5,
-        max_words=config.decoding.max_words,
-        length_penalty=config.decoding.length_penalty,
-        no_repeat_ngram=config.decoding.no_repeat_ngram,
+        decoding=replace(config.decoding, beam_size=5),
         cache=setup.validation_cache,
     )
     split = read_split(format="flickr8k", root=config.data.root, split="dev")

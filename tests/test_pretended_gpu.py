@@ -15,7 +15,7 @@ import tiny
 import torch
 from pretend_gpu import CUDA, Pretended, PretendedGPU, move
 
-from captioner.config import Config, read_recipe
+from captioner.config import Config, DecodingConfig, read_recipe
 from captioner.runtime.device import autocast
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
@@ -103,10 +103,7 @@ def test_a_recipe_runs_where_its_tensors_are_on_a_gpu(recipe: str, table: Path) 
                 setup.validation_transform,
                 setup.vocabulary,
                 device=CUDA,
-                beam_size=beam_size,
-                max_words=WORDS,
-                length_penalty=0.5,
-                no_repeat_ngram=2,
+                decoding=DecodingConfig(beam_size, WORDS, length_penalty=0.5, no_repeat_ngram=2),
             )
             assert len(found.captions) == 2
             assert gpu.waits.keys() <= SEARCH, gpu.waits
