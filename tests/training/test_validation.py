@@ -50,7 +50,8 @@ def evaluate(captioner: Captioner, photos: list[CaptionedImage], **changed: Any)
 def test_the_captions_are_those_that_a_user_gets(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
-    for changed in ({}, {"beam_size": 1}, {"max_words": 3}, {"length_penalty": 1.0}):
+    bound = {"stop": "bound", "length_penalty": 2.0}
+    for changed in ({}, {"beam_size": 1}, {"max_words": 3}, {"length_penalty": 1.0}, bound):
         options = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0, **changed}
         expected = {
             photo.image_id: captioner.caption(photo.path, **options).text  # type: ignore[arg-type]
