@@ -250,6 +250,7 @@ def test_sources_are_read_named_and_survive_being_written() -> None:
     [
         ("table-2=x", ["data/flickr8k", "x", "b.csv", "c"]),
         ("people=/a,b/c,coco=d=e", ["/a,b/c", "a.csv", "b.csv", "d=e"]),
+        ("table-2=null,coco=x", ["data/flickr8k", "b.csv", "x"]),
     ],
 )
 def test_the_command_line_names_the_source_of_a_root(roots: str, expected: list[str]) -> None:

@@ -138,18 +138,19 @@ def _locked(output: Folder) -> Iterator[None]:
         yield
         return
     folder = Path(output.root)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / ".lock", wait=False):
-            yield
-    except BlockingIOError:
-        raise CaptionerError(
-            f"{output.name}: another run writes there; wait for its end, or stop it"
-        ) from None
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise CaptionerError(
-            f"{output.name}: cannot be written to ({error.strerror}); choose another --output"
-        ) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / ".lock", wait=False))
+        except BlockingIOError:
+            raise CaptionerError(
+                f"{output.name}: another run writes there; wait for its end, or stop it"
+            ) from None
+        except OSError as error:
+            raise CaptionerError(
+                f"{output.name}: cannot be written to ({error.strerror}); choose another --output"
+            ) from None
+        yield
 
 
 def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtime"]:

@@ -77,7 +77,7 @@ class DataConfig:
         format: Layout of the data set.
         root: Its folder (for `table` also the file itself, for `webdataset` also a URL such as
             s3://bucket/folder). On the command line, where the recipe has several sources:
-            NAME=PATH for one of them, or several, separated by commas.
+            NAME=PATH for one of them, or several, separated by commas; NAME=null leaves one out.
         file: Karpathy's dataset_*.json or the table, when the folder holds several. For
             `webdataset` the pattern of its tar files; null is `{split}-[0-9]*.tar`.
         coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by

@@ -80,8 +80,8 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
     """Return the settings with roots as the command line gives them.
 
     Args:
-        roots: `NAME=PATH` for one source, or for several, separated by commas. A plain path where
-            there is one data set.
+        roots: `NAME=PATH` for one source, or for several, separated by commas; `NAME=null` leaves
+            the source out. A plain path where there is one data set.
 
     Raises:
         ConfigError: No source has this name, or several sources and none named.
@@ -89,6 +89,7 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
     if data.sources is None:
         return replace(data, root=roots)
     sources = {source.name: source for source in data_sources(data)}
+    roots_given: dict[str, str] = {}
     for given in re.split(r",(?=[\w.-]+=)", roots):
         match = re.fullmatch(r"([\w.-]+)=(.*)", given)
         if match:
@@ -106,6 +107,14 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
                 f"{', '.join(sources)}"
             )
         if not path:
-            raise ConfigError(f"data.root: no path for the source {name}; use {name}=PATH")
-        sources[name] = replace(sources[name], root=path)
-    return replace(data, sources=tuple(sources.values()))
+            raise ConfigError(
+                f"data.root: no path for the source {name}; use {name}=PATH, or {name}=null to "
+                "leave it out"
+            )
+        roots_given[name] = path
+    kept = (
+        replace(source, root=roots_given.get(name, source.root))
+        for name, source in sources.items()
+        if roots_given.get(name) != "null"
+    )
+    return replace(data, sources=tuple(kept))

@@ -1,13 +1,15 @@
-"""The optimizer and its parameter groups."""
+"""The optimizer, its parameter groups, and the average of the weights that it makes."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 
 from captioner.config import OptimConfig
+from captioner.models.build import CaptionModel
 from captioner.training.reinforce import Baseline
 from captioner.training.rmsprop import GravesRMSprop
 from captioner.training.task import TrainingTask
@@ -78,3 +80,20 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
     optimizer.load_state_dict(state)
     for group, (rate, decay) in zip(optimizer.param_groups, current, strict=True):
         group["base_lr"], group["weight_decay"] = rate, decay
+
+
+class AveragedModel:
+    """Exponential moving average of a model's weights, with a short memory at the start."""
+
+    def __init__(self, model: CaptionModel, decay: float) -> None:
+        self.decay = decay
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, model: CaptionModel, step: int) -> None:
+        """Move the average towards the weights after optimizer step `step`, counted from 0."""
+        weight = 1.0 - min(self.decay, (1 + step) / (10 + step))
+        averages = dict(self.model.named_parameters())
+        pairs = [(averages[name], p) for name, p in model.named_parameters() if p.requires_grad]
+        torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], weight)
+        torch._foreach_copy_(list(self.model.buffers()), list(model.buffers()))

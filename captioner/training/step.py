@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 import time
@@ -22,7 +21,6 @@ from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.log import logger, progress_bar
-from captioner.models.build import CaptionModel
 from captioner.runtime.cores import available_cores
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import (
@@ -33,7 +31,7 @@ from captioner.runtime.distributed import (
     world_size,
 )
 from captioner.training.interrupts import DeferredInterrupts
-from captioner.training.optimizer import build_optimizer
+from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.task import LossOutput, TrainingTask
@@ -287,20 +285,3 @@ def learning_rate_factor(
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
     return 0.1**drops if schedule == "plateau" else 1.0
-
-
-class AveragedModel:
-    """Exponential moving average of a model's weights, with a short memory at the start."""
-
-    def __init__(self, model: CaptionModel, decay: float) -> None:
-        self.decay = decay
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
-
-    @torch.no_grad()
-    def update(self, model: CaptionModel, step: int) -> None:
-        """Move the average towards the weights after optimizer step `step`, counted from 0."""
-        weight = 1.0 - min(self.decay, (1 + step) / (10 + step))
-        averages = dict(self.model.named_parameters())
-        pairs = [(averages[name], p) for name, p in model.named_parameters() if p.requires_grad]
-        torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], weight)
-        torch._foreach_copy_(list(self.model.buffers()), list(model.buffers()))

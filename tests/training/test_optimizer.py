@@ -15,9 +15,14 @@ from captioner.models.backbones import Backbone, Preprocessing
 from captioner.models.build import CaptionModel, build_decoder
 from captioner.models.model import Encoder
 from captioner.training.cross_entropy import CrossEntropyTask
-from captioner.training.optimizer import BASELINE_LR, build_optimizer, load_optimizer_state
+from captioner.training.optimizer import (
+    BASELINE_LR,
+    AveragedModel,
+    build_optimizer,
+    load_optimizer_state,
+)
 from captioner.training.reinforce import LearnedBaseline, Reinforce
-from captioner.training.step import AveragedModel, learning_rate_factor
+from captioner.training.step import learning_rate_factor
 from captioner.training.word_concepts import WordConcepts, WordConceptTable
 
 
