@@ -22,7 +22,7 @@ import sys
 import threading
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,13 +174,15 @@ def stored_type(folder: Path) -> torch.dtype:
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Add files to a model folder, or replace them, with a manifest that agrees.
 
-    The folder is replaced as a whole: it is complete at every moment.
+    The folder is replaced as a whole: it is complete at every moment. What else lies in it, such
+    as somebody's notes, stays there, and the manifest does not list it.
 
     Raises:
         CheckpointError: The folder is damaged, or the disk cannot hold it.
     """
     verify(folder)
-    with _replacing_folder(folder, keep=False) as temporary:
+    listed = {*file_sums(folder), *files}
+    with _replacing_folder(folder, keep=False, listed=listed) as temporary:
         shutil.copytree(folder, temporary, dirs_exist_ok=True)
         (temporary / MANIFEST).unlink()
         for name, content in files.items():
@@ -443,8 +445,14 @@ def load_pretrained(
     own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
     stored = _read_weights(folder, own)
     stored = {name: value for name, value in stored.items() if name.startswith(only)}
+    lost: list[str] = []
     if OUTPUT_WEIGHT not in stored and EMBEDDING in stored:  # tied there
         stored[OUTPUT_WEIGHT] = stored[EMBEDDING]
+    elif {EMBEDDING, OUTPUT_WEIGHT} <= own.keys() & stored.keys() and (
+        own[EMBEDDING].data_ptr() == own[OUTPUT_WEIGHT].data_ptr()
+    ):
+        del stored[EMBEDDING]  # of two tables where this model has one, the output layer's is taken
+        lost.append(EMBEDDING)
     if vocabulary.tokens != known.tokens:
         rows = {token: row for row, token in enumerate(known.tokens)}
         index = torch.tensor([rows.get(token, -1) for token in vocabulary.tokens])
@@ -472,7 +480,7 @@ def load_pretrained(
         taken=taken,
         absent=[name for name in left if name not in stored],
         other_shape=[name for name in left if name in stored],
-        unused=[name for name in stored if name not in own],
+        unused=[*lost, *(name for name in stored if name not in own)],
         new_words=0 if only else len(set(vocabulary.tokens) - set(known.tokens)),
     )
 
@@ -686,22 +694,26 @@ def copy_model(source: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
+def _replacing_folder(
+    folder: Path, *, keep: bool, listed: Collection[str] | None = None
+) -> Iterator[Path]:
     """Make a folder that, once filled, gets a manifest and takes the place of `folder`.
 
     Args:
         folder: The folder to replace.
         keep: Keep it as `previous`.
+        listed: As `names` of `write_manifest`.
 
     Raises:
         CheckpointError: The disk cannot hold it.
     """
+    folder = Path(os.path.abspath(folder))  # "." has no name
     temporary = folder.with_name(f".{folder.name}.writing")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
-        write_manifest(temporary)
+        write_manifest(temporary, listed)
         _rename_into_place(temporary, folder, keep=keep)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full
@@ -711,10 +723,16 @@ def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
         ) from None
 
 
-def write_manifest(folder: Path) -> None:
-    """Write the manifest of a folder's files, and wait until everything is on the disk."""
-    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
-    sums = {name: _sha256(folder / name) for name in names if name != CARD}  # people edit the card
+def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
+    """Write the manifest of a folder's files, and wait until everything is on the disk.
+
+    Args:
+        names: The files that it lists; None lists all. Never the card, which people edit.
+    """
+    if names is None:
+        names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
+    names = sorted(names)
+    sums = {name: _sha256(folder / name) for name in names if name != CARD}
     content = {"format": FORMAT, "sha256": sums}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
     for name in (*names, MANIFEST, "."):

@@ -23,6 +23,7 @@ from captioner import checkpoint
 from captioner.checkpoint import (
     add_files,
     clean_run_folder,
+    file_sums,
     load_model,
     load_pretrained,
     load_training_state,
@@ -835,3 +836,32 @@ def test_a_killed_replacement_is_undone_or_finished(tmp_path: Path, parts: Parts
     assert sorted(path.name for path in run.iterdir()) == ["best", "samples"]
     assert not list(sample.iterdir())
     load_model(run / "best")
+
+
+def test_files_of_other_people_in_a_model_folder_stay_and_are_not_listed(saved: Path) -> None:
+    """A cloned folder has `.git`, and a Mac leaves `.DS_Store`; the manifest names neither."""
+    (saved / ".git").mkdir()
+    (saved / ".git" / "HEAD").write_text("ref")
+    (saved / "my notes.txt").write_text("mine")
+    add_files(saved, {"extra.json": b"{}"})
+    verify(saved)
+    assert "extra.json" in file_sums(saved)
+    assert (saved / ".git" / "HEAD").read_text() == "ref"
+    assert (saved / "my notes.txt").read_text() == "mine"
+
+
+def test_the_folder_one_stands_in_gets_files_too(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved)
+    add_files(Path(), {"extra.json": b"{}"})
+    assert "extra.json" in file_sums(saved)
+
+
+def test_an_embedding_that_a_tied_model_has_no_place_for_is_reported(tmp_path: Path) -> None:
+    untied, words = with_vocabulary(["a", "dog"], tie=False)
+    save_model(tmp_path / "untied", untied, tiny.model()[1], words, card="")
+    tied, _ = with_vocabulary(["a", "dog"], tie=True)
+    report = load_pretrained(tied, words, tmp_path / "untied", seed=0)
+    assert report.unused == ["decoder.embedding.weight"]
+    assert torch.equal(tied.decoder.vocabulary.weight, untied.decoder.vocabulary.weight)

@@ -727,3 +727,36 @@ def test_every_family_differs_from_the_base_in_a_few_settings_and_can_be_built(
     forced = network(grid, torch.tensor([0, 1]), tokens, lengths)
     assert forced.logits.shape == (6, 30)
     assert torch.isfinite(forced.logits).all()
+
+
+@pytest.mark.parametrize("text", ["train: {output: 2024-31-12}", "a: 0x_", "[" * 3000])
+def test_yaml_that_python_cannot_read_is_one_sentence(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        from_yaml(Config, text)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="recipe.yaml"):
+        read_recipe(str(path))
+
+
+def test_a_name_that_no_file_can_have_is_no_recipe() -> None:
+    with pytest.raises(ConfigError, match="no such recipe"):
+        read_recipe("x" * 300)
+
+
+def test_two_sources_of_one_name_are_refused_with_a_root_too() -> None:
+    two = "data: {sources: [{name: a, root: x}, {name: a, root: y}]}"
+    config = from_yaml(Config, two)
+    with pytest.raises(ConfigError, match="name a"):
+        validate(replace(config, data=with_source_roots(config.data, "a=/z")))
+
+
+def test_settings_without_effect_on_self_critical_training_are_refused_or_named() -> None:
+    config = from_yaml(
+        Config,
+        "self_critical: {samples: 2}\nloss: {attention_effect: 0.5}\n"
+        "data: {sources: [{name: a, root: x}, {name: b, root: y, style: web}]}",
+    )
+    with pytest.raises(ConfigError, match=r"loss\.attention_effect"):
+        validate(config)
+    assert [s for s in unused_settings(config, captions=100) if "style" in s]

@@ -97,9 +97,21 @@ def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:
     try:
         merged: dict[str, dict[str, Any]] = {}
         for text in texts:
-            merged = overlay(merged, sections_of(config_class, yaml.safe_load(text)))
+            merged = overlay(merged, sections_of(config_class, _load_yaml(text)))
         return from_sections(config_class, merged)
     except yaml.YAMLError as error:
+        raise ConfigError(error_summary(error)) from None
+
+
+def _load_yaml(text: str) -> Any:
+    """Read YAML.
+
+    Raises:
+        ConfigError: It is none, such as a date that does not exist.
+    """
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(error_summary(error)) from None
 
 

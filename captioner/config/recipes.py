@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def _find(recipe: str, folder: Path) -> Path:
     """Return the file of a recipe, given as a path relative to a folder or as a shipped name."""
     candidates = [folder / recipe, folder / f"{recipe}.yaml"]
     for path in candidates[: 1 if recipe.endswith((".yaml", ".yml")) else 2]:
-        if path.is_file():
+        if os.path.isfile(path):  # Path.is_file raises for a name that no file can have
             return path
     shipped = shipped_recipes()
     if recipe in shipped:
@@ -76,7 +77,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: no YAML ({error_summary(error)})") from None
     bases: Any = document.pop(BASE, None) if isinstance(document, dict) else None
     bases = [bases] if isinstance(bases, str) else [] if bases is None else bases

@@ -52,7 +52,8 @@ class SourceConfig:
         val_split: Split to validate on; null does not validate on this source.
         weight: How many times an epoch shows each image: 0.5 shows another random half in each
             epoch, 2 shows each twice.
-        loss_weight: Factor on the loss of its captions.
+        loss_weight: Factor on the cross-entropy of its captions; the other terms of the loss are
+            the same for all sources.
         style: Name of a learned style of its captions; null is the style that captions are
             written in at inference.
     """

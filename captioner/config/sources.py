@@ -88,23 +88,24 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
     """
     if data.sources is None:
         return replace(data, root=roots)
-    sources = {source.name: source for source in data_sources(data)}
+    sources = data_sources(data)
+    names = [source.name for source in sources]
     roots_given: dict[str, str] = {}
     for given in re.split(r",(?=[\w.-]+=)", roots):
         match = re.fullmatch(r"([\w.-]+)=(.*)", given)
         if match:
             name, path = match.groups()
         elif len(sources) == 1:
-            name, path = next(iter(sources)), given
+            name, path = names[0], given
         else:
             raise ConfigError(
                 f"data.root: {given} is for which of the sources? Use NAME={given} with NAME one "
-                f"of {', '.join(sources)}"
+                f"of {', '.join(names)}"
             )
-        if name not in sources:
+        if name not in names:
             raise ConfigError(
                 f"data.root: there is no source '{name}'; use NAME=PATH with NAME one of "
-                f"{', '.join(sources)}"
+                f"{', '.join(names)}"
             )
         if not path:
             raise ConfigError(
@@ -113,8 +114,8 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
             )
         roots_given[name] = path
     kept = (
-        replace(source, root=roots_given.get(name, source.root))
-        for name, source in sources.items()
-        if roots_given.get(name) != "null"
+        replace(source, root=roots_given.get(source.name, source.root))
+        for source in sources
+        if roots_given.get(source.name) != "null"
     )
     return replace(data, sources=tuple(kept))

@@ -116,6 +116,7 @@ def _validate_self_critical(config: Config) -> None:
         "loss.visual_concepts": config.loss.visual_concepts,
         "loss.consensus": config.loss.consensus,
         "loss.teachers": config.loss.teachers,
+        "loss.attention_effect": config.loss.attention_effect,
     }
     for key, value in additional.items():
         if value:
@@ -158,6 +159,13 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     if config.loss.attention_distillation and not config.loss.teachers:
         sentences.append(
             "loss.attention_distillation: there is nothing to learn from; name loss.teachers"
+        )
+    if config.loss.attention_effect and config.decoder.kind == "mean":
+        sentences.append("loss.attention_effect: the decoder mean has no attention; use 0")
+    if config.self_critical.samples and any(s.style for s in data.sources or ()):
+        sentences.append(
+            "data.sources: style does nothing where the captions are the model's own "
+            "(self_critical.samples); use null"
         )
     rmsprop = {"momentum": 0.0, "alpha": 0.99, "centered": False}
     if not optim.name.startswith("rmsprop"):

@@ -53,7 +53,7 @@ class Split:
         if not self.missing:
             return []
         named = [f"{path}: no such file, left out" for path in self.missing[:NAMED]]
-        count = len(self.missing) + len(self.images)
+        count = len(self.missing) + len(self.images) + len(self.uncaptioned)
         return [*named, f"{name}: {len(self.missing)} of {count} photos are missing"]
 
     def wordless_sentence(self) -> str | None:

@@ -27,7 +27,7 @@ OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are 
 _COUNTED = 10_000  # captions at most that this share is computed of
 _NEAR_BITS = 4  # of 64: bits by which difference hashes of near duplicates differ at most
 _NEAR_LEVELS = 6.0  # of 255, mean difference of two thumbnails
-_MOST_IN_A_BUCKET = 50  # images with one quarter of a hash in common; more are blank images
+_MOST_IN_A_BUCKET = 50  # images with a part of a hash in common; more are blank images
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ def duplicates(facts: Mapping[ImagePath, ImageFacts]) -> list[tuple[ImagePath, I
         first = by_digest.setdefault(fact.digest, path)
         if first != path:
             found.append((first, path, "same file"))
-    # Hashes that differ in few bits share at least one quarter.
+    # Hashes that differ in _NEAR_BITS bits share at least one of one part more than that.
     paths = list(by_digest.values())
     thumbnails = [facts[path].thumbnail.astype(np.float32) for path in paths]
-    hashes = [np.packbits(t[:, 1:] > t[:, :-1]) for t in thumbnails]
+    hashes = [(t[:, 1:] > t[:, :-1]).ravel() for t in thumbnails]
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for index, value in enumerate(hashes):
-        for quarter in range(4):
-            buckets[quarter, value[2 * quarter : 2 * quarter + 2].tobytes()].append(index)
+        for number, part in enumerate(np.array_split(value, _NEAR_BITS + 1)):
+            buckets[number, part.tobytes()].append(index)
     candidates = {
         pair
         for members in buckets.values()
@@ -108,7 +108,7 @@ def duplicates(facts: Mapping[ImagePath, ImageFacts]) -> list[tuple[ImagePath, I
         for pair in combinations(members, 2)
     }
     for a, b in sorted(candidates):
-        if np.unpackbits(hashes[a] ^ hashes[b]).sum() > _NEAR_BITS:
+        if (hashes[a] != hashes[b]).sum() > _NEAR_BITS:
             continue
         if np.abs(thumbnails[a] - thumbnails[b]).mean() <= _NEAR_LEVELS:
             found.append((paths[a], paths[b], "near duplicates"))

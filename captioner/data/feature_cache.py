@@ -145,7 +145,7 @@ def build_feature_cache(
     """Open the cache of these images, making or finishing it first where needed.
 
     An interrupted build goes on where it stopped. What an earlier process has made is compared with
-    its checksums.
+    its checksums, and images that it could not read are tried again.
 
     Args:
         encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
@@ -162,16 +162,21 @@ def build_feature_cache(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         done, unreadable = _read_progress(folder, items)
+        earlier = list(unreadable)
         if done < len(items):
             # Two runs may want the same images: the second waits, and finds what the first made.
             with locked(folder / ".lock", wait=True):
                 remove_temporary_files(folder, older_than_s=0)
                 done, unreadable = _read_progress(folder, items)
+                earlier = list(unreadable)
                 _verify(folder, done)
                 _fill(folder, key, items, encode, done, unreadable, workers, progress)
         else:
             remove_temporary_files(folder)
             _verify(folder, done)
+        if earlier:
+            with locked(folder / ".lock", wait=True):
+                _read_again(folder, key, items, encode, earlier, unreadable)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
@@ -213,10 +218,45 @@ def _fill(
         if done % SAVE_EVERY < CHUNK or done == len(items):
             features.flush()
             checksums.flush()
-            with replacing(folder / PROGRESS, durable=True) as file:
-                content = {"done": done, "unreadable": unreadable, "key": key}
-                file.write(json.dumps(content).encode())
+            _save_progress(folder, key, done, unreadable)
             progress(done, len(items))
+
+
+def _read_again(
+    folder: Path,
+    key: str,
+    items: _Views,
+    encode: Callable[[Tensor], Tensor],
+    earlier: Sequence[int],
+    unreadable: dict[int, str],
+) -> None:
+    """Compute images that an earlier build could not read, and take them out of `unreadable`.
+
+    What they lacked may have come since: a library for their format, a permission, memory.
+    """
+    features = _open_items(folder, mode="r+")
+    checksums: Any = np.lib.format.open_memmap(folder / CHECKSUMS, mode="r+")
+    found = []
+    for image in earlier:
+        places = range(image * items.views, (image + 1) * items.views)
+        if not items[places[:1]][1][0]:
+            images, _ = items[places]
+            values = encode(images).cpu().numpy().astype(np.float16)
+            features[places.start : places.stop] = values
+            checksums[places.start : places.stop] = [_checksum(value) for value in values]
+            found.append(image)
+    if found:
+        features.flush()
+        checksums.flush()
+        for image in found:
+            del unreadable[image]
+        _save_progress(folder, key, len(items), unreadable)
+
+
+def _save_progress(folder: Path, key: str, done: int, unreadable: dict[int, str]) -> None:
+    with replacing(folder / PROGRESS, durable=True) as file:
+        content = {"done": done, "unreadable": unreadable, "key": key}
+        file.write(json.dumps(content).encode())
 
 
 def _open_items(folder: Path, *, mode: Any) -> Any:
@@ -307,7 +347,14 @@ def _read_progress(folder: Path, items: _Views) -> tuple[int, dict[int, str]]:
         features = np.lib.format.open_memmap(folder / FEATURES, mode="r")
         if features.dtype != np.float16 or features.shape[:2] != (len(items.paths), items.views):
             raise ValueError(f"{FEATURES} holds {features.dtype} {features.shape}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        FileNotFoundError,
+    ) as error:
         raise _damaged(folder, str(error)) from None
     return done, unreadable
 

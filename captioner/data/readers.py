@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -88,9 +89,9 @@ def _named_images(data: DataFiles, split: str) -> list[CaptionedImage]:
                 f"{root}: format {data.format} reads folders of this machine alone; copy the data "
                 "set, or write it as shards (captioner shards) and train from these"
             )
-    elif not Path(root).exists():
+    elif not os.path.exists(root):  # Path.exists raises for some names
         raise DataError(f"there is no file or folder {root}; correct the path of the data")
-    elif Path(root).is_file() and (data.format != "table" or data.file is not None):
+    elif os.path.isfile(root) and (data.format != "table" or data.file is not None):
         raise DataError(f"the data root {root} is a file; name its folder as the root")
     splits = list(dict.fromkeys(name.strip() for name in split.split("+")))
     if not all(splits):
@@ -142,8 +143,8 @@ class SourceImages:
         """Return int64 [C], the style of each training caption; None if all are plain."""
         if not self.styles:
             return None
-        plain_first = [None, *self.styles]
-        by_source = np.array([plain_first.index(source.style) for source in self.sources])
+        numbers = {name: number for number, name in enumerate(self.styles, start=1)}
+        by_source = np.array([numbers.get(source.style or "", 0) for source in self.sources])
         styles: np.ndarray = by_source[self.source_of[captions.image_of]]
         return styles
 

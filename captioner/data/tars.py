@@ -179,7 +179,8 @@ def _parse(tar: str, content: bytes) -> list[Sample]:
     from captioner.storage import file_system
 
     try:
-        head, *lines = map(json.loads, content.decode().splitlines())
+        # Not splitlines: a name may hold another sign that ends a line.
+        head, *lines = map(json.loads, content.decode().removesuffix("\n").split("\n"))
         expected = head["tar_bytes"]
         system, path = file_system(tar)
         found, version = system.info(path)["size"], system.ukey(path)

@@ -7,6 +7,7 @@ names the file and, where it has lines, the line.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def find_captions_file(root: Path, file: str | Path | None, patterns: Iterable[s
     """Return `file`, in root or as it stands; without one, the only match of patterns in root."""
     if file is not None:
         for path in (root / file, Path(file)):
-            if path.is_file():
+            if os.path.isfile(path):  # Path.is_file raises for a name that no file can have
                 return path
         raise DataError(f"the captions file {root / file} does not exist; correct its name")
     found = sorted(path for pattern in patterns for path in root.glob(pattern))

@@ -90,7 +90,7 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
 
     EXIF orientation is applied, CMYK and palettes are converted, 16-bit grey is scaled to 8 bits,
     transparency is laid on white, and of an animation the first frame is taken. A JPEG of more than
-    MAX_IMAGE_PIXELS is decoded at a half, a quarter or an eighth of its size.
+    MAX_IMAGE_PIXELS is decoded at half its size.
 
     Args:
         source: A path, a place in a tar file, the bytes of a file, or a file object that can seek.
@@ -212,7 +212,8 @@ def upright_rgb(image: Image.Image) -> Image.Image:
         raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
     try:
         image.load()
-        if image.mode == "RGB" and image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+        plain = image.mode == "RGB" and "transparency" not in image.info
+        if plain and image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return image
         return _to_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # noqa: BLE001  (as in open_image)

@@ -61,13 +61,14 @@ class Vocabulary:
         """
         tokenizer = tokenizer or WordTokenizer()
         counts = Counter(word for caption in captions for word in tokenizer.split(caption))
-        kept = [word for word, count in counts.items() if count >= min_count]
+        # A learned tokenizer has a token of its own for letters that it does not know.
+        kept = [w for w, n in counts.items() if n >= min_count and w not in SPECIAL_TOKENS]
         return cls(sorted(kept, key=lambda word: (-counts[word], word))[:max_size], tokenizer)
 
-    def extended(self, other: Vocabulary, *, max_new: int | None = None) -> Vocabulary:
+    def extended(self, other: Vocabulary) -> Vocabulary:
         """Return this vocabulary with the words of `other` that it lacks after its own."""
         new = [word for word in other.words if word not in self]
-        return Vocabulary([*self.words, *new[:max_new]], self.tokenizer)
+        return Vocabulary([*self.words, *new], self.tokenizer)
 
     def encode(self, words: Sequence[str]) -> list[int]:
         """Return indices of words, without start and end; words not known become `unknown`."""

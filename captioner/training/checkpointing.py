@@ -24,7 +24,6 @@ from captioner.errors import CheckpointError, error_summary
 from captioner.evaluation.bias import Counts
 from captioner.log import logger
 from captioner.training.model_card import model_card
-from captioner.training.optimizer import load_optimizer_state
 
 if TYPE_CHECKING:
     from captioner.training.trainer import Trainer
@@ -237,7 +236,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         _check_tensors(f"optimizer: parameter {number}", moments, own)
         if "step" in moments and moments["step"] < 1:
             raise ValueError(f"optimizer: parameter {number} has made {moments['step']} steps")
-    load_optimizer_state(optimizer, {"state": saved["state"], "param_groups": groups})
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
 
 def _moments_of_a_step(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from captioner.config import Config, to_yaml
+from captioner.config import Config, data_sources, to_yaml
 from captioner.evaluation.bias import Counts, bias_table
 
 # What model hubs read; the licence is for the owner of the data to add.
@@ -37,14 +37,14 @@ def model_card(
         "# A captioner model",
         "",
         f"{config.attention.select} attention over {config.encoder.backbone}, trained on "
-        f"{config.data.format} data, split {config.data.train_split}.",
+        f"{_splits(config, 'train_split')}.",
         "",
         "## Figures",
         "",
     ]
     if figures:
         lines += [
-            f"On split {config.data.val_split}, epoch {figures['epoch']}, beam "
+            f"On {_splits(config, 'val_split')}, epoch {figures['epoch']}, beam "
             f"{config.train.val_beam_size}, scored with the Python tokenizer (`captioner evaluate` "
             "gives the figures to publish):",
             "",
@@ -67,3 +67,9 @@ def model_card(
         lines += ["", "## Made with", "", "| | |", "| --- | --- |"]
         lines += [f"| {name} | {value} |" for name, value in origin.items()]
     return "\n".join([*lines, "", "## Recipe", "", "```yaml", to_yaml(config).rstrip(), "```", ""])
+
+
+def _splits(config: Config, key: str) -> str:
+    """Name the splits of all sources: `key` is `train_split` or `val_split`."""
+    splits = ((getattr(source, key), source.name) for source in data_sources(config.data))
+    return " and ".join(f"split {split} of {name}" for split, name in splits if split is not None)

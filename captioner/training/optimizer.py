@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -70,18 +69,6 @@ def build_optimizer(task: TrainingTask, config: OptimConfig) -> torch.optim.Opti
     )
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a saved state, but keep the rates and the decay that the optimizer has now.
-
-    Raises:
-        ValueError: The state is of other groups of parameters.
-    """
-    current = [(group["base_lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, (rate, decay) in zip(optimizer.param_groups, current, strict=True):
-        group["base_lr"], group["weight_decay"] = rate, decay
-
-
 class AveragedModel:
     """Exponential moving average of a model's weights, with a short memory at the start."""
 
@@ -96,4 +83,5 @@ class AveragedModel:
         averages = dict(self.model.named_parameters())
         pairs = [(averages[name], p) for name, p in model.named_parameters() if p.requires_grad]
         torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], weight)
-        torch._foreach_copy_(list(self.model.buffers()), list(model.buffers()))
+        if buffers := list(model.buffers()):
+            torch._foreach_copy_(list(self.model.buffers()), buffers)

@@ -19,7 +19,7 @@ from captioner.checkpoint import (
     model_folder,
     verify,
 )
-from captioner.config import Config, from_yaml, to_yaml
+from captioner.config import Config, data_sources, from_yaml, to_yaml
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked, save_bytes
@@ -325,9 +325,9 @@ def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
 
 def _without_places(config: Config) -> Config:
     """Return the settings without where the sources of the data lie."""
-    sources = config.data.sources
-    if sources is None:
+    if config.data.sources is None:
         return config
+    sources = data_sources(config.data)  # with their names, which --data.root adds
     placeless = tuple(replace(s, root="", file=None, coco_splits=None) for s in sources)
     return replace(config, data=replace(config.data, sources=placeless))
 

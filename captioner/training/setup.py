@@ -124,8 +124,9 @@ def prepare(
     validation_transform = image_transform(config.preprocess)
     captions = encode_captions(images.training, vocabulary, max_words=data.max_words)
     if not len(captions):
-        raise DataError(f"{data.root}: the training captions hold no words")
-    _check_vocabulary(captions, vocabulary, start_from)
+        raise DataError(f"{_roots(config)}: the training captions hold no words")
+    words_of = None if config.train.start_with == "encoder" else start_from
+    _check_vocabulary(captions, vocabulary, words_of)
     for sentence in unused_settings(config, captions=len(captions)):
         _warn(sentence)
     kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
@@ -244,10 +245,15 @@ def _vocabulary(
         return start.extended(vocabulary)
     if not vocabulary.words:
         raise DataError(
-            f"{data.root}: no word occurs {data.min_count} times in the training captions; lower "
-            "data.min_count"
+            f"{_roots(config)}: no word occurs {data.min_count} times in the training captions; "
+            "lower data.min_count"
         )
     return vocabulary
+
+
+def _roots(config: Config) -> str:
+    """Name where the training data lie."""
+    return ", ".join(s.root for s in data_sources(config.data) if s.train_split is not None)
 
 
 def _check_complete(report: PretrainedReport) -> None:

@@ -7,12 +7,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 from PIL import Image
 
 from captioner.cli.check_data import main
-from captioner.data.check import caption_problems, duplicates, image_facts
+from captioner.data.check import ImageFacts, caption_problems, duplicates, image_facts
 from captioner.data.readers import read_split
 from captioner.errors import ImageError
 
@@ -131,3 +132,14 @@ def test_different_photos_are_no_duplicates(tmp_path: Path) -> None:
     (tmp_path / "no.png").write_bytes(b"no")
     with pytest.raises(ImageError):
         image_facts(tmp_path / "no.png")
+
+
+def test_near_duplicates_may_differ_in_a_bit_of_each_quarter_of_their_hashes() -> None:
+    thumbnail = np.full((8, 9), 100, dtype=np.uint8)
+    other = thumbnail.copy()
+    other[::2, 8] = 101
+    facts = {
+        Path(name): ImageFacts(90, 80, digest=name, thumbnail=grey)
+        for name, grey in (("a", thumbnail), ("b", other))
+    }
+    assert duplicates(facts) == [(Path("a"), Path("b"), "near duplicates")]

@@ -592,3 +592,26 @@ def test_remains_of_a_killed_build_are_removed(
     build(tmp_path / "cache", photos, Encode(encoder))
     names = {path.name for path in folder.iterdir()}
     assert names == {"features.npy", "checksums.npy", "progress.json", ".lock"}
+
+
+def test_a_photo_that_can_be_read_now_is_read(
+    photos: list[Path], tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a HEIC photo, once its library is installed: the file is the same."""
+
+    def lacks_a_library(path: Any) -> Any:
+        if path == photos[4]:
+            raise ImageError("needs a library")
+        return open_image(path)
+
+    monkeypatch.setattr(feature_cache, "open_image", lacks_a_library)
+    cache = build(tmp_path / "cache", photos, Encode(encoder))
+    assert cache.unreadable == {4: "needs a library"}
+    assert build(tmp_path / "cache", photos, Encode(encoder)).unreadable == cache.unreadable
+    monkeypatch.undo()
+    again = build(tmp_path / "cache", photos, Encode(encoder))
+    assert again.unreadable == {}
+    plain = build(tmp_path / "other", photos, Encode(encoder))
+    for view in range(3):
+        torch.testing.assert_close(again.read(4, view), plain.read(4, view), rtol=1e-2, atol=1e-2)
+    assert build(tmp_path / "cache", photos, Encode(encoder, stop_after=0)).unreadable == {}

@@ -383,9 +383,28 @@ def test_coco_reads_its_own_ids_and_prints_nothing(
 
 def test_two_coco_splits_that_number_images_alike_are_not_joined(tmp_path: Path) -> None:
     write_coco(tmp_path, "old", {coco_name(1): (1, ["A dog."])})
-    path = write_coco(tmp_path, "new", {coco_name(2): (1, ["A cat."])})
+    write_coco(tmp_path, "new", {coco_name(2): (1, ["A cat."])})
     message = sentence(format="coco", root=tmp_path, split="old+new")
+    path = tmp_path / "new" / coco_name(2)
     assert f"{path}: image id 1 is also that of {tmp_path / 'old' / coco_name(1)}" in message
+
+
+def test_coco_lists_do_not_join_images_of_one_number(tmp_path: Path, split_lists: Path) -> None:
+    """Their captions would be scored as one image's."""
+    root = tmp_path / "coco"
+    write_coco(root, "train2014", {coco_name(2, "train2014"): (1, ["A dog."])})
+    write_coco(root, "val2014", {coco_name(5, "val2014"): (1, ["A cat."])})
+    names = [coco_name(2, "train2014"), coco_name(5, "val2014")]
+    touch(root / "train2014", names[0])
+    touch(root / "val2014", names[1])
+    (split_lists / "coco_test.txt").write_text("\n".join(names))
+    message = sentence(format="coco", root=root, split="test", coco_splits=split_lists)
+    assert "image id 1 is also that of" in message
+
+
+def test_a_root_that_no_folder_can_have_is_one_sentence() -> None:
+    assert "there is no file or folder" in sentence(format="table", root="x" * 300, split="val")
+    assert "does not exist" in sentence(format="table", root=".", split="val", file="x" * 300)
 
 
 def test_a_coco_split_without_its_file_names_those_there(tmp_path: Path) -> None:

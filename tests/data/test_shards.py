@@ -84,6 +84,20 @@ def test_an_index_that_is_gone_is_made_again(written: Path, shards: Path) -> Non
     assert index.read_bytes() == before
 
 
+def test_names_may_hold_what_patterns_and_lines_hold(table: Path, tmp_path: Path) -> None:
+    """A folder `s[1]`, and a sign that Python takes for the end of a line."""
+    shutil.copytree(table, tmp_path / "named")
+    (tmp_path / "named" / "00.jpg").rename(tmp_path / "named" / "0\u20280.jpg")
+    captions = tmp_path / "named" / "captions.csv"
+    captions.write_text(
+        captions.read_text(encoding="utf-8").replace("00.jpg", "0\u20280.jpg"), encoding="utf-8"
+    )
+    write(tmp_path / "named", tmp_path / "s[1]")
+    assert len(read(tmp_path / "s[1]").images) == len(
+        read_split(format="table", root=table, split="train").images
+    )
+
+
 def test_training_from_shards_is_training_from_the_folder_though_it_is_resumed_within_one(
     table: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,13 @@ def test_styles_and_loss_weights_are_per_caption(two: list[SourceConfig]) -> Non
     assert repeated.styles.tolist() == np.repeat(batch.styles.numpy(), 3).tolist()
     assert torch.equal(repeated.tokens[::3], batch.tokens)
     assert repeated.inputs is batch.inputs
+
+
+def test_a_style_of_validation_images_is_none_of_training(two: list[SourceConfig]) -> None:
+    validated = replace(two[0], name="other", train_split=None, style="unheard of")
+    data = read_sources([*two, validated])
+    captions = encode_captions(data.training, VOCABULARY)
+    assert data.styles_of(captions).tolist() == [0] * 12 + [1] * 8
 
 
 def test_one_plain_source_has_neither_styles_nor_weights(tmp_path: Path) -> None:

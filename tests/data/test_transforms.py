@@ -24,6 +24,7 @@ from captioner.data.transforms import (
     Augmentation,
     ImageTransform,
     open_image,
+    upright_rgb,
 )
 from captioner.errors import ImageError
 
@@ -277,6 +278,12 @@ def test_half_transparency_is_mixed_with_white() -> None:
     half = Image.new("RGBA", (3, 3), (100, 0, 200, 128))
     expected = np.array([100, 0, 200]) * (128 / 255) + 255 * (127 / 255)
     np.testing.assert_allclose(pixels(encoded(half, "PNG"))[1, 1], expected, atol=1)
+
+
+def test_a_pil_image_with_a_transparent_colour_is_as_from_its_file() -> None:
+    image = Image.new("RGB", (4, 4), (10, 20, 30))
+    image.info["transparency"] = (10, 20, 30)
+    assert upright_rgb(image).getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_a_palette_s_transparent_colour_lies_on_white() -> None:

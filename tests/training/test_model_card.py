@@ -11,6 +11,12 @@ from captioner.config import Config, from_yaml
 from captioner.training.model_card import model_card
 
 CONFIG = tiny.recipe(Path("photos"), Path("run"))
+SOURCES = """
+data:
+  sources:
+    - {name: flickr8k, root: a}
+    - {name: web, format: table, root: b, val_split: null}
+"""
 
 
 def test_the_card_tells_the_model_the_data_and_the_figures() -> None:
@@ -24,6 +30,12 @@ def test_the_card_tells_the_model_the_data_and_the_figures() -> None:
     assert "| CIDEr | 0.5124 |" in card
     assert "| Bleu_4 | 0.2000 |" in card
     assert "| epoch" not in card
+
+
+def test_the_card_names_every_source() -> None:
+    card = model_card(from_yaml(Config, SOURCES), {"epoch": 1, "CIDEr": 0.5})
+    assert "trained on split train of flickr8k and split train of web" in card
+    assert "On split val of flickr8k, epoch 1" in card
 
 
 def test_a_model_that_was_not_validated_says_so() -> None:

@@ -19,7 +19,6 @@ from captioner.training.optimizer import (
     BASELINE_LR,
     AveragedModel,
     build_optimizer,
-    load_optimizer_state,
 )
 from captioner.training.reinforce import LearnedBaseline, Reinforce
 from captioner.training.step import learning_rate_factor
@@ -179,29 +178,6 @@ def test_parameters_of_the_task_outside_the_model_are_optimized_too(kind: Any) -
         }, name
 
 
-def test_a_loaded_state_has_the_moments_of_the_saved_and_the_rates_of_the_new() -> None:
-    def optimizer(lr: float, decay: float) -> torch.optim.Optimizer:
-        settings = OptimConfig(lr=lr, encoder_lr=lr, weight_decay=decay)
-        return build_optimizer(full_task(small_model()), settings)
-
-    saved = optimizer(1e-3, 0.03)
-    for group in saved.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.randn_like(parameter)
-    saved.step()
-    state = copy.deepcopy(saved.state_dict())
-    loaded = optimizer(1e-4, 0.5)
-    load_optimizer_state(loaded, state)
-    assert {group["base_lr"] for group in loaded.param_groups} == {1e-4, BASELINE_LR}
-    assert {group["weight_decay"] for group in loaded.param_groups} == {0.0, 0.5}
-    assert loaded.state_dict()["state"].keys() == state["state"].keys()
-    for number, moments in loaded.state_dict()["state"].items():
-        assert torch.equal(moments["exp_avg"], state["state"][number]["exp_avg"])
-    other = build_optimizer(task_of(small_model()), OptimConfig())
-    with pytest.raises(ValueError, match="parameter group"):
-        load_optimizer_state(other, state)
-
-
 # --- schedule -------------------------------------------------------------------------------------
 
 
@@ -302,6 +278,17 @@ def test_running_statistics_are_copied_and_not_averaged() -> None:
     assert all(torch.equal(own[name], theirs[name]) for name in own)
     assert own["encoder.backbone.stages.1.1.num_batches_tracked"] == 3
     assert own["encoder.backbone.stages.0.1.num_batches_tracked"] == 0
+
+
+def test_a_model_without_running_statistics_is_averaged_too() -> None:
+    """Such as one with VGG's encoder."""
+    task: Any = nn.Linear(3, 2)
+    averaged = AveragedModel(task, decay=0.9)
+    before = task.weight.detach().clone()
+    with torch.no_grad():
+        task.weight.add_(1.0)
+    averaged.update(task, 0)
+    assert not torch.equal(averaged.model.state_dict()["weight"], before)
 
 
 def test_the_averaged_model_is_a_copy_in_eval_mode_that_does_not_learn() -> None:

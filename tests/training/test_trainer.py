@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from cuts import Interrupted, interrupt
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import load_model, load_training_state
-from captioner.config import Config
+from captioner.config import Config, from_yaml, with_source_roots
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
-from captioner.training.run import holds_a_run
+from captioner.training.run import changed_settings, holds_a_run
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
 from captioner.training.step import MAX_SKIPPED_STEPS
@@ -279,6 +280,13 @@ def test_more_epochs_go_on(whole: Path, table: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     train(tiny.recipe(table, tmp_path / "run", train__epochs=3), resume=True)
     assert [entry["step"] for entry in steps(tmp_path / "run")] == list(range(1, 13))
+
+
+def test_a_source_may_move_though_only_its_new_place_names_it() -> None:
+    """`--data.root table=NEW` gives sources without a name one."""
+    old = from_yaml(Config, "data: {sources: [{format: table, root: a}]}")
+    new = replace(old, data=with_source_roots(old.data, "table=b"))
+    assert changed_settings(old, new)[0] == []
 
 
 @pytest.mark.parametrize("key", ["decoder__hidden_dim", "data__batch_size", "train__seed"])

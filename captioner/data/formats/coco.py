@@ -44,11 +44,7 @@ def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
         path = path if path.is_file() else names_only
         for image in _read_captions(path, root / split):
             if image.image_id in images:
-                raise DataError(
-                    f"{path}: image id {image.image_id} is also that of "
-                    f"{images[image.image_id].path} in another of the splits {'+'.join(splits)}; "
-                    "number their images apart, or take one split at a time"
-                )
+                raise _same_id(image, images[image.image_id])
             images[image.image_id] = image
     return list(images.values())
 
@@ -135,7 +131,7 @@ def _read_lists(data: DataFiles, splits: Sequence[str], lists: Path) -> list[Cap
             by_name.setdefault(image.path.name, []).append(image)
             if match := _COCO_NAME.fullmatch(image.path.name):
                 by_number.setdefault(match[2], []).append(image)
-    images = []
+    images: dict[int | str, CaptionedImage] = {}
     for name in wanted:
         match = _COCO_NAME.fullmatch(name)
         candidates = by_name.get(name, []) + (by_number.get(match[2], []) if match else [])
@@ -148,5 +144,15 @@ def _read_lists(data: DataFiles, splits: Sequence[str], lists: Path) -> list[Cap
                     f"captions_*.json; put captions_{folder or 'NAME'}.json there"
                 )
         on_disk = (image for image in candidates if image.path in existing)
-        images.append(next(on_disk, candidates[0]))
-    return images
+        image = next(on_disk, candidates[0])
+        other = images.setdefault(image.image_id, image)
+        if other.path != image.path:
+            raise _same_id(image, other)
+    return list(images.values())
+
+
+def _same_id(image: CaptionedImage, other: CaptionedImage) -> DataError:
+    return DataError(
+        f"{image.path}: image id {image.image_id} is also that of {other.path}; number the images "
+        "of different captions files apart, or take one split at a time"
+    )

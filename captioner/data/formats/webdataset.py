@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import posixpath
 import re
 from collections.abc import Sequence
@@ -21,13 +22,14 @@ def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     key (`captions`, or img2dataset's `caption`), or else in its text. Ids are those of the data set
     that the shards were written from, else shard and key.
     """
-    from captioner.storage import expand
+    from captioner.storage import expand, is_url
 
     data.refuse("coco_splits")
     images: dict[int | str, CaptionedImage] = {}
     for split in splits:
         pattern = str(data.file or "{split}-[0-9]*.tar").replace("{split}", split)
-        names = expand(posixpath.join(str(data.root), pattern))
+        root = str(data.root)
+        names = expand(posixpath.join(root if is_url(root) else glob.escape(root), pattern))
         _check_complete(names)
         for sample in read_shards(names):
             if sample.image_id in images:
