@@ -529,7 +529,7 @@ class Captioner:
     @property
     def has_hard_attention(self) -> bool:
         """Whether attention is hard: `at_test` and `paths` are for such models only."""
-        return self.config.attention.select == "hard"
+        return self.config.attention.select == "hard" and self.config.decoder.kind != "mean"
 
     def samples_cells(self, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
         """Return whether cells are sampled; then batches need a fixed order to be repeatable."""
