@@ -441,14 +441,9 @@ class Captioner:
         )
         end, pad = self.vocabulary.end, self.vocabulary.pad
         texts = [[t for t in row if t not in (end, pad)] for row in drawn[0].tolist()]
-        (found,) = score_captions(self.engine.decoder, grid, [texts])
-        captions = []
-        for row, hypothesis in zip(drawn[0].tolist(), found, strict=True):
-            if end not in row:  # cut off
-                hypothesis = replace(hypothesis, end_log_prob=None)
-            caption = self._caption(hypothesis, geometries[0], grid)
-            captions.append(replace(caption, image=_source(image)))
-        return captions
+        (found,) = score_captions(self.engine.decoder, grid, [texts], max_words=decoding.max_words)
+        captions = [self._caption(hypothesis, geometries[0], grid) for hypothesis in found]
+        return [replace(caption, image=_source(image)) for caption in captions]
 
     def score(
         self,
@@ -575,7 +570,9 @@ class Captioner:
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
         """Return sampled cells of a caption, int [count, T]; several heads: [count * heads, T]."""
         with self.attention_mode("sample"):
-            (found,) = score_captions(self.engine.decoder, grid, [[tokens] * count])
+            (found,) = score_captions(  # of words alone, so nothing is read behind them
+                self.engine.decoder, grid, [[tokens] * count], max_words=len(tokens)
+            )
         cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
         return np.concatenate(cells)
 

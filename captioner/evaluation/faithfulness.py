@@ -300,7 +300,7 @@ def deletion(
     Args:
         decoder: In evaluation mode.
         grid: Grid of one image.
-        tokens: T word indices.
+        tokens: T word indices, at least one.
         maps: float [T, L], the attention of each word.
         generator: Draws the random order.
         remove: `removal_in_grid` or `removal_in_image`.
@@ -309,12 +309,14 @@ def deletion(
         Falls of the words' log-probability: float64 [orders, shares, T], in nats; a fall is
         positive.
     """
-    before = score(decoder, grid, tokens)[0].log_probs
-    falls = np.zeros((len(ORDERS), len(SHARES), len(tokens)))
+    words = len(tokens)
+    before = score(decoder, grid, tokens, max_words=words)[0].log_probs
+    falls = np.zeros((len(ORDERS), len(SHARES), words))
     for position, attention in enumerate(maps):
         removed = removed_cells(attention, generator)
-        # Later words do not change the probability of this one.
-        found = score(decoder, remove(removed.reshape(-1, len(attention))), tokens[: position + 1])
+        grids = remove(removed.reshape(-1, len(attention)))
+        read = position + 1  # later words do not change the probability of this one
+        found = score(decoder, grids, tokens[:read], max_words=read)
         after = np.array([hypothesis.log_probs[-1] for hypothesis in found])
         falls[..., position] = (before[position] - after).reshape(falls.shape[:2])
     return falls
