@@ -43,6 +43,7 @@ from captioner.generation import (
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.log import logger
+from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
 
@@ -79,13 +80,13 @@ class Captioner:
         model: Encoder and decoder.
         config: Settings of the model.
         vocabulary: Words of the model.
-        device: Device to compute on.
+        device: A `torch.device`, or auto, cpu, cuda or cuda:N.
         precision: Number format of the encoder, which does most of the work; the decoder computes
             in float32. On a CPU, bfloat16 is timed, with a warning if it is slower.
         calibrator: Gives captions their confidence.
 
     Raises:
-        ConfigError: There is no such precision.
+        ConfigError: The device cannot be used, or there is no such precision.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Captioner:
         if precision not in get_args(Precision):
             raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        engine = TorchEngine(model, torch.device(device), dtype)
+        engine = TorchEngine(model, choose_device(str(device)), dtype)
         if precision == "bfloat16" and engine.device.type == "cpu":
             float32_engine = TorchEngine(model, engine.device)
             warn_if_slower(speed_ratio(engine, float32_engine, config.preprocess))
@@ -221,8 +222,14 @@ class Captioner:
         if folder.exists():
             raise CheckpointError(f"{folder}: already exists; name another folder")
         if not isinstance(self._saved, Path):
-            card = "# A captioner model\n"
-            save_model(folder, self._saved, self.config, self.vocabulary, card=card)
+            save_model(
+                folder,
+                self._saved,
+                self.config,
+                self.vocabulary,
+                card="# A captioner model\n",
+                extra_files={CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None,
+            )
             return
         copy_model(self._saved, folder)
 
@@ -299,8 +306,8 @@ class Captioner:
     ) -> list[list[Caption]]:
         """Return for each image the `count` captions that the search ranks highest, best first.
 
-        The first is that of `caption_batch`. A list is shorter where the search found fewer: it
-        never finds more than `beam_size`.
+        The first is that of `caption_batch` without `diversity`. A list is shorter where the search
+        found fewer: it never finds more than `beam_size`.
 
         Args:
             images: A list, generator or other iterable of images.
@@ -316,9 +323,11 @@ class Captioner:
             ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
         """
         _check_count("count", count, most=MAX_BEAM_SIZE)
-        _check_count("paths", paths, least=0, most=MAX_WORDS)
+        self._check_paths(paths)
         if diversity is not None and not (_is_number(diversity) and 0 <= diversity <= 100):
-            raise ConfigError(f"diversity: {diversity!r} is not accepted; use a number from 0 up")
+            raise ConfigError(
+                f"diversity: {diversity!r} is not accepted; use a number from 0 to 100"
+            )
         given: dict[str, Any] = {
             "beam_size": beam_size,
             "max_words": max_words,
@@ -405,11 +414,13 @@ class Captioner:
             top_k: Draw only from this many likeliest words.
             top_p: Draw only from the fewest likeliest words whose probabilities sum to this.
             max_words: Longest caption; None is the model's.
-            seed: Seed of the random numbers, to draw the same captions again; None does not fix it.
+            seed: Seed of the random numbers, those of hard attention too, to draw the same captions
+                again; None does not fix it.
 
         Returns:
             The captions as they were drawn. Log-probabilities are the model's own, without
-            temperature, top_k and top_p.
+            temperature, top_k and top_p. Where hard attention samples and there is no seed, maps
+            and log-probabilities are those of other cells than the words were drawn with.
 
         Raises:
             ImageError: The image cannot be read.
@@ -429,6 +440,7 @@ class Captioner:
         decoding = self._decoding({"max_words": max_words})
         generator = None if seed is None else self.engine.generator(seed)
         grid, geometries = self.encode([image])
+        self._seed_cells(seed)
         drawn, _ = sample(
             self.engine.decoder,
             grid,
@@ -441,14 +453,10 @@ class Captioner:
         )
         end, pad = self.vocabulary.end, self.vocabulary.pad
         texts = [[t for t in row if t not in (end, pad)] for row in drawn[0].tolist()]
-        (found,) = score_captions(self.engine.decoder, grid, [texts])
-        captions = []
-        for row, hypothesis in zip(drawn[0].tolist(), found, strict=True):
-            if end not in row:  # cut off
-                hypothesis = replace(hypothesis, end_log_prob=None)
-            caption = self._caption(hypothesis, geometries[0], grid)
-            captions.append(replace(caption, image=_source(image)))
-        return captions
+        self._seed_cells(seed)  # again, so that the maps show the cells that were drawn
+        (found,) = score_captions(self.engine.decoder, grid, [texts], max_words=decoding.max_words)
+        captions = [self._caption(hypothesis, geometries[0], grid) for hypothesis in found]
+        return [replace(caption, image=_source(image)) for caption in captions]
 
     def score(
         self,
@@ -475,7 +483,7 @@ class Captioner:
         """
         if not isinstance(text, str):
             raise ConfigError(f"text: {_type_name(text)} is not accepted; use a string")
-        _check_count("paths", paths, least=0, most=MAX_WORDS)
+        self._check_paths(paths)
         words = self.vocabulary.tokenizer.split(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
@@ -529,7 +537,7 @@ class Captioner:
     @property
     def has_hard_attention(self) -> bool:
         """Whether attention is hard: `at_test` and `paths` are for such models only."""
-        return self.config.attention.select == "hard"
+        return self.config.attention.select == "hard" and self.config.decoder.kind != "mean"
 
     def samples_cells(self, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
         """Return whether cells are sampled; then batches need a fixed order to be repeatable."""
@@ -552,8 +560,11 @@ class Captioner:
 
         Raises:
             ImageError: An image cannot be read.
+            ConfigError: There are no images.
         """
         inputs = _as_list(images)
+        if not inputs:
+            raise ConfigError("images: there are none; give at least one")
         ready = all(isinstance(image, tuple) for image in inputs)  # prepared already
         read = list(
             map(self._input, inputs) if ready else prefetch(self._input, inputs, self.device)
@@ -572,10 +583,25 @@ class Captioner:
             mixed: Tensor = mix(grid.features.to(self.dtype), grid.height, grid.width).float()
         return mixed
 
+    def _check_paths(self, paths: object) -> None:
+        """Refuse `paths` that is no count, or is above 0 without hard attention."""
+        _check_count("paths", paths, least=0, most=MAX_WORDS)
+        if paths and not self.has_hard_attention:
+            raise ConfigError(
+                f"paths: {paths} is for hard attention, which this model lacks; use 0"
+            )
+
+    def _seed_cells(self, seed: int | None) -> None:
+        """Seed the cells that hard attention samples, where a seed is given."""
+        if seed is not None and self.has_hard_attention:
+            self.engine.seed(seed + 1)  # other numbers than those that choose the words
+
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
         """Return sampled cells of a caption, int [count, T]; several heads: [count * heads, T]."""
         with self.attention_mode("sample"):
-            (found,) = score_captions(self.engine.decoder, grid, [[tokens] * count])
+            (found,) = score_captions(  # of words alone, so nothing is read behind them
+                self.engine.decoder, grid, [[tokens] * count], max_words=len(tokens)
+            )
         cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
         return np.concatenate(cells)
 
@@ -584,7 +610,9 @@ class Captioner:
         if isinstance(image, tuple):
             if not _is_prepared(image):
                 raise ImageError(f"is a tuple of {len(image)}; use {ACCEPTED}")
-            given = image[0] if isinstance(image[0], np.ndarray) else image[0].float().cpu().numpy()
+            given = image[0]
+            if not isinstance(given, np.ndarray):
+                given = given.detach().float().cpu().numpy()
             pixels = given.astype(np.float32, copy=False)
             expected = (3, self.transform.height_px, self.transform.width_px)
             if pixels.shape != expected:
@@ -688,12 +716,13 @@ def as_image(source: Any) -> Image.Image:
         return open_image(bytes(source))
     if _is_array(source):
         kind = "an array" if isinstance(source, np.ndarray) else "a tensor"
-        pixels = source if isinstance(source, np.ndarray) else source.detach().cpu().numpy()
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
+        dtype = str(source.dtype).removeprefix("torch.")  # NumPy does not have all of PyTorch's
+        if dtype != "uint8" or source.ndim != 3 or source.shape[-1] != 3:
             raise ImageError(
-                f"is {kind} of {pixels.dtype} {list(pixels.shape)}; use uint8 pixels "
+                f"is {kind} of {dtype} {list(source.shape)}; use uint8 pixels "
                 "[height, width, 3], red, green and blue from 0 to 255"
             )
+        pixels = source if isinstance(source, np.ndarray) else source.cpu().numpy()
         if not pixels.size:
             raise ImageError(f"is {kind} without pixels")
         return Image.fromarray(np.ascontiguousarray(pixels))

@@ -213,13 +213,13 @@ class Caption:
             ConfigError: There is no such layer or head.
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
-        if not (1 <= (layer or layers) <= layers and 1 <= (head or heads) <= heads):
-            wrong = f"layer {layer}" if layer and not 1 <= layer <= layers else f"head {head}"
-            raise ConfigError(
-                f"there is no {wrong}: this model has {layers} attention "
-                f"{'layer' if layers == 1 else 'layers'} of {heads} "
-                f"{'head' if heads == 1 else 'heads'}; use a smaller number"
-            )
+        for name, number, count in (("layer", layer, layers), ("head", head, heads)):
+            if number is not None and not 1 <= number <= count:
+                raise ConfigError(
+                    f"there is no {name} {number}: this model has {layers} attention "
+                    f"{'layer' if layers == 1 else 'layers'} of {heads} "
+                    f"{'head' if heads == 1 else 'heads'}; use 1 to {count}"
+                )
         if self.heads is None:
             return self
         maps = self.heads[:, (layer or layers) - 1]  # [T, heads, rows, columns]

@@ -19,6 +19,8 @@ import torch
 from PIL import Image
 
 from captioner import Captioner, checkpoint
+from captioner.config import DecoderConfig
+from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
 from captioner.engines import speed
 from captioner.engines.pytorch import TorchEngine
@@ -150,6 +152,8 @@ def test_photos_of_different_sizes_share_a_batch(captioner: Captioner) -> None:
 
 def test_no_photos_have_no_captions(captioner: Captioner) -> None:
     assert captioner.caption_batch([]) == []
+    with pytest.raises(ConfigError, match="images: there are none"):
+        captioner.encode([])
 
 
 def test_captioning_again_gives_the_same_to_the_last_bit(
@@ -359,6 +363,7 @@ def test_an_argument_that_is_not_a_list_of_images_is_refused_by_its_type(
         (np.zeros((3, 4, 4), np.uint8), r"\[3, 4, 4\]"),
         (torch.zeros(4, 4, dtype=torch.uint8), r"\[4, 4\]"),
         (np.zeros((0, 4, 3), np.uint8), "without pixels"),
+        (torch.zeros(4, 4, 3, dtype=torch.bfloat16), r"a tensor of bfloat16 \[4, 4, 3\]"),
         (("one.jpg", "two.jpg"), "tuple of 2"),
         ((), "tuple of 0"),
         ((torch.zeros(3, 8, 8), Geometry(8, 8, 0, 0, 8, 8)), r"\[3, 8, 8\].*\[3, 64, 96\]"),
@@ -385,6 +390,7 @@ def test_an_argument_that_is_no_image_is_refused_by_its_type(
         {"length_penalty": "much"},
         {"stop": "later"},
         {"paths": -1},
+        {"paths": 2},  # for hard attention
         {"prefix": ["a"]},
         {"prefix": "a violet"},
         {"forbid": "red"},
@@ -501,11 +507,23 @@ def test_a_name_of_no_model_folder_is_refused_in_one_sentence(model: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("device", ["banana", "cuda:99", "meta", "cuda:-1", ""])
-def test_a_device_that_cannot_be_used_is_one_sentence(tiny_model: Path, device: str) -> None:
-    with pytest.raises(ConfigError, match="use auto(,| or) cpu") as caught:
-        Captioner.from_pretrained(tiny_model, device=device)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("device", ["banana", "cuda:99", "meta", "cuda:-1", "", None])
+def test_a_device_that_cannot_be_used_is_one_sentence(tiny_model: Path, device: Any) -> None:
+    for load in (
+        lambda: Captioner.from_pretrained(tiny_model, device=device),
+        lambda: Captioner(*tiny.model(), device=device),
+    ):
+        with pytest.raises(ConfigError, match="use auto(,| or) cpu") as caught:
+            load()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["auto", torch.device("cpu")])
+def test_a_model_in_memory_goes_to_the_devices_of_a_folder(device: torch.device | str) -> None:
+    captioner = Captioner(*tiny.model(), device=device)
+    assert captioner.device.type == (
+        "cuda" if torch.cuda.is_available() and device == "auto" else "cpu"
+    )
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
@@ -538,6 +556,8 @@ def test_a_transformed_image_gets_the_caption_of_the_image(
     with Image.open(paths[2]) as image:
         prepared = captioner.transform(image.convert("RGB"))
     assert close(captioner.caption(prepared), captioner.caption(paths[2]))
+    with_gradient = (torch.as_tensor(prepared[0]).clone().requires_grad_(), prepared[1])
+    assert close(captioner.caption(with_gradient), captioner.caption(paths[2]))
     scored, expected = (captioner.score(photo, "a red disc") for photo in (prepared, paths[2]))
     assert close(scored, expected)
 
@@ -576,8 +596,9 @@ def test_captions_begin_with_avoid_and_hold_the_words_given(
 def test_diverse_captions_differ_more(captioner: Captioner, paths: list[Path]) -> None:
     (diverse,) = captioner.n_best(paths[:1], 3, diversity=5.0, beam_size=1)
     assert len({caption.words[0] for caption in diverse}) == 3
-    with pytest.raises(ConfigError, match="diversity"):
-        captioner.n_best(paths[:1], 3, diversity=-1.0)
+    for diversity in (-1.0, 150):
+        with pytest.raises(ConfigError, match="diversity: .* use a number from 0 to 100"):
+            captioner.n_best(paths[:1], 3, diversity=diversity)
 
 
 def test_samples_vary_and_a_seed_repeats_them(captioner: Captioner, paths: list[Path]) -> None:
@@ -596,6 +617,71 @@ def test_samples_vary_and_a_seed_repeats_them(captioner: Captioner, paths: list[
     for name, value in (("temperature", 0), ("top_p", 1.5), ("top_k", 0), ("count", 0)):
         with pytest.raises(ConfigError, match=name):
             captioner.sample(paths[0], **{name: value})
+
+
+def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
+    captioner = Captioner(*tiny.model(select="hard", at_test="sample"))
+    decoder, chosen = captioner.engine.decoder, []
+    step = decoder.step
+
+    def observed(*arguments: Any) -> Any:
+        found = step(*arguments)
+        chosen.append(found[1].cells)
+        return found
+
+    decoder.step = observed
+    drawn, again = (captioner.sample(paths[0], 6, seed=2**63 - 1) for _ in range(2))
+    assert [caption.text for caption in drawn] == [caption.text for caption in again]
+    for one, other in zip(drawn, again, strict=True):
+        np.testing.assert_array_equal(one.cells, other.cells)
+        np.testing.assert_array_equal(one.maps, other.maps)
+    in_all = torch.cat(chosen).numpy()  # [4 * steps, 6], of the two draws and their maps
+    for index, caption in enumerate(drawn):
+        np.testing.assert_array_equal(caption.cells, in_all[: len(caption.words), index])
+    assert len({tuple(caption.cells) for caption in drawn}) > 1
+
+
+def test_hard_attention_s_mode_is_one_that_there_is(tiny_hard_model: Path) -> None:
+    hard = Captioner.from_pretrained(tiny_hard_model, device="cpu")
+    with pytest.raises(
+        ConfigError, match="'best' is not accepted; use argmax, expectation, sample"
+    ):
+        hard.caption(tiny.photo(0)[0], at_test="best")  # type: ignore[arg-type]
+
+
+def test_a_decoder_without_attention_has_no_hard_attention(paths: list[Path]) -> None:
+    from captioner.models.build import build_model, resolved
+
+    _, config, vocabulary = tiny.model(select="hard")
+    config = replace(config, decoder=replace(config.decoder, kind="mean"))
+    model = build_model(config, len(vocabulary))
+    captioner = Captioner(model, resolved(config, model), vocabulary)
+    for settings in ({"at_test": "sample"}, {"paths": 2}):
+        with pytest.raises(ConfigError, match="is for hard attention, which this model lacks"):
+            captioner.caption(paths[0], **settings)  # type: ignore[arg-type]
+
+
+def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> None:
+    """One that is cut off there has no end to be read, for which there is no position."""
+    from captioner.evaluation.evaluate import AttentionSettings, attention_results
+    from captioner.models.build import build_model, resolved
+
+    _, config, vocabulary = tiny.model(select="hard")
+    small = {"hidden_dim": 16, "heads": 2, "layers": 1, "feedforward_dim": 16}
+    decoder = DecoderConfig(kind="transformer", positions="learned", max_positions=5, **small)
+    config = replace(config, decoder=decoder, decoding=replace(config.decoding, max_words=5))
+    model = build_model(config, len(vocabulary))
+    with torch.no_grad():
+        model.decoder.vocabulary.bias[vocabulary.end] = -30.0
+    captioner = Captioner(model, resolved(config, model), vocabulary)
+    captions = [captioner.caption(paths[0], paths=2), *captioner.sample(paths[0], 2)]
+    assert [(len(c.words), c.end_log_prob) for c in captions] == [(5, None)] * 3
+    assert captions[0].paths is not None
+    assert captions[0].paths.shape == (2, 5)
+    image = CaptionedImage(paths[0], ("a disc",), 1)
+    settings = AttentionSettings(faithfulness=1)
+    found = attention_results(captioner, [image], {1: captions[0]}, settings)
+    assert found["faithfulness"]["num_words"] == 5
 
 
 # ----------------------------------------------------------------------- the model, in and out
@@ -657,7 +743,9 @@ def test_with_a_calibrator_captions_have_a_confidence(
             assert caption.to_dict()["confidence"] == pytest.approx(expected, abs=1e-5)
             assert caption.to_dict()["confidence_threshold"] == 0.4
     captioner.save_pretrained(tmp_path / "copy")
-    assert Captioner.from_pretrained(tmp_path / "copy", device="cpu").calibrator == calibrator
+    Captioner(*tiny.model(), calibrator=calibrator).save_pretrained(tmp_path / "made")
+    for saved in (tmp_path / "copy", tmp_path / "made"):
+        assert Captioner.from_pretrained(saved, device="cpu").calibrator == calibrator
     (folder / "calibrator.json").write_text("{}")
     with pytest.raises(CheckpointError, match="calibrator.json"):
         Captioner.from_pretrained(folder, device="cpu")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import captioner.types
+from captioner.errors import ConfigError
 from captioner.types import Caption, Geometry, Grid
 
 
@@ -75,6 +76,15 @@ def test_a_caption_refuses_a_field_of_another_length(name: str) -> None:
     whole = vars(caption(3))[name]
     with pytest.raises(ValueError, match="2 words with"):
         caption(2, **{name: whole})
+
+
+@pytest.mark.parametrize("number", [0, -1, 4])
+def test_a_layer_or_head_that_there_is_not_is_refused(number: int) -> None:
+    several = caption(heads=np.full((2, 3, 3, 2, 3), 1 / 6, np.float32))
+    for name in ("layer", "head"):
+        told = f"there is no {name} {number}: .* 3 attention layers of 3 heads; use 1 to 3"
+        with pytest.raises(ConfigError, match=told):
+            several.of_head(**{name: number})
 
 
 def test_a_caption_as_plain_values_goes_through_json_and_back() -> None:

@@ -49,11 +49,11 @@ def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | Non
     """
     try:
         content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        if content["format"] > FORMAT or content["weights_sha256"] != weights_sha256:
+            return None
         height, width = map(int, content["grid"])
         layers, heads = map(int, content["hard_attention"])
         words = content["max_words"]
-        if content["format"] > FORMAT or content["weights_sha256"] != weights_sha256:
-            return None
         if min(height, width) < 1 or min(layers, heads) < 0 or not isinstance(words, int | None):
             raise ValueError
         if max(layers, heads) > _MAX_HEADS:

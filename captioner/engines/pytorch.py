@@ -47,7 +47,7 @@ class TorchEngine:
 
     def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
         """Return a context in which hard attention chooses its cells by `at_test`."""
-        return hard_attention_mode(self.decoder, at_test)
+        return hard_attention_mode(at_test)
 
     def generator(self, seed: int) -> torch.Generator:
         """Return a generator of random numbers with this seed, for `generation.sample`."""

@@ -1,8 +1,9 @@
 """How often people's gender, age and the colours of their clothes are right in captions.
 
 Counted are images whose references agree: at least two (or the only one) name the group, and none
-names another one. A caption is right when it names that group, wrong when it names another one
-only, and silent when it names none. English captions only.
+names another one. A caption is right when it names that group (and of genders and ages no other),
+wrong when it names only groups that no reference names, and silent otherwise: it names none, both,
+or of clothes another colour that a reference names. English captions only.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def bias_table(counts: Counts) -> list[str]:
     """Return the counts as lines of a Markdown table; none where no references agree."""
     if not counts:
         return []
-    lines = ["| | photos | right | wrong | not said |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| | photos | right | wrong | neither |", "| --- | --- | --- | --- | --- |"]
     for category, groups in counts.items():
         for group, row in groups.items():
             shares = (f"{row[name] / row['photos']:.0%}" for name in ("right", "wrong", "silent"))

@@ -101,7 +101,8 @@ def collect(
         for image, (found, statistics) in zip(readable, captioner.hypotheses(opened), strict=True):
             features = confidence_features(found, statistics)
             rows.append(np.array([features[name] for name in FEATURES]))
-            texts.append(" ".join(captioner.vocabulary.decode(found[0].tokens)))
+            words = captioner.vocabulary.decode(found[0].tokens)
+            texts.append(captioner.vocabulary.tokenizer.join(words))
             references.append(image.captions)
     if not rows:
         raise DataError(f"{name}: none of the {len(images)} photos can be read")

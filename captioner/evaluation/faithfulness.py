@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.generation import Hypothesis, score, score_captions
-from captioner.models.attention import Attention, HardSelect, Select, hard_attention_mode
+from captioner.models.attention import Attention, Select, hard_attention_mode
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Geometry, Grid
 
@@ -79,8 +79,7 @@ class ReplacedSelect(nn.Module):
             weights = self.first
         # Scores whose softmax these weights are: the stage then takes the expectation over them.
         as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
-        hard = isinstance(self.select, HardSelect)
-        with hard_attention_mode(self.select, "expectation") if hard else nullcontext():
+        with hard_attention_mode("expectation"):
             output: AttentionOutput = self.select(as_scores, *arguments)
         return output
 
@@ -144,7 +143,7 @@ class AttentionMeasure:
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
         for suffix, removed in (("", attended), ("_control", at_random)):
-            for name, delete in zip(DELETIONS, (self._in_grid, self._before_mixing), strict=True):
+            for name, delete in zip(DELETIONS, (_in_grid, self._before_mixing), strict=True):
                 grids = [delete(grid, cells) for cells in removed]
                 losses[name + suffix] = loss(self.decoder, grids)
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
@@ -153,15 +152,10 @@ class AttentionMeasure:
         )
         return losses
 
-    def _in_grid(self, grid: Grid, removed: np.ndarray) -> Grid:
-        """Return the grid without the removed cells, bool [L]."""
-        local = None if grid.local is None else _deleted(grid.local, removed)
-        return replace(grid, features=_deleted(grid.features, removed), local=local)
-
     def _before_mixing(self, grid: Grid, removed: np.ndarray) -> Grid:
         """Return the grid after removal of cells, bool [L], before the encoder's self-attention."""
         if self.mix is None or grid.local is None:
-            return self._in_grid(grid, removed)
+            return _in_grid(grid, removed)
         local = replace(grid, features=_deleted(grid.local, removed), local=None)
         return replace(grid, features=self.mix(local), local=local.features)
 
@@ -185,9 +179,19 @@ def _most_attended(attention: np.ndarray) -> np.ndarray:
     return removed
 
 
+def _in_grid(grid: Grid, removed: np.ndarray) -> Grid:
+    """Return the grid of one image without removed cells, bool [L] or [variants, L]."""
+    local = None if grid.local is None else _deleted(grid.local, removed)
+    return replace(grid, features=_deleted(grid.features, removed), local=local)
+
+
 def _deleted(features: Tensor, removed: np.ndarray) -> Tensor:
-    """Return features [1, L, D] with the mean of all cells in place of the removed ones [L]."""
-    gone = torch.from_numpy(removed).to(features.device)[:, None]
+    """Return features [1, L, D] with the mean of all cells in place of the removed ones.
+
+    Args:
+        removed: bool [L], or [variants, L] for features [variants, L, D].
+    """
+    gone = torch.from_numpy(removed).to(features.device)[..., None]
     return torch.where(gone, features.mean(1, keepdim=True), features)
 
 
@@ -247,17 +251,7 @@ Removal = Callable[[np.ndarray], Grid]  # from cells to remove, bool [variants, 
 
 def removal_in_grid(grid: Grid) -> Removal:
     """Remove cells from the grid of one image: their features become the mean of the grid's."""
-
-    def remove(removed: np.ndarray) -> Grid:
-        gone = torch.from_numpy(removed).to(grid.features.device)[..., None]  # [variants, L, 1]
-
-        def without(cells: Tensor) -> Tensor:
-            return torch.where(gone, cells.mean(1, keepdim=True), cells)
-
-        local = None if grid.local is None else without(grid.local)
-        return Grid(without(grid.features), grid.height, grid.width, local)
-
-    return remove
+    return partial(_in_grid, grid)
 
 
 def removal_in_image(
@@ -306,7 +300,7 @@ def deletion(
     Args:
         decoder: In evaluation mode.
         grid: Grid of one image.
-        tokens: T word indices.
+        tokens: T word indices, at least one.
         maps: float [T, L], the attention of each word.
         generator: Draws the random order.
         remove: `removal_in_grid` or `removal_in_image`.
@@ -315,12 +309,14 @@ def deletion(
         Falls of the words' log-probability: float64 [orders, shares, T], in nats; a fall is
         positive.
     """
-    before = score(decoder, grid, tokens)[0].log_probs
-    falls = np.zeros((len(ORDERS), len(SHARES), len(tokens)))
+    words = len(tokens)
+    before = score(decoder, grid, tokens, max_words=words)[0].log_probs
+    falls = np.zeros((len(ORDERS), len(SHARES), words))
     for position, attention in enumerate(maps):
         removed = removed_cells(attention, generator)
-        # Later words do not change the probability of this one.
-        found = score(decoder, remove(removed.reshape(-1, len(attention))), tokens[: position + 1])
+        grids = remove(removed.reshape(-1, len(attention)))
+        read = position + 1  # later words do not change the probability of this one
+        found = score(decoder, grids, tokens[:read], max_words=read)
         after = np.array([hypothesis.log_probs[-1] for hypothesis in found])
         falls[..., position] = (before[position] - after).reshape(falls.shape[:2])
     return falls

@@ -171,10 +171,7 @@ class Objects:
             outlines = _outlines(annotation)
             if boxes or not outlines:
                 x, y, width, height = annotation["bbox"]
-                mask[
-                    round(y) : max(round(y) + 1, round(y + height)),
-                    round(x) : max(round(x) + 1, round(x + width)),
-                ] = True
+                mask[_pixels(y, height), _pixels(x, width)] = True
             else:
                 drawn = file.coco.annToMask(annotation | {"segmentation": outlines})
                 mask |= drawn.astype(bool)
@@ -204,6 +201,13 @@ def _read_instances(path: Path) -> _InstanceFile:
             f"{path} is no file of COCO instances; name one such as instances_val2017.json"
         ) from error
     return _InstanceFile(coco, categories)
+
+
+def _pixels(start: float, length: float) -> slice:
+    """Return the pixels of one side of a box, at least one, without those before the photo."""
+    first = round(start)
+    # A negative index would count from the photo's other edge.
+    return slice(max(0, first), max(0, first + 1, round(start + length)))
 
 
 def _outlines(annotation: Mapping[str, Any]) -> Any:

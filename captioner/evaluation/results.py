@@ -103,7 +103,14 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
         raise DataError(
             f"cannot read {path} ({error.strerror}); name a file of captioner evaluate --output"
         ) from error
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        StopIteration,
+    ) as error:
         raise DataError(
             f"{path} has no scores of each image; give a results file that captioner evaluate "
             "--output wrote"

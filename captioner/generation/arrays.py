@@ -88,11 +88,15 @@ def _ranked(values: np.ndarray) -> np.ndarray:
 
 
 def exponential(like: Array, generator: Generator | None) -> Array:
-    """Draw from the exponential distribution with rate 1, in the shape and type of an array."""
+    """Draw above zero from the exponential distribution of rate 1, in an array's shape and type."""
     if not is_numpy_array(like):
         return like.new_empty(like.shape).exponential_(generator=generator)
     chosen = generator if isinstance(generator, np.random.Generator) else np.random.default_rng()
-    return chosen.standard_exponential(like.shape, dtype=like.dtype)
+    # In float32 one draw in 2^23 is zero; a word ruled out then has a share of 0 / 0. PyTorch and
+    # float64 all but exclude it.
+    drawn = chosen.standard_exponential(like.shape)
+    np.maximum(drawn, np.finfo(like.dtype).tiny, out=drawn)
+    return drawn.astype(like.dtype)
 
 
 def to_numpy(array: Array) -> np.ndarray:

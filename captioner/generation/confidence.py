@@ -147,7 +147,8 @@ class Calibrator:
 
     def __post_init__(self) -> None:
         vectors = (self.mean, self.scale, self.weights)
-        numbers = [*self.mean, *self.scale, *self.weights, self.bias, self.threshold]
+        numbers = [*self.mean, *self.scale, *self.weights]
+        numbers += [self.bias, self.threshold, self.right_from]
         if not set(self.features) <= {*FEATURES, *EARLIER_FEATURES}:
             raise ValueError("other features")
         if any(len(vector) != len(self.features) for vector in vectors):
@@ -194,7 +195,14 @@ class Calibrator:
                 fitted_on=str(content.get("fitted_on", "")),
                 features=tuple(map(str, content["features"])),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise CheckpointError(
                 f"{CALIBRATOR}: not a calibrator of this version of captioner ({error}); make one "
                 "with captioner calibrate, or remove the file and its line in manifest.json"

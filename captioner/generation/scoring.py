@@ -20,38 +20,53 @@ from captioner.types import Grid
 
 
 def score(
-    decoder: StepDecoder, grid: Grid, tokens: Sequence[int], *, times: int = 1
+    decoder: StepDecoder,
+    grid: Grid,
+    tokens: Sequence[int],
+    *,
+    times: int = 1,
+    max_words: int | None = None,
 ) -> list[Hypothesis]:
     """Score the same caption for each image of the grid.
 
     Args:
         tokens: T word indices, without start and end.
         times: Passes over the caption for each image; they differ where hard attention samples.
+        max_words: As for `score_captions`.
     """
-    found = score_captions(decoder, grid, [[tokens] * times] * len(grid.features))
+    captions = [[tokens] * times] * len(grid.features)
+    found = score_captions(decoder, grid, captions, max_words=max_words)
     return [hypothesis for image in found for hypothesis in image]
 
 
 def score_captions(
-    decoder: StepDecoder, grid: Grid, captions: Sequence[Sequence[Sequence[int]]]
+    decoder: StepDecoder,
+    grid: Grid,
+    captions: Sequence[Sequence[Sequence[int]]],
+    *,
+    max_words: int | None = None,
 ) -> list[list[Hypothesis]]:
     """Score several captions of each image; return them as the hypotheses of a search.
 
     Args:
         captions: [B][K], each of T word indices, without start and end; lengths may differ.
+        max_words: Captions of this many words were cut off there, as by the search: their end is
+            not read, for which a decoder may have no position. None: all have ended.
 
     Returns:
-        [B][K] hypotheses, whose score is the total log-probability, end token included.
+        [B][K] hypotheses, whose score is the total log-probability, the end token's included.
     """
     images = len(captions)
     beams = len(captions[0]) if images else 0
     if not beams:
         return [[] for _ in captions]
     texts = [list(text) for image in captions for text in image]
-    steps = max(map(len, texts)) + 1
+    longest = max(map(len, texts))
+    scored = [text if len(text) == max_words else [*text, END] for text in texts]
+    steps = max(map(len, scored))
     written = np.full((images * beams, steps), PAD)
-    for row, text in enumerate(texts):
-        written[row, : len(text) + 1] = [*text, END]
+    for row, text in enumerate(scored):
+        written[row, : len(text)] = text
     outputs: list[WordAttention] = []
     with without_gradients(grid.features):
         xp = array_namespace(grid.features)
@@ -70,7 +85,7 @@ def score_captions(
 
     def per_caption(name: str) -> np.ndarray | None:
         """Return an attribute of the attention to each word, [B * K, T, ...]; None if absent."""
-        values: list[Array | None] = [getattr(attended, name) for attended in outputs[:-1]]
+        values: list[Array | None] = [getattr(attended, name) for attended in outputs[:longest]]
         found = [value for value in values if value is not None]
         if not found:
             return None
@@ -84,15 +99,15 @@ def score_captions(
         maps = np.zeros((images * beams, 0, grid.features.shape[1]), dtype=np.float32)
 
     def hypothesis(row: int) -> Hypothesis:
-        words = len(texts[row])
+        words, steps = len(texts[row]), len(scored[row])
         return Hypothesis(
             tokens=texts[row],
             log_probs=chosen_log_probs[row, :words],
-            end_log_prob=float(chosen_log_probs[row, words]),
+            end_log_prob=float(chosen_log_probs[row, words]) if steps > words else None,
             maps=maps[row, :words],
             beta=None if beta is None else beta[row, :words],
             cells=None if cells is None else cells[row, :words],
-            score=float(chosen_log_probs[row, : words + 1].sum()),
+            score=float(chosen_log_probs[row, :steps].sum()),
             heads=None if heads is None else heads[row, :words],
         )
 

@@ -71,7 +71,7 @@ def choose_device(name: str = "auto") -> torch.device:
             return torch.device("cpu")
     try:
         device = _working_device(name)
-    except (RuntimeError, AssertionError, NotImplementedError):
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):  # TypeError: no string
         usable = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
         reason = "" if torch.cuda.is_available() else ", which has no GPU that PyTorch can use"
         raise ConfigError(

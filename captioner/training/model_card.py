@@ -59,7 +59,8 @@ def model_card(
             "",
             "## People and clothes",
             "",
-            "Captions of validation photos whose references agree (not said: it has none):",
+            "Captions of validation photos whose references agree (neither: no group, several, or "
+            "another colour that a reference has):",
             "",
             *bias_table(bias),
         ]

@@ -214,3 +214,9 @@ def test_graphs_that_do_not_fit_their_folder_are_refused(
 ) -> None:
     damage(folder)
     sentence(folder)
+
+
+def test_graphs_of_a_newer_version_are_not_used(folder: Path) -> None:
+    describe(format=2, grid={"rows": 2, "columns": 3}, hard_attention=None)(folder)
+    write_manifest(folder)
+    assert Captioner.from_pretrained(folder, device="cpu").engine.name == "torch"

@@ -88,6 +88,9 @@ for mode in ("argmax", "expectation", "sample"):
     assert (caption.cells is None) == (mode == "expectation"), mode
     assert caption.paths.shape[0] == 2
     assert abs(caption.maps.sum((1, 2)) - 1).max() < 1e-4
+with hard.attention_mode("sample"):
+    drawn = [hard.sample({PHOTO!r}, 2, seed=4, max_words=4) for _ in range(2)]
+assert [c.cells.tolist() for c in drawn[0]] == [c.cells.tolist() for c in drawn[1]]
 assert hard.score({PHOTO!r}, "a woman in a uniform").log_probs.shape == (5,)
 soft = Captioner.from_pretrained("soft", device="cpu", engine="runtime")
 (several,) = soft.n_best([{PHOTO!r}], 3)

@@ -45,4 +45,7 @@ def test_the_table_has_a_row_a_group() -> None:
     table = bias_table(counted(agree="a man in a red shirt", girl="a boy"))
     assert "| gender: man | 1 | 100% | 0% | 0% |" in table
     assert "| gender: woman | 1 | 0% | 100% | 0% |" in table
+    assert table[0] == "| | photos | right | wrong | neither |"
+    both = bias_table(counted(girl="a man and a woman"))
+    assert "| gender: woman | 1 | 0% | 0% | 100% |" in both
     assert bias_table({}) == []

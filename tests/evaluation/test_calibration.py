@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
+from captioner import Captioner
+from captioner.data.captioned import CaptionedImage
+from captioner.data.subwords import SubwordTokenizer
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
 from captioner.evaluation.calibration import (
     CalibrationData,
     area_under_curve,
     calibration_report,
     caption_scores,
+    collect,
     fit,
 )
 from captioner.generation import Hypothesis
@@ -122,6 +129,20 @@ def test_scores_use_the_document_frequencies_of_the_training_captions() -> None:
     assert abs(one - other).max() > 1e-3
 
 
+def test_a_caption_is_scored_as_the_text_that_users_read(drawn_photos: Path) -> None:
+    model, config, vocabulary = tiny.model()
+    subwords = Vocabulary([f"▁{word}" for word in vocabulary.words], SubwordTokenizer())
+    captioner = Captioner(model, config, subwords)
+    photos = sorted(drawn_photos.glob("*.jpg"))[:4]
+    texts = [caption.text for caption in captioner.caption_batch(photos)]
+    images = [
+        CaptionedImage(photo, (text,), number)
+        for number, (photo, text) in enumerate(zip(photos, texts, strict=True))
+    ]
+    assert "▁" not in "".join(texts)
+    assert collect(captioner, "drawn", images).scores.max() == pytest.approx(10)
+
+
 def hypothesis(tokens: list[int], log_probs: list[float], end: float | None) -> Hypothesis:
     maps = np.full((len(tokens), 4), 0.25)
     return Hypothesis(tokens, np.array(log_probs), end, maps, None, None, 0.0)
@@ -191,6 +212,8 @@ def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
         {"bias": float("nan")},
         {"weights": [1e308] * len(FEATURES)},
         {"scale": [1e-320] * len(FEATURES)},
+        {"bias": 10**400},
+        {"right_from": float("inf")},
     ):
         with pytest.raises(CheckpointError, match="calibrator"):
             Calibrator.from_json(json.dumps(content | changed).encode())

@@ -307,6 +307,16 @@ def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
     assert objects.mask(KEY, "cat") is None
 
 
+@pytest.mark.parametrize(
+    ("box", "pixels"), [([-5, -3, 20, 13], 15 * 10), ([-9, 4, 8, 5], 0), ([70, 50, 30, 30], 100)]
+)
+def test_a_box_ends_at_the_edges_of_its_photo(
+    tmp_path: Path, box: list[float], pixels: int
+) -> None:
+    mask = Objects.read(instances(tmp_path, {"dog": box})).mask(KEY, "dog", boxes=True)
+    assert (0 if mask is None else mask.sum()) == pixels
+
+
 def test_summaries_are_means_over_words(tmp_path: Path) -> None:
     objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30], "person": [0, 0, 20, 60]}))
     maps = np.random.default_rng(2).dirichlet(np.ones(8), 3).astype(np.float32).reshape(3, 2, 4)

@@ -72,7 +72,7 @@ def test_counts_of_another_kind_are_refused(tmp_path: Path, name: str, size: int
         read_results(path)
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1e308])
+@pytest.mark.parametrize("value", [float("nan"), 1e308, pytest.param(10**400, id="1e400")])
 def test_a_figure_that_no_metric_gives_is_refused(tmp_path: Path, value: float) -> None:
     path = tmp_path / "results.json"
     images = [{"image_id": 1, "scores": {"CIDEr": value}, "counts": {}}]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from captioner.config import DecoderConfig
-from captioner.generation import score
+from captioner.generation import score, score_captions
 from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders import LSTMDecoder
 from captioner.types import Grid
@@ -91,3 +91,18 @@ def test_several_photos_are_read_as_each_alone() -> None:
         assert hypothesis.score == pytest.approx(alone.score, abs=1e-5)
         assert hypothesis.end_log_prob == pytest.approx(alone.end_log_prob, abs=1e-5)
         np.testing.assert_allclose(hypothesis.maps, alone.maps, atol=1e-6)
+
+
+def test_a_caption_that_was_cut_off_has_no_end() -> None:
+    decoder, photo = random_decoder(gate="vector"), random_photo()
+    captions = [[[4, 5, 6], [7, 8]]]
+    (ended,) = score_captions(decoder, photo, captions)
+    (found,) = score_captions(decoder, photo, captions, max_words=3)
+    assert found[0].end_log_prob is None
+    assert found[0].score == pytest.approx(ended[0].log_probs.sum(), abs=1e-5)
+    assert found[1].end_log_prob == pytest.approx(ended[1].end_log_prob, abs=1e-5)
+    assert found[1].score == pytest.approx(ended[1].score, abs=1e-5)
+    for one, other in zip(found, ended, strict=True):
+        assert one.tokens == other.tokens
+        for name in ("log_probs", "maps", "beta"):
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ def test_a_gpu_that_does_not_work_is_reported_and_not_used(
     assert reported.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["meta", "nothing", "", "cpu:x"])
-def test_an_unknown_device_is_refused_in_one_sentence(name: str) -> None:
+@pytest.mark.parametrize("name", ["meta", "nothing", "", "cpu:x", None])
+def test_an_unknown_device_is_refused_in_one_sentence(name: Any) -> None:
     with pytest.raises(ConfigError, match=f"^device: '{name}' cannot be used on this machine"):
         choose_device(name)
 

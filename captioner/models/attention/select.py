@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioner.config import AttentionConfig, HardAttentionMode
-from captioner.errors import ConfigError
 from captioner.models.attention.attention import Select
 from captioner.runtime.draws import uniform
 from captioner.types import AttentionOutput
@@ -94,18 +92,8 @@ def _sample(log_map: Tensor, seeds: Tensor | None) -> Tensor:
 
 
 @contextlib.contextmanager
-def hard_attention_mode(module: nn.Module, at_test: HardAttentionMode) -> Iterator[None]:
-    """Override `at_test` of all hard attention in evaluation mode, in this thread's context.
-
-    Raises:
-        ConfigError: The module has no hard attention, or there is no such mode.
-    """
-    if not any(isinstance(part, HardSelect) for part in module.modules()):
-        raise ConfigError(f"at_test: {at_test} is for hard attention, which this model lacks")
-    if at_test not in get_args(HardAttentionMode):
-        raise ConfigError(
-            f"at_test: '{at_test}' is not accepted; use {', '.join(get_args(HardAttentionMode))}"
-        )
+def hard_attention_mode(at_test: HardAttentionMode) -> Iterator[None]:
+    """Override `at_test` of all hard attention in evaluation mode, in this thread's context."""
     token = _mode.set(at_test)
     try:
         yield

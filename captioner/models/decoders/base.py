@@ -61,10 +61,7 @@ PreparedT = TypeVar("PreparedT", bound="Prepared")
 
 
 class Prepared(Protocol):
-    """A grid with what a decoder computed from it once per image: `Memory`, or one per layer."""
-
-    @property
-    def grid(self) -> Grid: ...
+    """What a decoder computed of a grid, once per image: `Memory`, or one per layer."""
 
     def select(self: PreparedT, index: Tensor | slice, seeds: Tensor | None = None) -> PreparedT:
         """Return the images of `index`, [B'] or a slice; `seeds` [B'] seed what they draw."""

@@ -47,6 +47,9 @@ class LSTMState(NamedTuple):
 class RecurrentDecoder(Decoder):
     """An LSTM over the words, with attention; subclasses say when to attend.
 
+    The word comes from the deep output of Show, Attend and Tell, for which subclasses have
+    `from_h` and `from_context`, or from a `compute_logits` of their own.
+
     Args:
         config: Settings of the decoder.
         attention: None for a decoder without attention.
@@ -55,6 +58,9 @@ class RecurrentDecoder(Decoder):
         input_dim: Size of what the LSTM reads in addition to the word and h.
         output_dim: Size of the last layer's input.
     """
+
+    from_h: nn.Linear
+    from_context: nn.Linear
 
     def __init__(
         self,
@@ -102,9 +108,13 @@ class RecurrentDecoder(Decoder):
     ) -> tuple[AttentionOutput, LSTMState]:
         """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates."""
 
-    @abstractmethod
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
-        """Return logits [..., V] from the embedded word [..., E], `state.output`, and context."""
+        """Return logits [..., V] from the embedded word [..., E], `state.output`, and context.
+
+        Equation 7, L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh.
+        """
+        hidden = words + self.from_h(self.dropout(output)) + self.from_context(context)
+        return self.vocabulary(self.dropout(torch.tanh(hidden)))
 
     def prepare(self, grid: Grid) -> Memory:
         return self.attention.prepare(grid)
@@ -233,11 +243,10 @@ class LSTMDecoder(RecurrentDecoder):
         return attended, self.advance(word_gates, state, attended.context)
 
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
-        """Equation 7, L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh."""
-        if not self.deep:
-            return self.vocabulary(self.dropout(output))
-        hidden = words + self.from_h(self.dropout(output)) + self.from_context(context)
-        return self.vocabulary(self.dropout(torch.tanh(hidden)))
+        """Equation 7, or one layer from h."""
+        if self.deep:
+            return super().compute_logits(words, output, context)
+        return self.vocabulary(self.dropout(output))
 
 
 @torch.no_grad()

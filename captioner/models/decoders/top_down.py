@@ -72,8 +72,3 @@ class TopDownDecoder(RecurrentDecoder):
         inputs = torch.cat([attended.context, state.h, language_h], dim=-1)
         language_h, language_c = lstm_cell(self.language_gates(inputs), language_c)
         return attended, state._replace(input_feeding=language_h, second_c=language_c)
-
-    def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
-        """Equation 7 of Show, Attend and Tell from the language LSTM's state."""
-        hidden = words + self.from_h(self.dropout(output)) + self.from_context(context)
-        return self.vocabulary(self.dropout(torch.tanh(hidden)))

@@ -28,9 +28,8 @@ from captioner.types import AttentionOutput, Grid
 
 @dataclass(frozen=True)
 class LayeredMemory:
-    """A batch of grids with what the attention of every layer needs of it."""
+    """What the attention of every layer needs of a batch of grids."""
 
-    grid: Grid
     layers: tuple[Memory, ...]
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> LayeredMemory:
@@ -39,7 +38,7 @@ class LayeredMemory:
             layer.select(index, None if seeds is None else child_seeds(seeds, number))
             for number, layer in enumerate(self.layers)
         )
-        return LayeredMemory(self.grid.select(index), tuple(layers))
+        return LayeredMemory(tuple(layers))
 
 
 class Cache(NamedTuple):
@@ -166,12 +165,12 @@ class TransformerDecoder(Decoder):
         for number, layer in enumerate(self._layers()):
             seeds = None if grid.seeds is None else child_seeds(grid.seeds, number)
             memories.append(layer.attention.prepare(replace(grid, seeds=seeds)))
-        return LayeredMemory(grid, tuple(replace(memory, grid=empty) for memory in memories))
+        return LayeredMemory(tuple(replace(memory, grid=empty) for memory in memories))
 
     def start(self, memory: LayeredMemory, beams: int = 1) -> Cache:
         heads = self._layers()[0].self_attention.heads
         size = self.embedding.embedding_dim // heads
-        images = memory.grid.features.shape[0]
+        images = memory.layers[0].keys.shape[0]
         empty = self.embedding.weight.new_zeros(images, beams, len(self.layers), heads, 0, size)
         return Cache(empty, empty)
 

@@ -260,6 +260,7 @@ def test_learned_positions_refuse_a_longer_text_in_one_sentence() -> None:
     decoder = random_decoder(positions="learned", max_positions=4)
     grid, tokens = random_grid(1), random_tokens(1)
     score(decoder, grid, [4, 5, 6])  # four steps, the end among them
+    score(decoder, grid, [4, 5, 6, 7], max_words=4)
     search(decoder, grid, beam_size=2, max_words=4)
     with torch.no_grad():
         decoder.vocabulary.bias[2] = -torch.inf
