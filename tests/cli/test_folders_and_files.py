@@ -395,5 +395,11 @@ def test_pages_are_copied_and_changed_in_place_only_when_asked(
     assert copy.count("alt=") == PAGE.lower().count("alt=") + 2
     assert run("page.html", "--write", "html", "--output", ".").code in (1, 2)
     assert file.read_bytes() == PAGE.encode()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "page.html").write_text('<img alt="mine">')
+    copies = run("page.html", "other/page.html", "--write", "html", "--output", "out")
+    assert copies.code == 0
+    found = [path.read_text() for path in sorted((tmp_path / "out").glob("*page.html"))]
+    assert sorted(found) == sorted([copy, '<img alt="mine">']), "none replaces another"
     assert run("page.html", "--write", "html", "--in-place").code == 0
     assert file.read_bytes() != PAGE.encode()
