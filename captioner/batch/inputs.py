@@ -7,10 +7,13 @@ import io
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from captioner.errors import DataError
 from captioner.storage import expand, file_system, is_url
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Kind = Literal["photos", "tars"]
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -116,16 +119,29 @@ def _parquet_rows(name: str) -> Iterator[tuple[str, str]]:
                 column, ids = _columns(each, table.schema_arrow.names)
                 columns = [column, *{ids} & set(table.schema_arrow.names)]
                 for batch in table.iter_batches(columns=columns):
-                    paths = batch.column(column).cast(pa.string()).to_pylist()
-                    identities = paths
-                    if ids in columns:
-                        identities = batch.column(ids).cast(pa.string()).to_pylist()
+                    paths = _texts(each, batch, column)
+                    identities = _texts(each, batch, ids) if ids in columns else paths
                     for identity, photo in zip(identities, paths, strict=True):
                         if not photo:
                             raise DataError(f"{each}: a row has no {column}")
                         yield identity or photo, _resolve(each, photo)
         except pa.ArrowInvalid as error:
             raise DataError(f"{each}: is no Parquet file that can be read ({error})") from None
+
+
+def _texts(name: str, batch: pa.RecordBatch, column: str) -> list[str | None]:
+    """Return a column of a Parquet file as texts; ids may be numbers."""
+    import pyarrow as pa
+
+    values = batch.column(column)
+    try:
+        texts: list[str | None] = values.cast(pa.string()).to_pylist()
+    except pa.ArrowNotImplementedError:
+        raise DataError(
+            f"{name}: column {column} holds {values.type}, not text; give a file whose column "
+            "path or image has a path or URL a row, and whose id, if any, is text or a number"
+        ) from None
+    return texts
 
 
 def _columns(name: str, columns: list[str]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -94,7 +95,9 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
                 deaths, worker.shard = 0, None
                 if todo:
                     worker.shard = todo.popleft()
-                    connection.send(worker.shard)
+                    # Where it has died since, its end of the pipe gives the shard back.
+                    with contextlib.suppress(OSError):
+                        connection.send(worker.shard)
                 else:
                     del running[connection]
                     connection.close()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from captioner.types import Caption
 
-MAX_EXAMPLES = 3  # failed photos that the statistics of a shard name
+MAX_EXAMPLES = 20  # failed photos that the statistics of a shard name, as many as a run names
 CAREFUL_AFTER = 3  # attempts at a shard that ended their process; then photos are tried first
 MAX_ATTEMPTS = 10
 _TRIAL_S = 60.0  # for reading one photo in a process of its own
@@ -355,7 +355,7 @@ def _columns(caption: Caption, *, maps: bool) -> dict[str, Any]:
     columns: dict[str, Any] = {
         "caption": caption.text,
         "confidence": caption.confidence,
-        "log_prob": float(caption.log_probs.sum()) + (caption.end_log_prob or 0.0),
+        "log_prob": caption.log_prob,
         "words": caption.words,
     }
     if maps:

@@ -113,7 +113,7 @@ def table(rows: Iterable[tuple[str, str, float | None]]) -> bytes:
 
 
 def _no_formula(cell: str) -> str:
-    return f"'{cell}" if cell[:1] in ("=", "+", "@", "\t", "\r") else cell
+    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 # -------------------------------------------------------------------------------------- HTML pages
@@ -198,7 +198,7 @@ class Page(HTMLParser):
         self.handle_starttag(tag, attrs)
 
 
-_ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+))?""")
+_ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+)?)?""")
 
 
 def _with_alt(tag: str, text: str) -> str:
@@ -214,6 +214,6 @@ def _decode(content: bytes) -> tuple[str, str]:
     for encoding in ("utf-8", declared[1].decode("ascii") if declared else "latin-1"):
         try:
             return content.decode(encoding), encoding
-        except (LookupError, UnicodeDecodeError):
+        except (LookupError, UnicodeError):  # the codec "undefined" raises a bare UnicodeError
             continue
     return content.decode("latin-1"), "latin-1"

@@ -187,8 +187,7 @@ class _CaptionRun:
             file = arguments.output / TABLE
             save_bytes(table(self.rows[path] for path in paths if path in self.rows), file)
             self._show_file(file)
-        for page in self.pages:
-            self._save_page(page)
+        self._save_pages()
         if self.failures:
             return 1 if self.done else 2
         return 0
@@ -257,6 +256,8 @@ class _CaptionRun:
 
         folders = [model_folder(name) for name in self._model_names()]
         options = {key: vars(arguments)[key] for key in vars(arguments) if key not in _NOT_SETTINGS}
+        if arguments.compare:  # only then: other folders that earlier versions began go on
+            options["compare"] = True
         self.journal = Journal(arguments.output, settings_digest(folders, options))
         shown = [Path("stdin") if path == STANDARD_INPUT else path for path in paths]
         proposed = dict(zip(paths, output_names(shown), strict=True))
@@ -335,26 +336,30 @@ class _CaptionRun:
         failures = self.failures
         pictures = writer.write(path, image, captions)
         self.done += 1
+        for name, caption in captions:
+            if is_withheld(caption.confidence, arguments.min_confidence):
+                by = f" by {name}" if len(captions) > 1 else ""
+                logger.warning(
+                    f"{path}: no caption{by}, because the confidence {caption.confidence:.2f} is "
+                    f"below {arguments.min_confidence:g}"
+                )
         caption = captions[0][1]
-        confidence = caption.confidence
-        withheld = is_withheld(confidence, arguments.min_confidence)
-        if withheld:
-            logger.warning(
-                f"{path}: no caption, because the confidence {confidence:.2f} is below "
-                f"{arguments.min_confidence:g}"
-            )
-        self._keep(path, caption.text, confidence, withheld=withheld)
+        self._keep(path, caption.text, caption.confidence)
         if self.journal is not None and self.failures == failures and path != STANDARD_INPUT:
-            content: dict[str, Any] = {"caption": caption.text, "confidence": confidence}
+            content: dict[str, Any] = {
+                "caption": caption.text,
+                "confidence": caption.confidence,
+            }
             if arguments.compare:
                 content = {"captions": {name: each.text for name, each in captions}}
             self.journal.add(path, writer.names[path], content, pictures)
 
-    def _keep(self, path: Path, text: str, confidence: float | None, *, withheld: bool) -> None:
+    def _keep(self, path: Path, text: str, confidence: float | None) -> None:
         """Write a caption as an alternative text, or keep it for the files of all photos."""
         arguments = self.arguments
         if not arguments.write:
             return
+        withheld = is_withheld(confidence, arguments.min_confidence)
         alternative = "" if withheld else alt_text(text, arguments.max_length)
         self.texts[path] = alternative
         self.rows[path] = (str(path), alternative, confidence)
@@ -367,11 +372,12 @@ class _CaptionRun:
     def _restore(self, path: Path, record: dict[str, Any], writer: CaptionWriter) -> None:
         """Add a photo that an earlier run captioned to the files that list all photos."""
         self.done += 1
-        text, confidence = record.get("caption"), record.get("confidence")
+        text = record.get("caption")
+        if self.arguments.compare:  # the gallery shows the caption of the first model
+            text = next(iter(record.get("captions", {}).values()), None)
         if not isinstance(text, str):
             return
-        withheld = is_withheld(confidence, self.arguments.min_confidence)
-        self._keep(path, text, confidence, withheld=withheld)
+        self._keep(path, text, record.get("confidence"))
         if "html" in self.arguments.save:
             try:
                 writer.add_to_gallery(path, text)
@@ -380,13 +386,23 @@ class _CaptionRun:
 
     # -------------------------------------------------------------------------------- after
 
-    def _save_page(self, page: Page) -> None:
-        """Write a copy of a page, or the page itself, with the alternative texts filled in."""
+    def _save_pages(self) -> None:
+        """Write the pages with the alternative texts filled in; no copy replaces another."""
+        if not self.pages:
+            return
+        from captioner.visualization import output_names
+
+        names = output_names([page.file for page in self.pages], with_suffix=True)
+        for page, name in zip(self.pages, names, strict=True):
+            self._save_page(page, name)
+
+    def _save_page(self, page: Page, name: str) -> None:
+        """Write a page, or a copy of it: in --output, under this name, or else beside it."""
         arguments = self.arguments
         if arguments.in_place:
             file = page.file
         elif arguments.output is not None:
-            file = arguments.output / page.file.name
+            file = arguments.output / name
             if os.path.abspath(file) == os.path.abspath(page.file):
                 self._failed(page.file, "would be replaced; add --in-place if that is meant")
                 return

@@ -85,7 +85,11 @@ def _run(arguments: argparse.Namespace) -> int:
     small = [path for path, fact in facts.items() if min(fact.width_px, fact.height_px) < SMALL_PX]
     problems += _listed(f"smaller than {SMALL_PX} pixels", small)
     pairs = duplicates(facts)
-    of_split = {image.path: name for name, split in splits.items() for image in split.images}
+    of_split = {
+        image.path: name
+        for name, split in splits.items()
+        for image in [*split.images, *split.uncaptioned]
+    }
     across = [pair for pair in pairs if of_split.get(pair[0]) != of_split.get(pair[1])]
     within = [pair for pair in pairs if pair not in across]
     problems += _listed(

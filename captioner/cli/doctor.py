@@ -238,7 +238,18 @@ def _fonts() -> Iterator[Check]:
 
 def _extras() -> Iterator[Check]:
     for name, modules, purpose, remedy in (
-        ("serve", ("fastapi", "uvicorn", "multipart"), "captioner serve", "pip install '.[serve]'"),
+        (
+            "serve",
+            (
+                "fastapi",
+                "uvicorn",
+                "multipart",
+                "prometheus_client",
+                "prometheus_fastapi_instrumentator",
+            ),
+            "captioner serve",
+            "pip install '.[serve]'",
+        ),
         (
             "batch",
             ("braceexpand", "fsspec", "pyarrow", "ray"),

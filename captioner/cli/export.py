@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from captioner.cli import CommandParser, add_search_options, run_command, show
 from captioner.errors import CheckpointError
@@ -49,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.output is None and arguments.format != "onnx":
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
+    if arguments.output is None and (arguments.card or _search_settings(arguments)):
+        parser.error("search settings and --card need a folder to make, in which they are stored")
     return run_command(lambda: _run(arguments))
 
 
@@ -75,10 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
     model, config, vocabulary = load_model(folder)
-    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
-    given = {name: getattr(arguments, name) for name in names}
-    given = {name: value for name, value in given.items() if value is not None}
-    config = replace(config, decoding=replace(config.decoding, **given))
+    config = replace(config, decoding=replace(config.decoding, **_search_settings(arguments)))
     validate(config)
     save_model(
         arguments.output,
@@ -92,6 +92,13 @@ def _run(arguments: argparse.Namespace) -> int:
     export_graphs(arguments.output)
     show(printable(arguments.output))
     return 0
+
+
+def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the search settings that were given, by their names in `decoding`."""
+    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
+    given = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _card(path: Path) -> str:

@@ -207,9 +207,10 @@ class CaptionWriter:
             ImageError: The photo cannot be read any more.
         """
         from captioner.data.transforms import open_image
-        from captioner.visualization import Entry, sheet_name
+        from captioner.visualization import Entry, comparison_name, sheet_name
 
-        page = sheet_name(self.names[path], "html")
+        page_name = comparison_name if self.arguments.compare else sheet_name
+        page = page_name(self.names[path], "html")
         self.entries.append(Entry.of(open_image(path), name=path.name, page=page, caption=text))
 
     def finish(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import zlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -117,7 +119,7 @@ def read_samples(folder: Path) -> tuple[Any, list[tuple[str, Any]]]:
                 epoch = int(file.stem.removeprefix("epoch-"))
                 captions.append((f"epoch {epoch}", caption_from_arrays(dict(arrays))))
     # np.load raises errors of several kinds on a file that is cut short.
-    except (ImageError, OSError, ValueError, KeyError, EOFError) as error:
+    except (ImageError, OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         raise CheckpointError(f"{file}: is damaged ({error}); take its folder away") from None
     if not captions:
         raise CheckpointError(f"{folder}: has no maps of any epoch; take it away")

@@ -143,8 +143,7 @@ def _run(arguments: argparse.Namespace) -> int:
     host, port = listening.getsockname()[:2]
     address = f"http://{_url_host(host)}:{port}"
     if arguments.workers > 1:
-        _serve_replicas(arguments, listening, address)
-        return 0
+        return _serve_replicas(arguments, listening, address)
     return _serve(arguments, listening, address, models)
 
 
@@ -171,7 +170,10 @@ def _serve(
         # uvicorn drains on these signals and then sends them to itself again: that is no error.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
-        server.run(sockets=[listening])
+        try:
+            server.run(sockets=[listening])
+        except SystemExit:  # of uvicorn, after the application has said why it cannot start
+            return 2
     if app.state.service.abandoned:
         # A model still runs in a thread, which Python would wait for at its end.
         sys.stdout.flush()
@@ -180,11 +182,12 @@ def _serve(
     return 0
 
 
-def _serve_replicas(arguments: argparse.Namespace, listening: socket.socket, address: str) -> None:
+def _serve_replicas(arguments: argparse.Namespace, listening: socket.socket, address: str) -> int:
     """Serve in several processes until a signal ends them; uvicorn replaces those that die.
 
     They share the socket: the kernel gives each connection to a replica that waits for one.
     """
+    from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
     class Replicas(Multiprocess):
@@ -194,7 +197,9 @@ def _serve_replicas(arguments: argparse.Namespace, listening: socket.socket, add
                 show(f"captioner listens at {address}")
 
     config = _config(arguments, partial(_replica, arguments), factory=True)
-    Replicas(config, sockets=[listening]).run()
+    replicas = Replicas(config, sockets=[listening])
+    replicas.run()
+    return 2 if any(each.exitcode == STARTUP_FAILURE for each in replicas.processes) else 0
 
 
 def _replica(arguments: argparse.Namespace) -> FastAPI:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -17,6 +18,8 @@ from starlette.requests import ClientDisconnect
 
 from captioner import __version__
 from captioner.captioner import Captioner
+from captioner.errors import error_summary
+from captioner.log import logger
 from captioner.serving import metrics, schemas
 from captioner.serving.admission import FullError, client_key
 from captioner.serving.problems import Problem, add_problem_handlers, problem_responses
@@ -67,7 +70,15 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        try:
+            service.start()
+        except OSError as error:
+            logger.error(
+                "error: the server cannot start its processes for decoding and drawing "
+                f"({error_summary(error)}); end other programs, or raise the limits of this one"
+            )
+            logging.getLogger("uvicorn.error").disabled = True  # it would add the traceback
+            raise
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -160,7 +160,6 @@ class Service:
             request = _CaptionRequest(image, 1, lambda captions: captions[0])
             caption = await self._caption(name, beam_size, options, request, client)
         assert image.preview is not None
-        caption = replace(caption, geometry=caption.geometry.scaled(*image.preview.size))
         async with self._drawing.hold(client):
             return await self._painter.draw(options.format, image.preview, caption, name)
 

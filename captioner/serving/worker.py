@@ -167,17 +167,22 @@ def draw(form: str, size: tuple[int, int], rgb: bytes, caption: Caption, model: 
     Args:
         form: `png` (a sheet of all words), `gif` (word after word) or `html` (the viewer).
         size: Width and height of the image in pixels.
-        caption: A caption whose geometry is that of this image.
+        rgb: The image, which may be a reduced one.
+        caption: A caption of the photo in its original size.
     """
     from captioner.visualization import caption_gif, caption_page
     from captioner.visualization.notebook import caption_png
 
     image = Image.frombytes("RGB", size, rgb)
+    original_size = (caption.geometry.photo_width_px, caption.geometry.photo_height_px)
+    caption = replace(caption, geometry=caption.geometry.scaled(*size), image=image)
     if form == "html":
-        return {}, [caption_page(image, [(model, caption)], name=IMAGE_NAME).encode()]
+        named = [(model, caption)]
+        page = caption_page(image, named, name=IMAGE_NAME, original_size=original_size)
+        return {}, [page.encode()]
     if form == "gif":
         return {}, [caption_gif(image, caption)]
-    return {}, [caption_png(replace(caption, image=image))]
+    return {}, [caption_png(caption, original_size=original_size)]
 
 
 # Each task, and the sentence for the client where it does not fit in memory.

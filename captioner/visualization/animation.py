@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageColor, ImageDraw
 
 from captioner.visualization.labels import LABEL_COLOURS
-from captioner.visualization.overlay import resize_captioned, scaled_size
+from captioner.visualization.overlay import resize_captioned
 from captioner.visualization.sheet import comparison_sheet
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.typography import INK, MUTED, font, is_right_to_left, one_line
-from captioner.visualization.words import word_images
+from captioner.visualization.words import word_image_size, word_images
 
 if TYPE_CHECKING:
     from captioner.types import Caption
@@ -69,11 +69,7 @@ def caption_frames(
 ) -> Iterator[Image.Image]:
     """Yield the image under its caption, then each word's overlay with that word set off."""
     pictures = list(word_images(image, caption, style, max_side_px=LONGEST_SIDE_PX))
-    scale = min(1.0, LONGEST_SIDE_PX / max(image.size))
-    size = scaled_size(image.size, scale)
-    if pictures:  # which enlarge small images
-        factor = max(1.0, pictures[0].width / size[0]) if max(size) < 320 else 1.0
-        size = round(size[0] * factor), round(size[1] * factor)
+    size = word_image_size(image.size, LONGEST_SIDE_PX)
     plain = resize_captioned(image, caption.geometry, size)
     still = Image.new("RGB", pictures[0].size if pictures else plain.size, "white")
     still.paste(plain, ((still.width - plain.width) // 2, 0))

@@ -12,16 +12,22 @@ from PIL import Image
 from captioner.types import Caption, Geometry
 from captioner.visualization.overlay import scaled_size
 
+_FIELDS = (
+    *("text", "maps", "log_probs", "end_log_prob", "beta", "cells", "heads", "paths"),
+    *("confidence", "confidence_threshold"),
+)
+
 
 def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
     """Return all that a caption holds, as named arrays that need no pickle.
 
     Returns:
-        words, maps [T, rows, columns], log_probs; beta, end_log_prob, cells, heads and paths where
-        there are any; and the fields of its geometry, by their names.
+        text, words, maps [T, rows, columns], log_probs; end_log_prob, beta, cells, heads, paths,
+        confidence and confidence_threshold where there are any; and the fields of its geometry, by
+        their names.
     """
     arrays = {"words": np.array(caption.words, dtype=np.str_)}
-    for name in ("maps", "log_probs", "end_log_prob", "beta", "cells", "heads", "paths"):
+    for name in _FIELDS:
         if getattr(caption, name) is not None:
             arrays[name] = np.asarray(getattr(caption, name))
     return arrays | {name: np.asarray(value) for name, value in asdict(caption.geometry).items()}
@@ -30,21 +36,30 @@ def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
 def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
     """Return the caption of such arrays, as `caption_arrays` returns or np.load reads them.
 
+    Files of earlier versions have neither the text nor the confidence.
+
     Raises:
         KeyError: An array is missing.
         ValueError: Arrays that are not those of a caption.
     """
+
+    def number(name: str) -> float | None:
+        return float(arrays[name]) if name in arrays else None
+
     geometry = Geometry(**{field.name: arrays[field.name].item() for field in fields(Geometry)})
     return Caption(
         words=arrays["words"].tolist(),
         maps=arrays["maps"],
         log_probs=arrays["log_probs"],
         geometry=geometry,
-        end_log_prob=float(arrays["end_log_prob"]) if "end_log_prob" in arrays else None,
+        end_log_prob=number("end_log_prob"),
         beta=arrays.get("beta"),
         cells=arrays.get("cells"),
         heads=arrays.get("heads"),
         paths=arrays.get("paths"),
+        confidence=number("confidence"),
+        confidence_threshold=number("confidence_threshold"),
+        text=str(arrays.get("text", "")),
     )
 
 

@@ -33,20 +33,22 @@ def save_npz(arrays: Mapping[str, Any], path: str | Path) -> None:
     save(path, lambda file: np.savez_compressed(file, **arrays))
 
 
-def output_names(images: Sequence[str | Path]) -> list[str]:
+def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> list[str]:
     """Return one NAME for each image of a run, under which its pictures are saved in one folder.
 
     NAME is the image's file name without its suffix. Where images would share a NAME, or names
     that differ only in case, which some file systems do not tell apart, each of them keeps its
     suffix; where that is not enough, the folders that hold it come in front. So no image of a run
     overwrites another's pictures, and a name does not depend on the order of the images. The same
-    image given twice has one NAME.
+    image given twice has one NAME. With `with_suffix` every NAME keeps its suffix.
 
     >>> output_names(["dog.jpg", "in/cat.jpg", "in/cat.png", "out/cat.png"])
     ['dog', 'cat.jpg', 'in-cat.png', 'out-cat.png']
+    >>> output_names(["about.html", "a/index.html", "b/index.html"], with_suffix=True)
+    ['about.html', 'a-index.html', 'b-index.html']
     """
     paths = [Path(os.path.abspath(image)) for image in images]
-    detail = dict.fromkeys(paths, 0)
+    detail = dict.fromkeys(paths, int(with_suffix))
     while True:
         names = {path: _name(path, level) for path, level in detail.items()}
         uses = Counter(name.casefold() for name in names.values())
@@ -56,12 +58,13 @@ def output_names(images: Sequence[str | Path]) -> list[str]:
             break
         for path in grown:
             detail[path] += 1
-    # Full paths can still meet, as a-b/c and a/b-c do: number those, in order of their paths.
+    # Full paths can still meet, as a-b/c and a/b-c do: number those, in order of their paths. The
+    # number comes in front, so that a name ends as its file does.
     for path in sorted(shared):
         number = 2
-        while f"{names[path]}-{number}".casefold() in uses:
+        while f"{number}-{names[path]}".casefold() in uses:
             number += 1
-        names[path] = f"{names[path]}-{number}"
+        names[path] = f"{number}-{names[path]}"
         uses[names[path].casefold()] += 1
     return [names[path] for path in paths]
 

@@ -89,14 +89,18 @@ def caption_figure(caption: Caption, style: OverlayStyle | None = None) -> Figur
     return figure
 
 
-def caption_png(caption: Caption) -> bytes:
+def caption_png(caption: Caption, *, original_size: tuple[int, int] | None = None) -> bytes:
     """Return the attention sheet as the bytes of a PNG.
+
+    Args:
+        original_size: As for `attention_sheet`.
 
     Raises:
         CaptionerError: The caption has no image, or it can no longer be read.
     """
     file = io.BytesIO()
-    attention_sheet(_image(caption), caption).save(file, format="PNG", compress_level=3)
+    sheet = attention_sheet(_image(caption), caption, original_size=original_size)
+    sheet.save(file, format="PNG", compress_level=3)
     return file.getvalue()
 
 

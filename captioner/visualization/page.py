@@ -79,6 +79,7 @@ def caption_page(
     layer: int | None = None,
     head: int | None = None,
     gallery: str | None = None,
+    original_size: tuple[int, int] | None = None,
 ) -> str:
     """Return one HTML file: the image, its caption, and the attention map of each word.
 
@@ -92,6 +93,7 @@ def caption_page(
         layer: Layer whose maps are shown first, from 1; None is the last.
         head: Head whose maps are shown first, from 1; None is the mean of all.
         gallery: Address of a page to lead back to.
+        original_size: Width and height of the photo, where the image is a reduced one.
 
     Raises:
         ImageError: An image of another size than a caption's.
@@ -99,13 +101,13 @@ def caption_page(
     """
     if not captions:
         raise ValueError("a page needs a caption")
-    scale = min(1.0, LONGEST_SIDE_PX / max(image.size))
-    size = scaled_size(image.size, scale)
+    size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
     content = viewer_content(captions, style or OverlayStyle(), layer=layer, head=head)
-    about = f"Photo of {image.width} × {image.height} pixels"
-    if scale < 1:
+    original_size = original_size or image.size
+    about = f"Photo of {original_size[0]} × {original_size[1]} pixels"
+    if size != original_size:
         about += f", here {size[0]} × {size[1]}"
     models = ", ".join(model for model, _ in captions)
     models = f"Model{'s' if len(captions) > 1 else ''}: {models}"

@@ -68,7 +68,11 @@ _FEWEST_ACROSS, _MOST_ACROSS = 6, 14  # panels in a row of a comparison
 
 
 def attention_sheet(
-    image: Image.Image, caption: Caption, style: OverlayStyle | None = None
+    image: Image.Image,
+    caption: Caption,
+    style: OverlayStyle | None = None,
+    *,
+    original_size: tuple[int, int] | None = None,
 ) -> Image.Image:
     """Draw a caption's sheet: the image, then one overlay a word in reading order.
 
@@ -78,11 +82,14 @@ def attention_sheet(
 
     Args:
         image: The upright image that was captioned; it is not changed.
+        original_size: Width and height of the photo, where the image is a reduced one.
 
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    sheet: Image.Image = _draw_sheet(image, caption, style or OverlayStyle(), vector=False)
+    sheet: Image.Image = _draw_sheet(
+        image, caption, style or OverlayStyle(), original_size or image.size, vector=False
+    )
     return sheet
 
 
@@ -90,7 +97,9 @@ def vector_sheet(
     image: Image.Image, caption: Caption, style: OverlayStyle | None = None
 ) -> VectorPage:
     """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
-    sheet: VectorPage = _draw_sheet(image, caption, style or OverlayStyle(), vector=True)
+    sheet: VectorPage = _draw_sheet(
+        image, caption, style or OverlayStyle(), image.size, vector=True
+    )
     return sheet
 
 
@@ -145,7 +154,14 @@ def panel_size(
     return scaled_size(image_size, scale)
 
 
-def _draw_sheet(image: Image.Image, caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
+def _draw_sheet(
+    image: Image.Image,
+    caption: Caption,
+    style: OverlayStyle,
+    original_size: tuple[int, int],
+    *,
+    vector: bool,
+) -> Any:
     """Draw the sheet on a new page of pixels or vectors, and return the page."""
     layout = _SHEET
     margin, gap, text = layout.margin, layout.gap, layout.text
@@ -172,7 +188,7 @@ def _draw_sheet(image: Image.Image, caption: Caption, style: OverlayStyle, *, ve
             )
             continue
         sheet.paste(small, (left, top, left + size[0], top + size[1]))
-        about, face = fit(_about(image), slot_width, size_px=text, smallest_px=text // 2)
+        about, face = fit(_about(original_size), slot_width, size_px=text, smallest_px=text // 2)
         baseline = top + size[1] + round(1.95 * text)
         pen(sheet).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
     draw_footer(sheet, [caption], style, left=margin, top=footer_top, width=content, size=text)
@@ -214,7 +230,7 @@ def _draw_comparison(
     sheet.paste(small, (margin, margin, margin + size[0], margin + size[1]))
     corner = (margin + size[0] + gap, margin + size[1])
     draw = pen(sheet)
-    draw.text(corner, _about(image), fill=MUTED, font=font(text), anchor="ls")
+    draw.text(corner, _about(image.size), fill=MUTED, font=font(text), anchor="ls")
     for (name, caption), head, top in zip(captions, heads, tops, strict=False):
         label, face = fit(one_line(name), width, size_px=text, smallest_px=text // 2)
         draw.text((margin, top + text), label, fill=MUTED, font=face, anchor="ls")
@@ -274,8 +290,8 @@ def _draw_word(
     )
 
 
-def _about(image: Image.Image) -> str:
-    return f"photo, {image.width} × {image.height} px"
+def _about(size: tuple[int, int]) -> str:
+    return f"photo, {size[0]} × {size[1]} px"
 
 
 def _columns(panels: int, slot_width: int, slot_height: int) -> int:

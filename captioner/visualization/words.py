@@ -25,6 +25,16 @@ _MIN_SIDE_PX = 320
 _SMALLEST_TEXT = 15
 
 
+def word_image_size(image_size: tuple[int, int], max_side_px: int) -> tuple[int, int]:
+    """Return the size of the image in the pictures of its words: see `word_images`.
+
+    >>> word_image_size((4000, 3000), 2048), word_image_size((80, 160), 2048)
+    ((2048, 1536), (160, 320))
+    """
+    longer = max(image_size)
+    return scaled_size(image_size, min(max(longer, _MIN_SIDE_PX), max_side_px) / longer)
+
+
 def word_images(
     image: Image.Image,
     caption: Caption,
@@ -43,9 +53,7 @@ def word_images(
         ImageError: An image of another size than the caption's; when the first picture is drawn.
     """
     style = style or OverlayStyle()
-    longer = max(image.size)
-    scale = min(max(longer, _MIN_SIDE_PX), max_side_px) / longer
-    size = scaled_size(image.size, scale)
+    size = word_image_size(image.size, max_side_px)
     picture = resize_captioned(image, caption.geometry, size)
 
     canvas_width = max(size[0], _MIN_SIDE_PX)

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import fsspec
@@ -22,6 +24,8 @@ from programs import Programs
 from test_inputs import png, write_tar
 
 from captioner import Captioner
+from captioner.batch import local
+from captioner.batch.shard import Job, Statistics
 from captioner.engines.choice import EngineName
 
 Batch = Callable[..., int]
@@ -99,7 +103,7 @@ def test_what_hard_attention_draws_depends_on_the_shard_alone(
 ) -> None:
     from captioner.batch.inputs import Source
     from captioner.batch.run import run_batch
-    from captioner.batch.shard import Job, ShardWorker
+    from captioner.batch.shard import ShardWorker
     from captioner.checkpoint import save_model
     from captioner.export import export_graphs
 
@@ -195,6 +199,15 @@ def test_where_every_photo_fails_nothing_was_done(batch: Batch, tmp_path: Path) 
     ]
 
 
+def test_the_first_twenty_failed_photos_are_named(
+    batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos.txt").write_text("".join(f"none{n:02d}.jpg\n" for n in range(25)))
+    assert batch(tmp_path / "photos.txt", tmp_path / "out", "--shard-size", 25) == 2
+    told = capsys.readouterr().err
+    assert [n for n in range(25) if f"none{n:02d}.jpg" in told] == list(range(20))
+
+
 def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     for number in range(2):
         members = {f"{number}{n}.png": png(10 * number + n) for n in range(5)}
@@ -209,7 +222,7 @@ def test_input_and_output_may_be_urls(model: Path, capsys: pytest.CaptureFixture
     """In one process, because no other sees this one's memory."""
     from captioner.batch.inputs import Source
     from captioner.batch.run import run_batch
-    from captioner.batch.shard import Job, ShardWorker
+    from captioner.batch.shard import ShardWorker
 
     system = fsspec.filesystem("memory")
     for number in range(12):
@@ -255,6 +268,36 @@ def test_killed_workers_lose_nothing_and_do_nothing_twice(
         killer.join()
     assert len(set(killed)) > 3
     assert parts(output) == parts(undisturbed)
+
+
+def test_a_worker_that_dies_before_it_is_sent_a_shard_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = Statistics(0, "", "", 10, 0, "", 0, 0.0, [])
+    alive = []
+
+    class Process:
+        """A worker: the first dies after it said that it is ready, the second does a shard."""
+
+        def __init__(self, target: object, args: tuple[Connection, Job, int]) -> None:
+            self.connection, _, self.number = args
+
+        def start(self) -> None:
+            self.connection.send(None)
+            if self.number == 1:
+                alive.append(Connection(os.dup(self.connection.fileno())))
+                self.connection.send(done)
+
+        def join(self) -> None:
+            pass
+
+        kill = join
+
+    context = types.SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Process)
+    monkeypatch.setattr(local, "worker_context", lambda engine: context)
+    assert list(local.run_local(Job("out", "soft", device="cpu"), [0], 1)) == [done]
+    assert alive[0].recv() == 0
+    alive[0].close()
 
 
 def test_a_killed_run_is_finished_by_the_next(

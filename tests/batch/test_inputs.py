@@ -107,6 +107,15 @@ def test_what_cannot_be_read_is_named(
     assert str(tmp_path) in str(refused.value)
 
 
+@pytest.mark.parametrize("column", ["image", "id"])
+def test_a_column_that_is_no_text_is_named(tmp_path: Path, column: str) -> None:
+    photo = {"bytes": b"...", "path": "a.jpg"}  # as data sets on Hugging Face have it
+    columns = {"image": ["a.jpg"], "id": ["a"], column: [photo]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a\.parquet: column {column} holds struct<.*>, not text"):
+        found(tmp_path / "a.parquet")
+
+
 def write_tar(path: Path, members: dict[str, bytes]) -> None:
     with tarfile.open(path, "w") as tar:
         for name, content in members.items():

@@ -60,6 +60,42 @@ def test_compared_captions_are_those_of_each_model_alone(
     ]
 
 
+def test_a_comparison_that_is_resumed_keeps_the_photos_before_in_its_gallery(
+    programs: Programs, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    compare = ("--compare", tiny_model, tiny_hard_model)
+    common = ("--device", "cpu", "--output", "out", "--resume", "--save", "html")
+    assert programs.run("caption.py", photo, *compare, *common, cwd=tmp_path).code == 0
+    for number in (2, 3):
+        tiny.photo(number)[0].save(tmp_path / f"{number}.jpg")
+    photos = (photo, "2.jpg", "3.jpg")
+    resumed = programs.run("caption.py", *photos, *compare, *common, cwd=tmp_path)
+    assert "1 of 3 photos were done before" in resumed.stderr
+    gallery = (tmp_path / "out" / "gallery.html").read_text()
+    for name in ("photo", "2", "3"):
+        assert f'href="{name}.comparison.html"' in gallery
+
+
+def test_a_comparison_is_not_resumed_as_captions_of_its_only_model(
+    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    common = (photo, "--device", "cpu", "--output", "out", "--resume")
+    assert programs.run("caption.py", *common, "--compare", tiny_model, cwd=tmp_path).code == 0
+    alone = programs.run("caption.py", *common, "--checkpoint", tiny_model, cwd=tmp_path)
+    assert alone.stdout, "it is captioned"
+    assert (tmp_path / "out" / "photo.attention.png").exists()
+
+
+def test_each_model_whose_caption_is_withheld_is_named(
+    programs: Programs, photo: Path, tmp_path: Path
+) -> None:
+    options = ("--compare", "soft", "hard", "--min-confidence", "1", "--device", "cpu")
+    outcome = programs.run("caption.py", photo, *options, cwd=tmp_path)
+    assert outcome.stdout.splitlines()[1:] == ["  soft: (no caption)", "  hard: (no caption)"]
+    for model in ("soft", "hard"):
+        assert f"{photo}: no caption by {model}, because the confidence" in outcome.stderr
+
+
 @pytest.mark.parametrize("at_test", ["argmax", "expectation", "sample"])
 def test_hard_attention_follows_at_test(
     programs: Programs, tiny_hard_model: Path, photo: Path, tmp_path: Path, at_test: str

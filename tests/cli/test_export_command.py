@@ -49,6 +49,14 @@ def test_a_setting_that_cannot_be_used_is_refused_by_name(
     assert not (tmp_path / "small").exists()
 
 
+@pytest.mark.parametrize("option", [("--beam-size", 5), ("--card", "card.md")])
+def test_what_needs_a_folder_is_refused_without_one(
+    programs: Programs, tiny_model: Path, option: tuple[str, object]
+) -> None:
+    refused = export(programs, "--format", "onnx", tiny_model, *option)
+    assert "need a folder to make" in refused.sentence()
+
+
 @pytest.mark.slow
 def test_a_bundled_model_is_exported_by_its_name(programs: Programs, tmp_path: Path) -> None:
     assert export(programs, "soft", tmp_path / "small").code == 0

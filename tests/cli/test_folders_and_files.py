@@ -337,8 +337,13 @@ def test_sidecars_are_written_next_to_photos_and_those_of_others_are_kept(
 
 
 def test_the_table_is_safe_in_a_spreadsheet() -> None:
-    rows = list(csv.reader(table([("=1+1.jpg", "Dogs, two", 0.5)]).decode().splitlines()))
-    assert rows == [["image", "caption", "confidence"], ["'=1+1.jpg", "Dogs, two", "0.5000"]]
+    given = [("=1+1.jpg", "Dogs, two", 0.5), ("-1.jpg", "A dog", None)]
+    rows = list(csv.reader(table(given).decode().splitlines()))
+    assert rows == [
+        ["image", "caption", "confidence"],
+        ["'=1+1.jpg", "Dogs, two", "0.5000"],
+        ["'-1.jpg", "A dog", ""],
+    ]
 
 
 PAGE = """<!DOCTYPE html>\r
@@ -364,6 +369,21 @@ def test_only_missing_texts_of_a_page_are_filled_in(folder: Path, tmp_path: Path
     assert filled == expected
 
 
+@pytest.mark.parametrize("alt", ["alt", "alt=", "ALT = ", "alt=''"])
+def test_an_empty_alt_leaves_nothing_behind(tmp_path: Path, alt: str) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(f"<img src=a.jpg {alt}>")
+    page = Page(file)
+    assert page.filled({tmp_path / "a.jpg": "A dog"}) == b'<img alt="A dog" src=a.jpg>'
+
+
+@pytest.mark.parametrize("charset", ["undefined", "none-such", "idna"])
+def test_a_page_of_an_unusable_encoding_is_read_as_latin_1(tmp_path: Path, charset: str) -> None:
+    file = tmp_path / "page.html"
+    file.write_bytes(f'<meta charset="{charset}">Größe<img src=a.jpg>'.encode("latin-1"))
+    assert Page(file).filled({}) == file.read_bytes()
+
+
 def test_pages_are_copied_and_changed_in_place_only_when_asked(
     run, folder: Path, tmp_path: Path
 ) -> None:
@@ -375,5 +395,11 @@ def test_pages_are_copied_and_changed_in_place_only_when_asked(
     assert copy.count("alt=") == PAGE.lower().count("alt=") + 2
     assert run("page.html", "--write", "html", "--output", ".").code in (1, 2)
     assert file.read_bytes() == PAGE.encode()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "page.html").write_text('<img alt="mine">')
+    copies = run("page.html", "other/page.html", "--write", "html", "--output", "out")
+    assert copies.code == 0
+    found = [path.read_text() for path in sorted((tmp_path / "out").glob("*page.html"))]
+    assert sorted(found) == sorted([copy, '<img alt="mine">']), "none replaces another"
     assert run("page.html", "--write", "html", "--in-place").code == 0
     assert file.read_bytes() != PAGE.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -264,6 +265,20 @@ def test_doctor_names_installed_and_missing_packages(programs: Programs) -> None
     assert {"Python", "torch", "model soft", "Java", "font", "pillow-heif", "batch"} <= set(checks)
     assert checks["Java"]["status"] == "optional"
     assert "default-jre-headless" in checks["Java"]["remedy"]
+
+
+def test_doctor_notices_each_missing_package_of_an_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    absent = "prometheus_fastapi_instrumentator"
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == absent else found(name)
+    )
+    main(["doctor", "--json"])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    (serve,) = (check for check in checks if check["name"] == "serve")
+    assert serve["status"] == "optional"
 
 
 def test_doctor_fails_on_a_damaged_model(

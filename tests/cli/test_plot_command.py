@@ -65,9 +65,12 @@ def test_a_run_without_samples_or_with_damage_is_reported(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    (copy / "samples" / "1" / "epoch-0001.npz").write_bytes(b"PK")
-    with pytest.raises(CheckpointError, match=r"epoch-0001\.npz: is damaged"):
-        read_samples(copy / "samples" / "1")
+    sample = copy / "samples" / "1" / "epoch-0001.npz"
+    whole = sample.read_bytes()
+    for damaged in (b"PK", whole[:-100], whole[:300] + bytes(100) + whole[400:]):
+        sample.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"epoch-0001\.npz: is damaged"):
+            read_samples(sample.parent)
     shutil.rmtree(copy / "samples")
     assert main([str(copy), "--save", "gif"]) == 0
     assert "keeps no maps" in capsys.readouterr().err

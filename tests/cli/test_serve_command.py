@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -225,6 +226,34 @@ def test_without_the_extra_it_names_the_package_to_install() -> None:
     assert ended.stderr.startswith("error: serve needs fastapi, which is not installed")
     assert "[serve]" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+NO_PROCESSES = """
+from multiprocessing.popen_forkserver import Popen
+def launch(self, process):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+Popen._launch = launch
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_that_cannot_start_says_why_and_ends_with_2(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_PROCESSES)
+    command = [sys.executable, "-m", "captioner", "serve", "--port", "0", "--device", "cpu"]
+    ended = subprocess.run(
+        [*command, "--model", "soft", "--workers", str(workers)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "Traceback" not in ended.stderr
+    said = {line for line in ended.stderr.splitlines() if not line.startswith("Child process")}
+    (sentence,) = said  # of each replica
+    assert sentence.startswith("error: the server cannot start its processes")
+    assert "Resource temporarily unavailable" in sentence
 
 
 def test_clients_that_stop_in_the_middle_leave_no_trace(

@@ -85,6 +85,22 @@ def test_planted_mistakes_are_found_and_named(table: Path, capsys) -> None:
         assert facts in text, text
 
 
+def test_copies_in_one_split_are_not_in_two_where_one_has_no_caption(
+    tmp_path: Path, capsys
+) -> None:
+    for name in ("a.jpg", "b.jpg"):
+        tiny.photo(1)[0].save(tmp_path / name)
+    items = [
+        {"split": "train", "filename": name, "sentences": [{"raw": text} for text in texts]}
+        for name, texts in (("a.jpg", ["a red disc"]), ("b.jpg", []))
+    ]
+    (tmp_path / "dataset_flickr8k.json").write_text(json.dumps({"images": items}))
+    code, text = check(tmp_path, capsys, "--format", "karpathy", "--split", "train")
+    assert code == 1
+    assert "there twice (keep one)" in text
+    assert "in two splits" not in text
+
+
 def test_every_bad_row_of_a_table_is_named_by_its_line(table: Path, capsys) -> None:
     write(table, ("07.jpg", "", "train"), ("", "no photo", "train"))
     with (table / "captions.csv").open("a") as file:

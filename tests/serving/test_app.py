@@ -127,6 +127,7 @@ def test_pictures_of_a_large_photo_are_drawn_on_a_smaller_one(client: TestClient
     assert page.status_code == 200, page.text
     assert '"photo_width_px":1280' in page.text
     assert '"photo_height_px":640' in page.text
+    assert "Photo of 3000 × 1500 pixels, here 1280 × 640." in page.text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +265,20 @@ def test_pictures_are_those_of_python(drawn_photos: Path) -> None:
         assert Image.open(io.BytesIO(content)).tobytes() == expected.tobytes()
     finally:
         painter.close()
+
+
+def test_a_sheet_on_a_reduced_photo_states_the_size_of_the_original() -> None:
+    painter = Painter(time_limit_s=60, workers=1)
+    image = tiny.photo(1)[0]
+    caption, original_size = a_caption(image, 3), (4 * image.width, 4 * image.height)
+    large = replace(caption, geometry=caption.geometry.scaled(*original_size))
+    try:
+        content, _ = asyncio.run(painter.draw("png", image, large, "tiny"))
+    finally:
+        painter.close()
+    expected = attention_sheet(image, caption, original_size=original_size)
+    assert Image.open(io.BytesIO(content)).tobytes() == expected.tobytes()
+    assert expected.tobytes() != attention_sheet(image, caption).tobytes()
 
 
 def test_drawing_is_limited_in_time(drawn_photos: Path) -> None:

@@ -62,6 +62,14 @@ def test_names_are_distinct_on_every_file_system_and_in_any_order(photos):
         assert dict(zip(order, output_names(order), strict=True)) == names
 
 
+def test_names_that_keep_their_suffix_are_distinct_too():
+    pages = ["/a/index.html", "/b/index.html", "/a-index.html", "/c/index.htm", "/v1.2.html"]
+    names = output_names(pages, with_suffix=True)
+    assert len(set(names)) == len(pages)
+    assert names[3:] == ["index.htm", "v1.2.html"]
+    assert all(name.endswith("index.html") for name in names[:3])
+
+
 def test_names_of_whole_paths_that_still_meet_are_numbered():
     # Both read x-y-a.jpg in full.
     names = output_names(["/x/y/a.jpg", "/x-y/a.jpg", "/x/y-a.jpg", "/q/y/a.jpg", "/q/a.jpg"])

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from captioner.errors import ImageError
+from captioner.visualization.animation import caption_frames
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
@@ -71,6 +72,19 @@ def test_the_photo_keeps_its_shape_and_its_size_within_limits(
     assert strip[-4:].min() == 255  # nothing is cut off
     assert strip[:, :4].min() == 255
     assert strip[:, -4:].min() == 255
+
+
+@pytest.mark.parametrize(
+    ("photo_size", "shown_size"),
+    [((80, 160), (160, 320)), ((160, 80), (320, 160)), ((300, 500), (300, 500))],
+)
+def test_the_first_frame_of_a_gif_shows_the_whole_photo_as_large_as_the_words_do(
+    make_caption, photo_size, shown_size
+):
+    photo = Image.new("RGB", photo_size, "red")
+    still, *_ = caption_frames(photo, make_caption(photo_size, WORDS), OverlayStyle())
+    red = (np.asarray(still) == (255, 0, 0)).all(axis=2)
+    assert (red.any(axis=0).sum(), red.any(axis=1).sum()) == shown_size
 
 
 def test_the_longest_side_can_be_set(make_caption):
