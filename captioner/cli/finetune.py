@@ -14,6 +14,7 @@ from captioner.config import (
     read_recipe,
     set_defaults,
 )
+from captioner.errors import CaptionerError
 
 RECIPE = "finetune"
 
@@ -49,9 +50,13 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
     start = (starts or ["soft"])[-1]
     shows_help = "--help" in options or "-h" in options
-    recipe = read_recipe(
-        *(recipes or [RECIPE]), base=ModelConfig() if shows_help else _settings_of(start)
-    )
+    try:
+        settings = _settings_of(start)
+    except CaptionerError:
+        if not shows_help:
+            raise
+        settings = ModelConfig()
+    recipe = read_recipe(*(recipes or [RECIPE]), base=settings)
     set_defaults(parser, recipe)
     arguments = parser.parse_args(options)
     set_log_level(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -143,4 +144,7 @@ def test_help_needs_no_model(capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
     assert stopped.value.code == 0
-    assert "--from" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "--from" in text
+    # what applies without the option: the size of the model to start from
+    assert re.search(r"Height of the network's input\.[^)]*default: 288\)", text)
