@@ -727,7 +727,10 @@ def as_image(source: Any) -> Image.Image:
             raise ImageError(f"is {kind} without pixels")
         return Image.fromarray(np.ascontiguousarray(pixels))
     if callable(getattr(source, "read", None)):
-        data = source.read()
+        try:
+            data = source.read()
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            raise ImageError(f"is a file that cannot be read ({error})") from None
         if not isinstance(data, bytes):
             raise ImageError("is a file that was opened as text; open it in mode 'rb'")
         if not data:

@@ -7,7 +7,7 @@ size, E embedding size, V vocabulary, T words.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -145,9 +145,11 @@ class AttentionOutput:
     heads: Tensor | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Caption:
     """A caption of one image with the attention to each word.
+
+    Captions are equal if all that they hold is, to the last bit, apart from the image.
 
     Attributes:
         words: T words, without the start and end tokens.
@@ -192,6 +194,18 @@ class Caption:
             values = getattr(self, name)
             if values is not None and len(values) != count:
                 raise ValueError(f"{count} words with {len(values)} {name}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Caption):
+            return NotImplemented
+        return all(
+            np.array_equal(getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)
+            if each.compare
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
     @property
     def is_unsure(self) -> bool:

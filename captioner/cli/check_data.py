@@ -63,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
         read_images,
         split_problems,
     )
+    from captioner.data.formats.table import misspelt_splits
     from captioner.evaluation.results import write_json
 
     for file in filter(None, (arguments.output, arguments.contact_sheet)):
@@ -73,6 +74,9 @@ def _run(arguments: argparse.Namespace) -> int:
     with progress_bar(total=len({image.path for image in images}), unit="photo") as bar:
         facts, unreadable = read_images(images, bar.update)
     problems = split_problems(splits)
+    if arguments.format == "table" and not arguments.split:
+        misspelt = misspelt_splits(Path(arguments.root), arguments.file)
+        problems += [misspelt] if misspelt else []
     statistics = {}
     for name, split in splits.items():
         readable = [image for image in split.images if image.path in facts]

@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.check import same_caption
+    from captioner.data.formats.table import split_counts
     from captioner.data.readers import read_captions, read_split
 
     for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
@@ -92,6 +93,11 @@ def _run(arguments: argparse.Namespace) -> int:
     data = chosen_data(arguments)
     split = read_split(split=arguments.split, **data)
     training = arguments.train_split and read_captions(split=arguments.train_split, **data)
+    if arguments.format == "table" and not any(split_counts(Path(arguments.root), arguments.file)):
+        logger.warning(
+            f"{arguments.root} has no column split, so all of its photos are scored, those that a "
+            "model learned from too; name the split of each row"
+        )
     images = split.images[: arguments.limit]
     if not (images or arguments.captions):
         raise DataError(

@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.check import split_problems
     from captioner.data.readers import read_split
     from captioner.data.shards import write_shards
     from captioner.storage import Folder
@@ -61,6 +62,8 @@ def _run(arguments: argparse.Namespace) -> int:
         name: read_split(split=name, **chosen_data(arguments))
         for name in arguments.split or ["train", "val"]
     }
+    for sentence in split_problems(splits):
+        logger.warning(sentence)
     for name, split in splits.items():
         if not split.images:
             raise DataError(f"{arguments.root}: no photo of split {name!r} has a caption")

@@ -20,6 +20,7 @@ import numpy as np
 from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, DataFiles, Split, with_words
 from captioner.data.check import same_caption
+from captioner.data.formats.table import misspelt_splits
 from captioner.data.tars import file_facts, read_bytes
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
@@ -192,6 +193,11 @@ def read_sources(
             learned = _read_source(source, source.train_split, warn)
         if source.val_split is not None:
             held_back = _read_source(source, source.val_split, warn)
+        usual = {source.train_split, source.val_split} <= {"train", "val", None}
+        if source.format == "table" and usual:
+            misspelt = misspelt_splits(Path(source.root), source.file)
+            if misspelt:
+                warn(f"{source.root}: {misspelt}")
         if val_share and learned is not None and learned == held_back:
             learned, held_back = _divided(learned, val_share, seed)
             warn(f"{source.root}: {len(held_back)} photos are held back for validation")

@@ -224,7 +224,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to 8-bit RGB."""
     if image.mode.startswith(("I", "F")):  # 16-bit and 32-bit grey; convert("RGB") would clip
         grey = np.asarray(image, dtype=np.float64)
-        full_scale = 65535.0 if grey.max(initial=0) > 255 else 255.0
+        brightest = grey.max(initial=0)
+        full_scale = 65535.0 if brightest > 255 else 255.0
+        if image.mode.startswith("F") and 0 < brightest <= 1:
+            full_scale = 1.0
         if image.mode.startswith("I;16"):
             full_scale = 65535.0
         grey = np.nan_to_num(grey).clip(0, full_scale) * (255.0 / full_scale)

@@ -143,8 +143,8 @@ def search(
 
     Returns:
         For each image up to `beam_size` hypotheses, best first. If none has finished after
-        `max_words` words, the running captions as they are; no hypotheses if no caption fulfils the
-        constraints.
+        `max_words` words, the running captions that hold all required words, as they are; no
+        hypotheses if no caption fulfils the constraints.
 
     Raises:
         ValueError: beam_size or max_words below 1, or no_repeat_ngram below 0.
@@ -484,13 +484,16 @@ class _Beam:
             ]
             results.append(sorted(found, key=lambda hypothesis: -hypothesis.score))
         words = len(self.trace)
-        for image, totals in zip(self.active.tolist(), self.totals.tolist(), strict=True):
+        totals = self.totals
+        if len(self.required):  # a caption that was cut off before it held all of them is none
+            totals = self.xp.where(self.xp.all(self._has_required(), axis=-1), totals, -self.xp.inf)
+        for image, of_beams in zip(self.active.tolist(), totals.tolist(), strict=True):
             if not results[image]:
                 results[image] = [
                     self._read_back(
                         trace, image, words, beam, total / words**self.length_penalty, None
                     )
-                    for beam, total in enumerate(totals)
+                    for beam, total in enumerate(of_beams)
                     if np.isfinite(total)
                 ]
         return results

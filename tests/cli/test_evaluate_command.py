@@ -107,6 +107,18 @@ def test_only_damaged_photos_are_one_sentence(
     assert not (tmp_path / "results.json").exists()
 
 
+def test_a_table_without_splits_is_said_to_be_scored_whole(
+    programs: Programs, tiny_model: Path, table: Path
+) -> None:
+    captions = table / "captions.csv"
+    assert "no column split" not in evaluate(programs, tiny_model, table, "--split", "val").stderr
+    rows = captions.read_text().splitlines()
+    captions.write_text("\n".join(row.rpartition(",")[0] for row in rows))
+    outcome = evaluate(programs, tiny_model, table, "--split", "val")
+    assert "no column split" in outcome.stderr
+    assert outcome.code == 0
+
+
 def test_a_limit_and_a_beam_are_kept_to(
     programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:

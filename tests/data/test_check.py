@@ -159,3 +159,17 @@ def test_near_duplicates_may_differ_in_a_bit_of_each_quarter_of_their_hashes() -
         for name, grey in (("a", thumbnail), ("b", other))
     }
     assert duplicates(facts) == [(Path("a"), Path("b"), "near duplicates")]
+
+
+def test_rows_that_no_split_reads_are_something_to_mend(table: Path, capsys) -> None:
+    write(table, ("00.jpg", "a blue disc", "validation"))
+    code, text = check(table, capsys)
+    assert code == 1
+    assert "'validation' (1), perhaps 'val'" in text
+
+
+def test_a_column_that_is_there_twice_is_refused(table: Path, capsys) -> None:
+    (table / "captions.csv").write_text("image,caption,caption\n00.jpg,a dog,a cat\n")
+    code, text = check(table, capsys)
+    assert code == 2
+    assert "the column caption is there twice" in text

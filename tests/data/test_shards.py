@@ -76,6 +76,20 @@ def test_shards_hold_what_the_data_set_holds(table: Path, written: Path, tmp_pat
     }
 
 
+def test_photos_that_are_in_two_splits_are_named(
+    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a table without splits: training from the shards would validate on its photos."""
+    rows = [row.rpartition(",")[0] for row in (table / "captions.csv").read_text().splitlines()]
+    (table / "no_splits.csv").write_text("\n".join(rows))
+    try:
+        with caplog.at_level("WARNING"):
+            write(table / "no_splits.csv", tmp_path / "shards")
+    finally:
+        (table / "no_splits.csv").unlink()
+    assert "photos are in train and in val" in caplog.text
+
+
 def test_an_index_that_is_gone_is_made_again(written: Path, shards: Path) -> None:
     (index,) = shards.glob("val-00000*.jsonl")
     before = index.read_bytes()

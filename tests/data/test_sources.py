@@ -361,3 +361,16 @@ def test_of_many_bytes_those_of_some_files_are_taken_and_all_sizes(tmp_path: Pat
     assert len(images) / 3 <= len(changed) <= len(images) / 2 + 1
     images[1].path.write_bytes(images[1].path.read_bytes() + b"\0")
     assert content_digest(images, max_bytes=half) != before
+
+
+def test_rows_of_a_misspelt_split_are_reported(tmp_path: Path) -> None:
+    folder = Path(table(tmp_path / "a", train=6, val=2))
+    captions = folder / "captions.csv"
+    rows = captions.read_text().splitlines()
+    rows[1], rows[2] = rows[1].replace(",train", ",Train"), rows[2].replace(",train", ",training")
+    captions.write_text("\n".join(rows))
+    said: list[str] = []
+    read_sources([SourceConfig(format="table", root=str(folder), name="a")], warn=said.append)
+    (sentence,) = (each for each in said if "split" in each)
+    for fact in (str(folder), "'Train' (1), perhaps 'train'", "'training' (1)"):
+        assert fact in sentence

@@ -280,6 +280,12 @@ def test_half_transparency_is_mixed_with_white() -> None:
     np.testing.assert_allclose(pixels(encoded(half, "PNG"))[1, 1], expected, atol=1)
 
 
+def test_floating_point_grey_up_to_one_is_not_black() -> None:
+    ramp = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+    found = upright_rgb(Image.fromarray(ramp))
+    np.testing.assert_allclose(np.asarray(found)[..., 0], ramp * 255, atol=0.5)
+
+
 def test_a_pil_image_with_a_transparent_colour_is_as_from_its_file() -> None:
     image = Image.new("RGB", (4, 4), (10, 20, 30))
     image.info["transparency"] = (10, 20, 30)

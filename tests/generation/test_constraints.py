@@ -61,8 +61,15 @@ def test_a_narrow_beam_holds_the_required_words_in_every_caption(beam_size: int)
     for found in search(decoder, grid, **settings, constraints=constraints):  # type: ignore[arg-type]
         assert found
         for hypothesis in found:
-            if hypothesis.end_log_prob is not None:
-                assert {7, 9} <= set(hypothesis.tokens)
+            assert {7, 9} <= set(hypothesis.tokens)
+
+
+def test_captions_that_end_before_they_hold_every_required_word_are_none() -> None:
+    decoder, grid = random_decoder(3, words=12), random_grid(2)
+    too_many = Constraints(require=(5, 6, 7, 8))
+    assert search(decoder, grid, max_words=3, constraints=too_many) == [[], []]
+    contradictory = Constraints(require=(7,), forbid=((7,),))
+    assert search(decoder, grid, max_words=4, constraints=contradictory) == [[], []]
 
 
 def test_numbers_of_a_constrained_caption_are_the_model_s_own() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,13 @@ from captioner.data.text_files import (
     read_text,
 )
 from captioner.errors import DataError
+
+# What other data sets call the splits that captioner asks for.
+_OTHER_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
@@ -49,6 +57,32 @@ def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     if has_splits:
         check_splits(path, splits, {row.split for row in rows})
     return [CaptionedImage(image, tuple(texts), ids[image]) for image, texts in captions.items()]
+
+
+def split_counts(root: Path, file: str | Path | None = None) -> Counter[str]:
+    """Return the number of a table's rows by the name of their split; "" where rows name none.
+
+    Raises:
+        DataError: No row can be read.
+    """
+    return Counter(row.split for row in _parse(root, file)[1] if isinstance(row, _Row))
+
+
+def misspelt_splits(root: Path, file: str | Path | None = None) -> str | None:
+    """Return a sentence about rows whose split is train, val or test by another name, or None.
+
+    Raises:
+        DataError: No row can be read.
+    """
+    counts = split_counts(root, file)
+    found = [
+        f"{quoted(name)} ({count}), perhaps {quoted(_OTHER_NAMES[name.lower()])}"
+        for name, count in counts.items()
+        if name.lower() in _OTHER_NAMES and name not in _OTHER_NAMES.values()
+    ]
+    if not found:
+        return None
+    return f"rows of these splits are not read: {', '.join(found)}; rename the split"
 
 
 def row_errors(root: Path, file: str | Path | None = None) -> list[str]:
@@ -96,6 +130,11 @@ def _csv_rows(path: Path) -> Iterator[_Row | DataError]:
                     raise DataError(
                         f"{path}, line {line}: expected a heading with the columns image, caption "
                         f"and perhaps split, separated by commas, not {quoted(','.join(cells))}"
+                    )
+                if repeated := [name for name, count in Counter(columns).items() if count > 1]:
+                    raise DataError(
+                        f"{path}, line {line}: the column {repeated[0]} is there twice; give each "
+                        "caption a row of its own"
                     )
                 continue
             if len(cells) != len(columns):
