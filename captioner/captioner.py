@@ -539,6 +539,15 @@ class Captioner:
         """Whether attention is hard: `at_test` and `paths` are for such models only."""
         return self.config.attention.select == "hard" and self.config.decoder.kind != "mean"
 
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        """Number of layers that attend to the image, and of heads in each."""
+        decoder = self.config.decoder
+        if decoder.kind == "mean":
+            return 1, 1
+        layers = decoder.layers if decoder.kind == "transformer" else 1
+        return layers, self.config.attention.heads
+
     def samples_cells(self, at_test: HardAttentionMode | None, paths: int = 0) -> bool:
         """Return whether cells are sampled; then batches need a fixed order to be repeatable."""
         mode = at_test or self.config.attention.at_test

@@ -8,7 +8,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +23,8 @@ _ABANDONED_AFTER_S = 3600.0  # without a change; nothing takes so long between t
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` once it is written completely; if not, it is removed.
 
+    It gets the permissions of the file that it replaces.
+
     Args:
         durable: Wait until the content is on the disk before it gets the name, so that a power cut
             leaves the old file or the new one.
@@ -33,6 +35,9 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     temporary = _temporary_sibling(path)
     try:
         with temporary.open("xb") as file:
+            # Before there is content, which would else be readable to others for a moment.
+            with suppress(OSError):  # there is no earlier file, or no permissions to keep
+                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             yield file
             if durable:
                 file.flush()

@@ -227,13 +227,7 @@ class Caption:
             ConfigError: There is no such layer or head.
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
-        for name, number, count in (("layer", layer, layers), ("head", head, heads)):
-            if number is not None and not 1 <= number <= count:
-                raise ConfigError(
-                    f"there is no {name} {number}: this model has {layers} attention "
-                    f"{'layer' if layers == 1 else 'layers'} of {heads} "
-                    f"{'head' if heads == 1 else 'heads'}; use 1 to {count}"
-                )
+        check_head(layer, head, layers, heads)
         if self.heads is None:
             return self
         maps = self.heads[:, (layer or layers) - 1]  # [T, heads, rows, columns]
@@ -309,6 +303,21 @@ class Caption:
                 content["heads"] = _rounded(self.heads)
             content["geometry"] = asdict(self.geometry)
         return content
+
+
+def check_head(layer: int | None, head: int | None, layers: int, heads: int) -> None:
+    """Check a layer and a head, counted from 1, against a model's number of them.
+
+    Raises:
+        ConfigError: There is no such layer or head.
+    """
+    for name, number, count in (("layer", layer, layers), ("head", head, heads)):
+        if number is not None and not 1 <= number <= count:
+            raise ConfigError(
+                f"there is no {name} {number}: this model has {layers} attention "
+                f"{'layer' if layers == 1 else 'layers'} of {heads} "
+                f"{'head' if heads == 1 else 'heads'}; use 1 to {count}"
+            )
 
 
 def _drawing() -> ModuleType:

@@ -41,6 +41,14 @@ def test_a_saved_file_is_as_readable_as_any_new_file(tmp_path: Path) -> None:
     assert len(modes) == 1
 
 
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    for mode in (0o600, 0o664):
+        (tmp_path / "saved").touch()
+        (tmp_path / "saved").chmod(mode)
+        save_bytes(b"new", tmp_path / "saved")
+        assert stat.S_IMODE((tmp_path / "saved").stat().st_mode) == mode
+
+
 @pytest.mark.parametrize(
     ("failure", "raised"),
     [

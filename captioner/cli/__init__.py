@@ -138,8 +138,15 @@ def show(line: str) -> None:
     """Print results at once, above the progress bar if there is one.
 
     Raises:
+        BrokenPipeError: Nobody reads them.
         CaptionerError: They cannot be written, as on a full disk.
     """
+    if sys.stdout is None:  # as after `>&-`
+        logger.warning(
+            "standard output is closed, so no results can be shown; send them to a file or to "
+            f"{os.devnull}"
+        )
+        raise BrokenPipeError
     try:
         tqdm.write(visible(line), file=sys.stdout)
         sys.stdout.flush()
@@ -253,7 +260,7 @@ def add_search_options(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument(
         "--length-penalty",
-        type=float,
+        type=number_from(-10, 10),  # as `decoding.length_penalty` of a recipe
         metavar="P",
         help="rank captions by log-probability / length ** P (default: the model's)",
     )

@@ -19,6 +19,7 @@ from captioner.files import save_bytes
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"
 HTML_SUFFIXES = frozenset((".html", ".htm", ".xhtml"))
+_COLUMNS = ("image", "caption", "confidence")  # of the table
 _TOOLKIT = "captioner"  # in x:xmptk; marks a sidecar that captioner wrote and may replace
 
 # Beginnings to leave out: a screen reader has already said "image".
@@ -66,15 +67,38 @@ def save_sidecar(photo: Path, text: str) -> Path:
     Raises:
         CaptionerError: Another program wrote the existing sidecar, or it cannot be written.
     """
-    file = photo.with_name(f"{photo.name}.xmp")
-    try:
-        earlier = file.read_bytes() if file.exists() else None
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
-    if earlier is not None and f'x:xmptk="{_TOOLKIT}"'.encode() not in earlier:
+    file, is_ours = _sidecar(photo)
+    if is_ours is False:
         raise CaptionerError(f"{file} was written by another program, so it is left as it is")
     save_bytes(xmp(text).encode(), file)
     return file
+
+
+def remove_sidecar(photo: Path) -> Path | None:
+    """Remove the sidecar that captioner wrote next to a photo, and return it; None without one.
+
+    Raises:
+        CaptionerError: It can be neither read nor removed.
+    """
+    file, is_ours = _sidecar(photo)
+    if not is_ours:
+        return None
+    try:
+        file.unlink()
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be removed ({error.strerror})") from None
+    return file
+
+
+def _sidecar(photo: Path) -> tuple[Path, bool | None]:
+    """Return the file of a photo's sidecar, and whether captioner wrote it; None: it is missing."""
+    file = photo.with_name(f"{photo.name}.xmp")
+    try:
+        return file, f'x:xmptk="{_TOOLKIT}"'.encode() in file.read_bytes()
+    except FileNotFoundError:
+        return file, None
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
 
 
 def xmp(text: str) -> str:
@@ -105,11 +129,30 @@ def table(rows: Iterable[tuple[str, str, float | None]]) -> bytes:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "caption", "confidence"])
+    writer.writerow(_COLUMNS)
     for image, caption, confidence in rows:
         shown = "" if confidence is None else f"{confidence:.4f}"
         writer.writerow([_no_formula(image), _no_formula(caption), shown])
     return text.getvalue().encode(errors="backslashreplace")
+
+
+def check_table(file: Path) -> None:
+    """Check that the table of an earlier run, or nothing, would be replaced.
+
+    Raises:
+        CaptionerError: The file has another heading than `table` writes, or cannot be read.
+    """
+    try:
+        with file.open("rb") as content:
+            heading = content.readline()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
+    if heading.rstrip() != ",".join(_COLUMNS).encode():
+        raise CaptionerError(
+            f"{file} is no table of captioner, so it is left as it is; choose another --output"
+        )
 
 
 def _no_formula(cell: str) -> str:
@@ -117,6 +160,11 @@ def _no_formula(cell: str) -> str:
 
 
 # -------------------------------------------------------------------------------------- HTML pages
+
+
+# Elements whose content is text; of these, HTMLParser knows none in some versions of Python.
+_PLAIN_TEXT = frozenset(("textarea", "title", "xmp", "iframe", "noembed", "noframes"))
+_LABELS = ("alt", "aria-label", "aria-labelledby")  # attributes that give an image a text
 
 
 @dataclass(frozen=True)
@@ -131,8 +179,9 @@ class _Tag:
 class Page(HTMLParser):
     """An HTML page whose images lack alternative texts.
 
-    Images with a text keep it; those on other hosts and in `data:` addresses are left alone. The
-    rest of the page stays as it is, byte by byte.
+    Images with a text keep it, be it an ARIA label; those that are marked as decoration or hidden
+    from screen readers, on other hosts or in `data:` addresses are left alone. The rest of the page
+    stays as it is, byte by byte.
 
     Args:
         file: The page; addresses of images are relative to its folder.
@@ -174,11 +223,17 @@ class Page(HTMLParser):
         return "".join(pieces).encode(self._encoding, errors="xmlcharrefreplace")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _PLAIN_TEXT:
+            self.set_cdata_mode(tag)
         if tag != "img":
             return
         values = dict(reversed(attrs))  # if an attribute is given twice, the first one counts
         source = (values.get("src") or "").strip()
-        if (values.get("alt") or "").strip() or not source:
+        if not source or any((values.get(name) or "").strip() for name in _LABELS):
+            return
+        role = (values.get("role") or "").lower().split()[:1]
+        hidden = (values.get("aria-hidden") or "").strip().lower() == "true"
+        if hidden or role in (["presentation"], ["none"]):
             return
         try:
             parts = urlsplit(source)
@@ -195,7 +250,8 @@ class Page(HTMLParser):
             self._tags.append(_Tag(start, text, self.file.parent / path))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
+        if tag == "img":
+            self.handle_starttag(tag, attrs)
 
 
 _ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+)?)?""")

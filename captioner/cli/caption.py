@@ -28,6 +28,8 @@ from captioner.cli.alt_text import (
     TABLE,
     Page,
     alt_text,
+    check_table,
+    remove_sidecar,
     save_sidecar,
     table,
 )
@@ -169,14 +171,17 @@ class _CaptionRun:
     def run(self) -> int:
         """Caption the photos, write all output, and return the exit code."""
         arguments = self.arguments
-        if arguments.output is not None:
-            check_writable(arguments.output / JOURNAL)
+        if "csv" in arguments.write:
+            check_table(arguments.output / TABLE)
         paths = self._collect()
         if not paths and not self.pages:
             return 2
         names, records = self._names_and_records(paths)
         todo = [path for path in paths if path not in records]
         models = self._load_models() if todo else []
+        if self.journal is not None:  # not before: a call that is refused leaves no folder behind
+            check_writable(self.journal.file)
+            self.journal.begin()
         writer = CaptionWriter(arguments, paths, self._failed, names=names)
         for path, record in records.items():
             self._restore(path, record, writer)
@@ -256,8 +261,11 @@ class _CaptionRun:
 
         folders = [model_folder(name) for name in self._model_names()]
         options = {key: vars(arguments)[key] for key in vars(arguments) if key not in _NOT_SETTINGS}
-        if arguments.compare:  # only then: other folders that earlier versions began go on
+        # Only where they matter, so that other folders that earlier versions began go on.
+        if arguments.compare:
             options["compare"] = True
+        if arguments.min_confidence is not None and arguments.save:
+            options["min_confidence"] = arguments.min_confidence  # decides what is drawn
         self.journal = Journal(arguments.output, settings_digest(folders, options))
         shown = [Path("stdin") if path == STANDARD_INPUT else path for path in paths]
         proposed = dict(zip(paths, output_names(shown), strict=True))
@@ -351,7 +359,9 @@ class _CaptionRun:
                 "confidence": caption.confidence,
             }
             if arguments.compare:
-                content = {"captions": {name: each.text for name, each in captions}}
+                least = arguments.min_confidence
+                given = [c for c in captions if not is_withheld(c[1].confidence, least)]
+                content = {"captions": {name: each.text for name, each in given}}
             self.journal.add(path, writer.names[path], content, pictures)
 
     def _keep(self, path: Path, text: str, confidence: float | None) -> None:
@@ -363,9 +373,12 @@ class _CaptionRun:
         alternative = "" if withheld else alt_text(text, arguments.max_length)
         self.texts[path] = alternative
         self.rows[path] = (str(path), alternative, confidence)
-        if "xmp" in arguments.write and alternative and path != STANDARD_INPUT:
+        if "xmp" in arguments.write and path != STANDARD_INPUT:
             try:
-                self._show_file(save_sidecar(path, alternative))
+                if alternative:
+                    self._show_file(save_sidecar(path, alternative))
+                elif withheld and (removed := remove_sidecar(path)):
+                    logger.warning(f"{removed}: removed, because its caption is now withheld")
             except CaptionerError as error:
                 self._failed(None, error)
 
@@ -378,7 +391,8 @@ class _CaptionRun:
         if not isinstance(text, str):
             return
         self._keep(path, text, record.get("confidence"))
-        if "html" in self.arguments.save:
+        withheld = is_withheld(record.get("confidence"), self.arguments.min_confidence)
+        if "html" in self.arguments.save and not withheld:
             try:
                 writer.add_to_gallery(path, text)
             except CaptionerError as error:
@@ -409,7 +423,8 @@ class _CaptionRun:
         else:
             file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
         try:
-            save_bytes(page.filled(self.texts), file)
+            # Of a link to a page, the page is what changes.
+            save_bytes(page.filled(self.texts), file.resolve() if arguments.in_place else file)
         except CaptionerError as error:
             self._failed(None, error)
             return

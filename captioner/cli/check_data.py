@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
     splits = _read_splits(arguments)
     tokenizer = TOKENIZERS[arguments.tokenizer]()
     images = [image for split in splits.values() for image in [*split.images, *split.uncaptioned]]
+    _keep_inputs(arguments, [i.path for i in images if isinstance(i.path, Path)])
     with progress_bar(total=len({image.path for image in images}), unit="photo") as bar:
         facts, unreadable = read_images(images, bar.update)
     problems = split_problems(splits)
@@ -142,6 +144,23 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
     if len(splits) > 1 and all(split.images == first.images for split in splits.values()):
         return {"all": first}
     return splits
+
+
+def _keep_inputs(arguments: argparse.Namespace, photos: list[Path]) -> None:
+    """Refuse to write the report or the contact sheet over the table or a photo.
+
+    Raises:
+        DataError: One of them would be replaced.
+    """
+    from captioner.data.formats.table import table_path
+
+    inputs = photos
+    if arguments.format == "table":
+        inputs = [table_path(Path(arguments.root), arguments.file), *photos]
+    for file in filter(None, (arguments.output, arguments.contact_sheet)):
+        same_name = (path for path in inputs if path.name == file.name)  # others take no look-up
+        if any(os.path.realpath(path) == os.path.realpath(file) for path in same_name):
+            raise DataError(f"{file} is part of the data and would be replaced; name another file")
 
 
 def _listed(kind: str, things: list[Any]) -> list[str]:

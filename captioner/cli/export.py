@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         nargs="?",
         help="folder to make; it must not exist. Left out with --format onnx, the graphs are added "
-        "to the checkpoint's own folder",
+        "to the checkpoint's own folder, unless it is a bundled model",
     )
     parser.add_argument(
         "--format",
@@ -61,6 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from captioner.checkpoint import (
         CARD,
+        bundled_models,
         load_model,
         model_folder,
         read_extra_files,
@@ -72,6 +73,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
     folder = model_folder(arguments.checkpoint)
     if arguments.output is None:
+        if arguments.checkpoint in bundled_models():
+            raise CheckpointError(
+                f"{arguments.checkpoint} is a bundled model, whose files belong to the installed "
+                "package; name a folder to make"
+            )
         export_graphs(folder)
         show(printable(folder))
         return 0

@@ -24,19 +24,32 @@ JOURNAL = "captions.jsonl"
 class Journal:
     """The records of one output folder, by the absolute path of their photo.
 
+    Nothing is written before `begin`.
+
     Args:
         folder: The output folder.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
 
     Raises:
-        CaptionerError: The journal can be neither read nor written.
+        CaptionerError: The journal cannot be read, or the file is another program's.
     """
 
     def __init__(self, folder: Path, settings: str) -> None:
         self.file = folder / JOURNAL
         self.settings = settings
         self.records = read_journal(folder)
-        # The file begins anew without the lines that later ones replaced, or that were cut short.
+        if _is_of_others(_lines(self.file), has_records=bool(self.records)):
+            raise CaptionerError(
+                f"{self.file} is no journal of captioner, so it is left as it is; choose another "
+                "--output"
+            )
+
+    def begin(self) -> None:
+        """Write the file anew, without the lines that later ones replaced, or that were cut short.
+
+        Raises:
+            CaptionerError: It cannot be written.
+        """
         content = "".join(f"{json.dumps(record)}\n" for record in self.records.values())
         save_bytes(content.encode(), self.file)
 
@@ -48,7 +61,7 @@ class Journal:
         if any(record.get(key) != value for key, value in _identity(image).items()):
             return None
         pictures = [self.file.parent / name for name in record["pictures"]]
-        return record if all(os.path.exists(picture) for picture in pictures) else None
+        return record if all(map(_has_content, pictures)) else None
 
     def add(
         self, image: Path, name: str, content: Mapping[str, Any], pictures: Iterable[Path]
@@ -100,7 +113,9 @@ class Journal:
         known = {picture for record in self.records.values() for picture in record["pictures"]}
         names = {name.casefold() for name in names}
         found = []
-        for member in sorted(set(os.listdir(self.file.parent)) - known):
+        folder = self.file.parent
+        members = os.listdir(folder) if folder.is_dir() else []
+        for member in sorted(set(members) - known):
             name, _, _ = member.casefold().rpartition(".")
             stem, _, part = name.rpartition(".")
             if part in ("attention", "comparison") and stem in names:
@@ -116,15 +131,8 @@ def read_journal(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         CaptionerError: The journal is there and cannot be read.
     """
-    file = folder / JOURNAL
-    try:
-        lines = file.read_bytes().splitlines()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
     records = {}
-    for line in lines:
+    for line in _lines(folder / JOURNAL):
         try:
             record = json.loads(line)
             names = [record["name"], *record["pictures"]]
@@ -134,6 +142,41 @@ def read_journal(folder: Path) -> dict[str, dict[str, Any]]:
         if usable:
             records[record["image"]] = record
     return records
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        return file.read_bytes().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
+
+
+def _is_of_others(lines: Iterable[bytes], *, has_records: bool) -> bool:
+    """Return whether a line is not of a journal: whole JSON that lacks a record's keys.
+
+    What is no JSON is a line of a journal that was cut short or damaged, if there are records
+    beside it or it begins as one.
+    """
+    for line in filter(bytes.strip, lines):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            if not has_records and not line.startswith(b'{"image": '):
+                return True
+            continue
+        if not (isinstance(content, dict) and {"image", "name", "pictures"} <= content.keys()):
+            return True
+    return False
+
+
+def _has_content(picture: Path) -> bool:
+    """Return whether a picture is there; an empty one is what a full disk or a power cut left."""
+    try:
+        return picture.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _is_file_name(name: Any) -> bool:

@@ -29,13 +29,13 @@ def json_line(
     """Return a caption as a line of JSON: `image`, `pictures`, and the keys of `Caption.to_dict`.
 
     Args:
-        caption: Caption of the photo; the key "caption" is null where it is withheld.
+        caption: Caption of the photo; where it is withheld, all is null but its confidence.
         model: Name of the model, where several are compared.
     """
     line: dict[str, Any] = {} if model is None else {"model": model}
     line |= {"image": str(path), **caption.to_dict()}
     if is_withheld(caption.confidence, min_confidence):
-        line["caption"] = None
+        line |= {key: None for key in caption.to_dict() if not key.startswith("confidence")}
     if pictures:
         line["pictures"] = [str(picture) for picture in pictures]
     return json.dumps(line, ensure_ascii=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
 from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_up_to
-from captioner.cli.lines import json_line, text_lines
+from captioner.cli.lines import is_withheld, json_line, text_lines
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
@@ -113,11 +114,17 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
 
 
 def check_attention_options(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
-    """Refuse options of hard attention if no model has it; models without it ignore them.
+    """Refuse layers and heads that a model lacks, and options of hard attention if none has it.
+
+    Models without hard attention ignore its options beside one that has it.
 
     Raises:
-        CaptionerError: No model has hard attention.
+        CaptionerError: There is no such layer or head, or no model has hard attention.
     """
+    from captioner.types import check_head
+
+    for captioner in models:
+        check_head(arguments.layer, arguments.head, *captioner.attention_heads)
     option = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
     if option and not any(captioner.has_hard_attention for captioner in models):
         raise CaptionerError(f"{option}: needs a model with hard attention, such as --model hard")
@@ -173,6 +180,8 @@ class CaptionWriter:
     ) -> list[Path]:
         """Print captions and save their pictures; if those cannot be saved, report why not.
 
+        A caption that is withheld is not drawn.
+
         Args:
             captions: Names of models and their captions: of one, or of those to compare.
         """
@@ -180,16 +189,19 @@ class CaptionWriter:
         chosen = captions
         if arguments.layer is not None or arguments.head is not None:
             chosen = [(n, c.of_head(arguments.layer, arguments.head)) for n, c in captions]
+        least = arguments.min_confidence
+        given = [not is_withheld(caption.confidence, least) for _, caption in captions]
         pictures: list[Path] = []
         problem: CaptionerError | None = None
-        if arguments.output is not None:
+        if arguments.output is not None and any(given):
             save = self._save_comparison if arguments.compare else self._save
             try:
-                for picture in save(path, image, chosen, captions):
+                for picture in save(
+                    path, image, list(compress(chosen, given)), list(compress(captions, given))
+                ):
                     pictures.append(picture)
             except CaptionerError as error:
                 problem = error
-        least = arguments.min_confidence
         if arguments.json:
             for name, caption in chosen:
                 model = name if arguments.compare else None

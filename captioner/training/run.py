@@ -237,9 +237,12 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
 def _locked(run: Path) -> Iterator[None]:
     """Keep other processes from training in the folder, which is made where it is missing.
 
+    A new folder in which a run that fails has written nothing is removed.
+
     Raises:
         ConfigError: It cannot be a run folder, or another process is training in it.
     """
+    is_new = not os.path.exists(run)
     with contextlib.ExitStack() as stack:
         try:
             run.mkdir(parents=True, exist_ok=True)
@@ -254,7 +257,14 @@ def _locked(run: Path) -> Iterator[None]:
                 f"train.output: {run} cannot be a run folder ({error.strerror}); name another "
                 "folder"
             ) from None
-        yield
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # a system may keep the file that is locked
+                if is_new and os.listdir(run) == [".lock"]:
+                    (run / ".lock").unlink()
+                    run.rmdir()
+            raise
 
 
 def _check_recipe(run: Path, config: Config) -> None:

@@ -430,6 +430,25 @@ def test_an_option_that_is_wrong_is_exit_code_2_without_a_traceback(
     assert outcome.stderr
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--device", "cuda:99"),
+        ("--length-penalty", "nan"),
+        ("--layer", "3"),
+        ("--head", "2"),
+        ("--paths", "2"),
+        ("--min-confidence", "0.5"),
+    ],
+    ids=" ".join,
+)
+def test_a_call_that_is_refused_leaves_no_folder(
+    caption: Caption, photos: list[Path], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    assert caption(photos[0], "--output", "new/out", *options).code == 2
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_empty_checkpoint_is_not_taken_for_none(caption: Caption, photos: list[Path]) -> None:
     # As of `--checkpoint "$RUN"` with an unset variable: another model would caption in silence.
     sentence = caption(photos[0], "--checkpoint", "").sentence()
@@ -467,6 +486,7 @@ REAL = {
     "plain": "",
     "head": " --json | head -n 1",
     "full": " --quiet > /dev/full",
+    "closed": " --quiet >&-",
 }  # behind the command
 
 
@@ -514,6 +534,15 @@ def test_a_reader_that_goes_away_leaves_no_traceback(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_the_output_is_said_so(really: Callable[[str], ProgramResult]) -> None:
     assert "No space left" in really("full").sentence()
+
+
+def test_a_closed_standard_output_is_said_in_one_sentence(
+    really: Callable[[str], ProgramResult],
+) -> None:
+    found = really("closed")
+    assert found.code == 1, "as for a reader that went away"
+    assert found.stderr.startswith("standard output is closed")
+    assert found.stderr.count("\n") == 1
 
 
 def test_captioning_needs_no_home_and_no_network(

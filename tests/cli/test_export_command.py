@@ -57,6 +57,12 @@ def test_what_needs_a_folder_is_refused_without_one(
     assert "need a folder to make" in refused.sentence()
 
 
+def test_the_files_of_a_bundled_model_are_not_rewritten(programs: Programs) -> None:
+    refused = export(programs, "--format", "onnx", "soft")
+    assert "soft is a bundled model" in refused.sentence()
+    assert "name a folder to make" in refused.sentence()
+
+
 @pytest.mark.slow
 def test_a_bundled_model_is_exported_by_its_name(programs: Programs, tmp_path: Path) -> None:
     assert export(programs, "soft", tmp_path / "small").code == 0

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import stat
 import struct
 import sys
 import types
@@ -97,10 +98,12 @@ def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
 def test_a_journal_that_a_killed_run_cut_short_is_read(tmp_path: Path) -> None:
     (tmp_path / "one.jpg").write_bytes(b"photo")
     journal = Journal(tmp_path, "settings")
+    journal.begin()
     journal.add(tmp_path / "one.jpg", "one", {"caption": "a dog"}, [])
     with journal.file.open("a") as file:
         file.write('{"image": "/half')
     again = Journal(tmp_path, "settings")
+    again.begin()
     assert again.done(tmp_path / "one.jpg")["caption"] == "a dog"
     assert Journal(tmp_path, "others").done(tmp_path / "one.jpg") is None
     assert len(journal.file.read_text().splitlines()) == 1
@@ -124,6 +127,52 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path, line: str) -> No
     content = f"{line}\n{good}\n".encode(errors="surrogateescape")
     (tmp_path / "captions.jsonl").write_bytes(content)
     assert set(read_journal(tmp_path)) == {"/b.jpg"}
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("captions.csv", "image,caption,split\none.jpg,a dog,train\n"),
+        ("captions.jsonl", '{"image": "one.jpg", "caption": "a dog", "split": "train"}\n'),
+        ("captions.jsonl", '["one.jpg", "a dog"]\n'),
+        ("captions.jsonl", "one.jpg: a dog\n"),
+    ],
+)
+def test_a_table_that_captioner_did_not_write_is_not_replaced(
+    run, folder: Path, tmp_path: Path, name: str, content: str, resume: list[str]
+) -> None:
+    (tmp_path / name).write_text(content)
+    outcome = run("photos/one.jpg", "--write", "csv", "--output", ".", *resume)
+    assert name in outcome.sentence()
+    assert "choose another --output" in outcome.sentence()
+    assert outcome.stdout == "", "nothing was captioned"
+    assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.parametrize("rest", ["", '{"image": "/half', '{"image": "/b.jpg", "na\x00\x00\n'])
+def test_a_journal_that_was_cut_short_or_damaged_goes_on(tmp_path: Path, rest: str) -> None:
+    (tmp_path / "one.jpg").write_bytes(b"photo")
+    Journal(tmp_path, "settings").begin()
+    (tmp_path / "captions.jsonl").write_text(rest)
+    journal = Journal(tmp_path, "settings")
+    journal.begin()
+    journal.add(tmp_path / "one.jpg", "one", {"caption": "a dog"}, [])
+    with journal.file.open("a") as file:
+        file.write(f"\x00damaged\n\n{rest}")
+    assert Journal(tmp_path, "settings").done(tmp_path / "one.jpg") is not None
+
+
+def test_an_empty_picture_is_drawn_again(tmp_path: Path) -> None:
+    (tmp_path / "one.jpg").write_bytes(b"photo")
+    picture = tmp_path / "one.attention.png"
+    picture.write_bytes(b"picture")
+    journal = Journal(tmp_path, "settings")
+    journal.begin()
+    journal.add(tmp_path / "one.jpg", "one", {"caption": "a dog"}, [picture])
+    assert journal.done(tmp_path / "one.jpg") is not None
+    picture.write_bytes(b"")
+    assert journal.done(tmp_path / "one.jpg") is None
 
 
 def test_the_picture_of_another_photo_is_not_overwritten(run, folder: Path, tmp_path: Path) -> None:
@@ -251,7 +300,30 @@ def test_unsure_captions_are_marked_and_those_below_the_minimum_withheld(
     line = json.loads(json_line(path, caption, [], min_confidence=least))
     assert line["caption"] == in_json
     assert line["confidence"] == confidence
-    assert line["words"] == ["a", "dog"]
+    assert line["words"] == (in_json and ["a", "dog"])
+    assert line["confidence_threshold"] == 0.5
+
+
+def test_a_withheld_caption_is_neither_drawn_nor_left_in_an_earlier_sidecar(
+    programs: Programs, folder: Path, tmp_path: Path
+) -> None:
+    for name, toolkit in (("one.jpg", "captioner"), ("two.png", "another program")):
+        (folder / f"{name}.xmp").write_text(f'<x:xmpmeta x:xmptk="{toolkit}"/>')
+    options = ("--device", "cpu", "--write", "xmp", "--save", "png,html", "--output", "out")
+
+    def run(*further: object) -> ProgramResult:
+        return programs.run("captioner", "caption", "photos", *options, *further, cwd=tmp_path)
+
+    outcome = run("--min-confidence", 1)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout == "photos/one.jpg: (no caption)\nphotos/two.png: (no caption)\n"
+    assert os.listdir(tmp_path / "out") == ["captions.jsonl"]
+    assert "photos/one.jpg.xmp: removed" in outcome.stderr
+    assert sorted(path.name for path in folder.glob("*.xmp")) == ["two.png.xmp"]
+    assert run("--min-confidence", 1, "--resume").stdout == ""
+    assert not list((tmp_path / "out").glob("*.html"))
+    run("--min-confidence", 0, "--resume")
+    assert (tmp_path / "out" / "one.attention.png").exists(), "another threshold is another run"
 
 
 # ----------------------------------------------------------------------------------------- HEIC
@@ -377,6 +449,40 @@ def test_an_empty_alt_leaves_nothing_behind(tmp_path: Path, alt: str) -> None:
     assert page.filled({tmp_path / "a.jpg": "A dog"}) == b'<img alt="A dog" src=a.jpg>'
 
 
+@pytest.mark.parametrize(
+    "element", ["textarea", "title", "xmp", "iframe", "noembed", "noframes", "TextArea"]
+)
+def test_what_is_plain_text_in_a_page_is_left_alone(tmp_path: Path, element: str) -> None:
+    file = tmp_path / "page.html"
+    text = f"<{element} id=a><img src=a.jpg> <b> & </{element}>"
+    file.write_text(f"{text}<img src=b.jpg>")
+    page = Page(file)
+    assert page.images == [tmp_path / "b.jpg"]
+    filled = page.filled({tmp_path / "b.jpg": "A dog"}).decode()
+    assert filled == f'{text}<img alt="A dog" src=b.jpg>'
+
+
+@pytest.mark.parametrize(
+    ("attribute", "is_filled"),
+    [
+        ("role=presentation", False),
+        ("role=' None'", False),
+        ("role=img", True),
+        ('aria-hidden="true"', False),
+        ('aria-hidden="false"', True),
+        ('aria-label="my dog"', False),
+        ('aria-label=""', True),
+        ("aria-labelledby=caption", False),
+    ],
+)
+def test_decoration_and_labelled_images_are_left_alone(
+    tmp_path: Path, attribute: str, is_filled: bool
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(f"<img {attribute} src=a.jpg>")
+    assert bool(Page(file).images) == is_filled
+
+
 @pytest.mark.parametrize("charset", ["undefined", "none-such", "idna"])
 def test_a_page_of_an_unusable_encoding_is_read_as_latin_1(tmp_path: Path, charset: str) -> None:
     file = tmp_path / "page.html"
@@ -403,3 +509,18 @@ def test_pages_are_copied_and_changed_in_place_only_when_asked(
     assert sorted(found) == sorted([copy, '<img alt="mine">']), "none replaces another"
     assert run("page.html", "--write", "html", "--in-place").code == 0
     assert file.read_bytes() != PAGE.encode()
+
+
+def test_a_page_changed_in_place_keeps_its_link_and_its_permissions(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_bytes(PAGE.encode())
+    (tmp_path / "page.html").chmod(0o600)
+    link = folder / "link.html"
+    link.symlink_to("../page.html")
+    (folder / "photos").symlink_to(".")  # addresses begin at the folder of the link
+    outcome = run("photos/link.html", "--write", "html", "--in-place", "--json")
+    assert outcome.code == 0, outcome.stderr
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").read_bytes() != PAGE.encode()
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600

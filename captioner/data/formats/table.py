@@ -94,9 +94,18 @@ def row_errors(root: Path, file: str | Path | None = None) -> list[str]:
     return [str(row) for row in _parse(root, file)[1] if isinstance(row, DataError)]
 
 
+def table_path(root: Path, file: str | Path | None = None) -> Path:
+    """Return the table's path: `root`, or the table in this folder.
+
+    Raises:
+        DataError: The folder holds none, or several of which `file` names none.
+    """
+    return root if root.is_file() else find_captions_file(root, file, ("*.csv", "*.jsonl"))
+
+
 def _parse(root: Path, file: str | Path | None) -> tuple[Path, Iterator[_Row | DataError]]:
     """Return the table's path, and its rows or what is wrong with them."""
-    path = root if root.is_file() else find_captions_file(root, file, ("*.csv", "*.jsonl"))
+    path = table_path(root, file)
     kinds = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
     if path.suffix.lower() not in kinds:
         raise DataError(f"the table {path} must be a .csv or .jsonl file")
