@@ -14,6 +14,7 @@ from torch import Tensor
 from captioner.data.text_files import normalize_spaces, numbered_lines, quoted
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
+from captioner.runtime.draws import child_seeds, seed_of
 
 FREQUENT = 5e-3  # share of all words above which a word is drawn less often than it occurs
 
@@ -47,12 +48,14 @@ class TextBatch:
         tokens: int64 [N, T], the words read, from the start token on.
         targets: int64 [N, T], the words to write, the end token last.
         lengths: int64 [N], number of targets.
+        seeds: int64 [N], seeds of random draws, each a function of (seed, step, caption).
     """
 
     cells: Tensor
     tokens: Tensor
     targets: Tensor
     lengths: Tensor
+    seeds: Tensor
 
     def share(self, process: int, processes: int) -> TextBatch:
         """Return every `processes`-th caption from number `process` on, perhaps none."""
@@ -131,5 +134,9 @@ class TextCaptions:
             targets[row, : len(written)] = written
             targets[row, len(written)] = self.vocabulary.end
         return TextBatch(
-            torch.from_numpy(np.stack([words for _, words in drawn])), tokens, targets, lengths
+            torch.from_numpy(np.stack([words for _, words in drawn])),
+            tokens,
+            targets,
+            lengths,
+            child_seeds(torch.tensor(seed_of(self.seed, step)), torch.arange(size)),
         )

@@ -439,6 +439,9 @@ class _Beam:
             share = self.beam_size // banks + (self.beam_size % banks > bank)
             inside = xp.reshape(xp.where(number == bank, ranks, -xp.inf), (len(ranks), -1))
             best = top_k_indices(inside, 2 * share)
+            # Of a bank of fewer, the rest: <pad>, which is ruled out, not another bank's.
+            ruled_out = xp.isinf(xp.take_along_axis(inside, best, axis=1))
+            best = xp.where(ruled_out, PAD, best)
             chosen.append((best[:, :share], best[:, share:]))
         return xp.concat([part[half] for half in (0, 1) for part in chosen], axis=-1)
 
@@ -489,13 +492,15 @@ class _Beam:
             totals = self.xp.where(self.xp.all(self._has_required(), axis=-1), totals, -self.xp.inf)
         for image, of_beams in zip(self.active.tolist(), totals.tolist(), strict=True):
             if not results[image]:
-                results[image] = [
+                found = [
                     self._read_back(
                         trace, image, words, beam, total / words**self.length_penalty, None
                     )
                     for beam, total in enumerate(of_beams)
                     if np.isfinite(total)
                 ]
+                # The beam may be in another order, where words were penalised.
+                results[image] = sorted(found, key=lambda hypothesis: -hypothesis.score)
         return results
 
     def _read_back(

@@ -135,7 +135,9 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
     for hypothesis in hypotheses:
         maps = hypothesis.maps.astype(np.float64)
         uniform = math.log(max(2, maps.shape[1]))
-        entropies.append(-(maps * np.log(maps.clip(1e-12))).sum(1) / uniform)
+        each = maps if hypothesis.heads is None else hypothesis.heads.astype(np.float64)
+        entropy = -(each * np.log(each.clip(1e-12))).sum(-1) / uniform
+        entropies.append(entropy.reshape(len(maps), -1).mean(1))  # of layers and heads
         changes.append(0.5 * np.abs(np.diff(maps, axis=0)).sum(1))
         if hypothesis.beta is not None:
             betas.append(hypothesis.beta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes, rank, world_size
+from captioner.runtime.draws import child_seeds
 from captioner.training.losses import caption_losses
 from captioner.training.task import TaskData
 from captioner.types import Grid
@@ -135,11 +137,13 @@ class WordConcepts(nn.Module):
         if not len(batch.lengths):
             return {}
         device = self.table.words.weight.device
+        seeds = batch.seeds.to(device, non_blocking=True)  # of the cells of hard attention
         grid = self.table.as_grid(batch.cells.to(device, non_blocking=True))
+        grid = replace(grid, seeds=child_seeds(seeds, 0))
         rows = torch.arange(len(batch.lengths), device=device)
         tokens = batch.tokens.to(device, non_blocking=True)
         targets = batch.targets.to(device, non_blocking=True)
-        output: TeacherForcingOutput = model(grid, rows, tokens, batch.lengths)
+        output: TeacherForcingOutput = model(grid, rows, tokens, batch.lengths, None, seeds)
         return caption_losses(
             output,
             targets,

@@ -70,6 +70,14 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     assert not torch.equal(drawn(1, 4)[0], drawn(2, 4)[0])
 
 
+def test_each_caption_keeps_its_seed_in_the_share_of_a_process() -> None:
+    """So that hard attention draws the same cells for it with any number of processes."""
+    whole = texts().batch(3, size=6, cells=5)
+    assert len(set(whole.seeds.tolist())) == 6
+    assert torch.equal(whole.share(1, 2).seeds, whole.seeds[1::2])
+    assert not set(whole.seeds.tolist()) & set(texts().batch(4, size=6, cells=5).seeds.tolist())
+
+
 def test_cells_are_words_of_the_photo_s_other_captions() -> None:
     batch = texts().batch(0, size=200, cells=7)
     assert batch.cells.shape == (200, 7)

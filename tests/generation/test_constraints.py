@@ -10,6 +10,7 @@ import pytest
 from test_search import END, Reader, photo_of, random_decoder, random_grid
 
 from captioner.generation import Constraints, diverse_search, score, search
+from captioner.generation.beam_search import _run
 
 
 def everything(read: Reader, words: range, longest: int) -> dict[tuple[int, ...], float]:
@@ -49,6 +50,19 @@ def test_a_beam_that_holds_everything_finds_the_best_that_is_allowed(seed: int) 
             assert tuple(found[0].tokens) == expected, constraints
             assert found[0].score == pytest.approx(totals[expected], abs=1e-4)
             assert all(allowed(tuple(h.tokens)) for h in found)
+
+
+@pytest.mark.parametrize("required", [(4,), (5, 4)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_beam_that_holds_everything_finds_each_caption_with_the_words_once(
+    seed: int, required: tuple[int, ...]
+) -> None:
+    decoder, grid = random_decoder(seed, words=3), random_grid(1, seed)
+    totals = everything(Reader(decoder, grid), range(4, 7), 3)
+    allowed = sorted((t for t in totals if set(required) <= set(t)), key=lambda t: -totals[t])
+    constraints = Constraints(require=required)
+    (found,) = search(decoder, grid, beam_size=250, max_words=4, constraints=constraints)
+    assert [tuple(h.tokens) for h in found if len(h.tokens) < 4] == allowed
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
@@ -96,6 +110,18 @@ def test_one_group_without_a_penalty_is_the_plain_search() -> None:
     diverse = diverse_search(decoder, grid, groups=1, diversity=2.0, beam_size=3, max_words=9)
     for one, other in zip(plain, diverse, strict=True):
         assert [h.tokens for h in other] == [one[0].tokens]
+
+
+def test_a_group_s_best_is_its_likeliest_where_none_has_ended() -> None:
+    """The beam of a later group is in the order of its penalised words."""
+    decoder, grid = random_decoder(1, words=8, end=-50.0), random_grid(40)
+    found = _run(
+        decoder, grid, 3, 2.0, beam_size=3, max_words=4, constraints=Constraints()
+    )  # all hypotheses of all groups
+    for image in found:
+        for group in range(3):
+            scores = [h.score for h in image[3 * group : 3 * group + 3]]
+            assert scores == sorted(scores, reverse=True)
 
 
 def test_groups_without_a_penalty_agree_and_with_one_they_differ() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,14 @@ def test_figures_of_written_captions_are_plain_means(lengths: list[int], gated: 
         for maps, beta in zip(captions, betas, strict=True)
     ]
     assert generated_attention_statistics(hypotheses) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_entropy_of_several_heads_is_their_mean_and_not_that_of_their_mean_map() -> None:
+    """As that of training, which is drawn in the same panel."""
+    heads = np.zeros((2, 1, 2, 4), np.float32)  # [T, layers, heads, L]
+    heads[:, :, 0, 0] = heads[:, :, 1, 1] = 1.0  # each head attends to one cell
+    hypothesis = replace(hypothesis_of(heads.mean((1, 2)), None), heads=heads)
+    assert generated_attention_statistics([hypothesis])["attention_entropy"] == 0.0
 
 
 def test_the_figures_run_from_zero_to_one() -> None:

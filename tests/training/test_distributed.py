@@ -54,6 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data__batch_size": 2,  # fewer photos than processes now and then
     },
     "concepts": {"loss__visual_concepts": 0.5, "text__batch_size": 1, "text__cells": 4},
+    "hard concepts": {**HARD, "text__batch_size": 3, "text__cells": 4},
     "sources": {},
     "self-critical sources": {"self_critical__samples": 2},
     "taught": {"loss__distillation": 0.5, "loss__attention_distillation": 0.5},
@@ -112,7 +113,7 @@ def losses(run: Path, kind: str = "train") -> list[dict[str, float]]:
 
 def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
     changes = {**STILL, **RECIPES[name]}
-    if name == "concepts":
+    if "concepts" in name:
         changes["text__file"] = str(table / "texts.tsv")
     if name == "taught":
         changes |= {"loss__teachers": [str(teacher)], "train__start_from": str(teacher)}
