@@ -177,7 +177,8 @@
     const first = Math.log2(TABLES.contours[0]);
     const last = Math.log2(TABLES.contours[TABLES.contours.length - 1]);
     const octaves = heat.map((value) => Math.log2(Math.max(value, TABLES.scale.low / 4)));
-    const half = Math.max(1, Math.min(Math.max(width, height) / 400, Math.min(width, height) / 100));
+    const [shorter, longer] = [Math.min(width, height), Math.max(width, height)];
+    const half = Math.max(1, Math.min(longer / 400, shorter / 100));
     for (let y = 0; y < height; y++) {
       const above = Math.max(y - 1, 0) * width;
       const below = Math.min(y + 1, height - 1) * width;
