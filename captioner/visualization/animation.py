@@ -12,7 +12,7 @@ from captioner.visualization.labels import LABEL_COLOURS
 from captioner.visualization.overlay import resize_captioned
 from captioner.visualization.sheet import comparison_sheet
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.typography import INK, MUTED, font, is_right_to_left, one_line
+from captioner.visualization.typography import INK, MUTED, RULE, font, is_right_to_left, one_line
 from captioner.visualization.words import word_image_size, word_images
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def caption_frames(
     size = word_image_size(image.size, LONGEST_SIDE_PX)
     plain = resize_captioned(image, caption.geometry, size)
     still = Image.new("RGB", pictures[0].size if pictures else plain.size, "white")
-    still.paste(plain, ((still.width - plain.width) // 2, 0))
+    left = (still.width - plain.width) // 2
+    still.paste(plain, (left, 0))
+    # A white photo has no edge otherwise; within it, for the picture may be no wider.
+    edge = (left, 0, left + plain.width - 1, plain.height - 1)
+    ImageDraw.Draw(still).rectangle(edge, outline=RULE)
     for index, picture in enumerate([still, *pictures]):
         yield _under_sentence(picture, caption.words, index - 1)
 
@@ -136,7 +140,7 @@ def growth_gif(
 def _indexed(frame: Image.Image, style: OverlayStyle) -> Image.Image:
     """Return a frame with 256 colours: those of legend and text, and the best others for it."""
     kept = style.ramp(64).tobytes()
-    for colour in ("white", INK, MUTED, *LABEL_COLOURS):
+    for colour in ("white", INK, MUTED, RULE, *LABEL_COLOURS):
         kept += bytes(ImageColor.getrgb(colour))
     free = 256 - len(kept) // 3
     chosen = frame.quantize(free, method=Image.Quantize.MEDIANCUT).getpalette() or []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from captioner.files import save_bytes
-from captioner.visualization.typography import INK, MUTED
+from captioner.visualization.typography import INK, MUTED, RULE
 
 # Title, and which figures (kind, name) share a panel. Those that a run did not log are left out.
 _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -59,14 +59,19 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot, which may search for a display
 
-    panels = [(name, lines) for name, keys in _PANELS if (lines := _lines(entries, keys))]
+    panels = [
+        # Names of lines, unless the title says the same of the only one that there can be.
+        (name, lines, len(keys) > 1 and list(lines) != [name])
+        for name, keys in _PANELS
+        if (lines := _lines(entries, keys))
+    ]
     down = max(1, math.ceil(len(panels) / _ACROSS))
     settings: dict[Any, Any] = {
         "font.family": "DejaVu Sans",
         "font.size": 9,
         "text.color": INK,
         "axes.labelcolor": MUTED,
-        "axes.edgecolor": "#b8c0ca",
+        "axes.edgecolor": RULE,
         "xtick.color": MUTED,
         "ytick.color": MUTED,
         "pdf.fonttype": 42,
@@ -78,8 +83,8 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         validations = [entry["step"] for entry in entries if entry["kind"] == "validation"]
         places = figure.subplots(down, _ACROSS, squeeze=False).ravel()
-        for axes, (name, lines) in zip(places, panels, strict=False):
-            _draw_panel(axes, name, lines, validations)
+        for axes, (name, lines, named) in zip(places, panels, strict=False):
+            _draw_panel(axes, name, lines, validations, named=named)
         for axes in places[len(panels) :]:
             axes.set_axis_off()
         for path in paths:
@@ -118,6 +123,8 @@ def _draw_panel(
     name: str,
     lines: Mapping[str, tuple[np.ndarray, np.ndarray, bool]],
     validations: Sequence[float],
+    *,
+    named: bool,
 ) -> None:
     """Draw one panel: validations with dots, training figures with their running mean."""
     axes.set_title(name, loc="left", fontsize=10, color=INK)
@@ -128,14 +135,16 @@ def _draw_panel(
         if validated:
             axes.plot(steps, values, color=colour, ls=dashes, marker="o", ms=3, label=label)
             continue
+        dot = "o" if len(values) == 1 else ""  # a line of one point cannot be seen
         if label == "learning_rate":  # which is known, not measured
-            axes.plot(steps, values, color=colour, lw=1.5)
+            axes.plot(steps, values, color=colour, lw=1.5, marker=dot, ms=3)
             continue
         axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
-        axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
+        mean = _running_mean(values)
+        axes.plot(steps, mean, color=colour, ls=dashes, lw=1.5, marker=dot, ms=3, label=label)
     if len(lines) > 3:  # room for their names
         axes.margins(y=0.25)
-    if len(lines) > 1:
+    if named:
         axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
     axes.set_xlabel("step")
     axes.spines[["top", "right"]].set_visible(False)

@@ -105,12 +105,16 @@ def draw_legend(
     y0, y1 = top + round(1.45 * size), top + round(2.1 * size)
     ramp = Image.fromarray(np.repeat(style.ramp(width)[None], y1 - y0, axis=0))
     page.paste(ramp, (left, y0, left + width, y1))
-    for value, label in SCALE_TICKS:
+    free = math.inf  # where the number to the right begins; the last is always there
+    for value, label in reversed(SCALE_TICKS):
         x = left + round((width - 1) * scale_position(value))
         draw.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
         # The first and last numbers stay within the bar's width.
         half = font(size).getlength(label) / 2
         centre = min(max(x, left + half), left + width - half)
+        if centre + half + 0.7 * size > free:  # they would run together
+            continue
+        free = centre - half
         draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=font(size), anchor="ms")
 
 

@@ -96,11 +96,11 @@ def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
         draw.text((x, top - _TEXT // 2), heading, fill=MUTED, font=font(_TEXT), anchor="ls")
         if not count:
             continue
-        painted = np.repeat(np.repeat(table[scale_levels(values)], _ROW - 1, axis=0), wide, axis=1)
-        for index in range(count):  # a white line between words
-            y = top + _ROW * index
-            strip = Image.fromarray(painted[index * (_ROW - 1) : (index + 1) * (_ROW - 1)])
-            page.paste(strip, (x, y, x + strip.width, y + strip.height))
+        painted = np.repeat(np.repeat(table[scale_levels(values)], _ROW, axis=0), wide, axis=1)
+        block = Image.fromarray(painted[:-1])
+        page.paste(block, (x, top, x + block.width, top + block.height))
+        for y in range(top + _ROW - 1, bottom - 1, _ROW):  # between words
+            draw.line((x, y, x + block.width - 1, y), fill="#ffffff", width=1)
     for place in range(columns, length, columns):  # where a row of the grid ends
         x = lefts[0] + place * unit
         draw.line((x, top, x, bottom - 2), fill="#ffffff", width=1)

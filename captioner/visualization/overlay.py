@@ -12,8 +12,11 @@ from captioner.errors import ImageError
 from captioner.visualization.heat import attention_heat, peak
 from captioner.visualization.style import (
     CONTOUR_LEVELS,
+    LINES_IN_CELL,
+    LINES_IN_PICTURE,
     MOST_LINES,
     PEAK_MARKED_FROM,
+    RIMS_IN_LINE,
     SCALE_LOW,
     OverlayStyle,
     colour_table,
@@ -90,7 +93,8 @@ def _contours(image: Image.Image, heat: np.ndarray, style: OverlayStyle) -> Imag
     # To first order, how many pixels away the line is.
     distance = np.full(heat.shape, np.inf)
     np.divide(np.abs(octaves - nearest), slope, out=distance, where=slope > 0)
-    half = max(1.0, max(image.size) / 400)  # of the line's width
+    # Half the line's width: in step with the picture, but thin beside its shorter side.
+    half = max(1.0, min(max(image.size) / 400, min(image.size) / 100))
     drawn = 2**nearest >= style.threshold
     ink = np.clip(half + 0.5 - distance, 0, 1) * drawn
     border = 0.7 * np.clip(2 * half + 0.5 - distance, 0, 1) * drawn
@@ -119,17 +123,17 @@ def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
     left, top, right, bottom = _scaled(
         _box_px(caption, int(caption.maps[index].argmax())), image, caption
     )
-    line = max(1, round(max(image.size) / 200))
-    length = max(2 * line, round(0.3 * min(right - left, bottom - top)))
+    line, rim = _line_px(image, caption)
+    wide, high = (max(line, int(0.3 * side + 0.5)) for side in (right - left, bottom - top))
     draw = ImageDraw.Draw(image)
-    for colour, grown in (("black", 1), ("white", 0)):
-        for x in (left, right - length):
+    for colour, grown in (("black", rim), ("white", 0)):
+        for x in (left, right - wide):
             for y in (top, bottom - line):
-                box = (x - grown, y - grown, x + length + grown - 1, y + line + grown - 1)
+                box = (x - grown, y - grown, x + wide + grown - 1, y + line + grown - 1)
                 draw.rectangle(box, fill=colour)
         for x in (left, right - line):
-            for y in (top, bottom - length):
-                box = (x - grown, y - grown, x + line + grown - 1, y + length + grown - 1)
+            for y in (top, bottom - high):
+                box = (x - grown, y - grown, x + line + grown - 1, y + high + grown - 1)
                 draw.rectangle(box, fill=colour)
 
 
@@ -141,14 +145,14 @@ def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
     """
     if caption.cells is None:
         raise ValueError("the caption has no sampled cells: its attention is soft")
-    line = max(1, round(max(image.size) / 200))
+    line, rim = _line_px(image, caption)
     draw = ImageDraw.Draw(image)
     for cell in np.unique(caption.cells[index]).tolist():
         left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
         right, bottom = max(left, right - 1), max(top, bottom - 1)
         # White between black lines shows on every colour.
-        box = (left - 1, top - 1, right + 1, bottom + 1)
-        draw.rectangle(box, outline="black", width=line + 2)
+        box = (left - rim, top - rim, right + rim, bottom + rim)
+        draw.rectangle(box, outline="black", width=line + 2 * rim)
         draw.rectangle((left, top, right, bottom), outline="white", width=line)
 
 
@@ -181,7 +185,7 @@ def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
     if caption.paths is None:
         raise ValueError("the caption has no sampled paths")
     draw = ImageDraw.Draw(image)
-    unit = max(image.size) / 200
+    unit = _line_unit(image, caption)
     casing = max(1, round(unit / 2))
 
     def centre(cell: int) -> tuple[float, float]:
@@ -223,6 +227,27 @@ def cell_is_visible(caption: Caption, index: int) -> bool:
     width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
     boxes = [_box_px(caption, cell) for cell in np.atleast_1d(caption.cells[index]).tolist()]
     return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
+
+
+def _line_unit(image: Image.Image, caption: Caption) -> float:
+    """Return the width of a mark's line in pixels of a drawing, not rounded.
+
+    It grows with the drawing, but stays thin beside a cell: those of an elongated photo are narrow
+    bars that a wider line would fill.
+    """
+    rows, columns = caption.maps.shape[-2:]
+    geometry = caption.geometry
+    cell_px = min(
+        geometry.width_px / columns * image.width / geometry.photo_width_px,
+        geometry.height_px / rows * image.height / geometry.photo_height_px,
+    )
+    return min(max(image.size) / LINES_IN_PICTURE, cell_px / LINES_IN_CELL)
+
+
+def _line_px(image: Image.Image, caption: Caption) -> tuple[int, int]:
+    """Return the widths of a mark's white line and of its black rim, in whole pixels."""
+    line = max(1, int(_line_unit(image, caption) + 0.5))  # as the viewer's Math.round
+    return line, max(1, line // RIMS_IN_LINE)
 
 
 def _box_px(caption: Caption, cell: int) -> tuple[float, float, float, float]:

@@ -44,8 +44,9 @@ noscript, .plain { display: block; }
 .gallery a { color: #16191d; display: block; text-decoration: none; }
 .gallery a:hover .caption, .gallery a:focus-visible .caption { text-decoration: underline; }
 .gallery a:focus-visible { outline: 3px solid #1f5fa8; outline-offset: 4px; }
-.gallery img { aspect-ratio: 4 / 3; background: #eef0f3; border-radius: 6px; display: block;
-  height: auto; object-fit: contain; width: 100%; }
+.gallery img { aspect-ratio: 4 / 3; background: #eef0f3; border: 1px solid #b8c0ca;
+  border-radius: 6px; box-sizing: border-box; display: block; height: auto; object-fit: contain;
+  width: 100%; }
 .gallery .caption { display: block; font-weight: 600; margin-top: 0.4rem; }
 .gallery .about { display: block; font-size: 0.85rem; overflow-wrap: anywhere; }
 @media (prefers-color-scheme: dark) {
@@ -53,7 +54,7 @@ noscript, .plain { display: block; }
   h1, footer, .about { color: #a3adba; }
   .gallery a { color: #eceff3; }
   .gallery a:focus-visible { outline-color: #8bbcf0; }
-  .gallery img { background: #22272e; }
+  .gallery img { background: #22272e; border-color: #3d4651; }
 }
 """
 

@@ -28,7 +28,7 @@ from captioner.visualization.typography import (
     one_line,
     wrap,
 )
-from captioner.visualization.vector import Page, VectorPage, finer, new_page, pen
+from captioner.visualization.vector import Page, VectorPage, finer, new_page, paste_photo, pen
 
 if TYPE_CHECKING:
     from captioner.types import Caption
@@ -187,7 +187,7 @@ def _draw_sheet(
                 sheet, small, caption, slot - 1, style, layout, (left, top), size, slot_width
             )
             continue
-        sheet.paste(small, (left, top, left + size[0], top + size[1]))
+        paste_photo(sheet, small, (left, top, left + size[0], top + size[1]))
         about, face = fit(_about(original_size), slot_width, size_px=text, smallest_px=text // 2)
         baseline = top + size[1] + round(1.95 * text)
         pen(sheet).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
@@ -227,7 +227,7 @@ def _draw_comparison(
 
     height = tops[-1] + footer_height(shown, width, size=text) + margin
     sheet = new_page(width + 2 * margin, height, vector=vector, title=shown[0].text)
-    sheet.paste(small, (margin, margin, margin + size[0], margin + size[1]))
+    paste_photo(sheet, small, (margin, margin, margin + size[0], margin + size[1]))
     corner = (margin + size[0] + gap, margin + size[1])
     draw = pen(sheet)
     draw.text(corner, _about(image.size), fill=MUTED, font=font(text), anchor="ls")

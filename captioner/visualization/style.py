@@ -36,6 +36,9 @@ OCTAVES = math.log2(SCALE_HIGH / SCALE_LOW)
 SCALE_TICKS = ((0.5, "½"), (1.0, "1"), (2.0, "2"), (4.0, "4"), (8.0, "8"), (16.0, "16+"))
 PEAK_MARKED_FROM = 3.0  # times uniform, from which the most attended cell is marked
 MOST_LINES = 4  # steps of sampled paths that are drawn for a word
+# A mark's line is as wide as fits so often into the longer side of the picture, and into the
+# shorter side of a cell; its dark rim is as wide as fits so often into the line.
+LINES_IN_PICTURE, LINES_IN_CELL, RIMS_IN_LINE = 200, 8, 3
 CONTOUR_LEVELS = (2.0, 4.0, 8.0, 16.0)  # none at 1: flat attention would be covered by it
 
 _WARM_WHITE = (1.0, 0.95, 0.82)
@@ -180,6 +183,11 @@ def viewer_tables() -> dict[str, Any]:
         "cell": {"steps": 128, "profile": [round(v, 7) for v in cell_profile(128).tolist()]},
         "mostLines": MOST_LINES,
         "peakMarkedFrom": PEAK_MARKED_FROM,
+        "marks": {
+            "inPicture": LINES_IN_PICTURE,
+            "inCell": LINES_IN_CELL,
+            "rimsInLine": RIMS_IN_LINE,
+        },
         "legendGrey": _LEGEND_GREY,
         "flatBelow": FLAT_BELOW,
         "unsureProbability": UNSURE_PROBABILITY,

@@ -17,6 +17,7 @@ from captioner.log import logger
 INK = "#16191d"
 MUTED = "#667080"
 WARNING = "#b3471e"
+RULE = "#b8c0ca"  # hairlines
 
 
 def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeTypeFont:

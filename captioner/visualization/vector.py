@@ -7,6 +7,7 @@ are pictures in it, as fine as they were given.
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner.files import save_bytes
+from captioner.visualization.typography import RULE
 
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
 
@@ -104,7 +106,9 @@ class VectorPage:
             "svg.hashsalt": "captioner",
         }
         file = io.BytesIO()
-        with matplotlib.rc_context(settings):
+        with matplotlib.rc_context(settings), warnings.catch_warnings():
+            # Of letters that no font has: `font` says so, once.
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
             self._figure.savefig(
                 file, format=kind, facecolor="white", metadata={"Title": self.title, **undated}
             )
@@ -129,6 +133,13 @@ def new_page(width: int, height: int, *, vector: bool, title: str = "") -> Any:
     if vector:
         return VectorPage(width, height, title=title)
     return Image.new("RGB", (width, height), "white")
+
+
+def paste_photo(page: Page, photo: Image.Image, box: tuple[int, int, int, int]) -> None:
+    """Paste a photo into a box, with a hairline around it: a white one has no edge otherwise."""
+    left, top, right, bottom = box
+    pen(page).rectangle((left - 1, top - 1, right, bottom), fill=RULE)
+    page.paste(photo, box)
 
 
 def finer(drawn: tuple[int, int], image: tuple[int, int], *, vector: bool) -> tuple[int, int]:

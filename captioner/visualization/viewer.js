@@ -177,7 +177,8 @@
     const first = Math.log2(TABLES.contours[0]);
     const last = Math.log2(TABLES.contours[TABLES.contours.length - 1]);
     const octaves = heat.map((value) => Math.log2(Math.max(value, TABLES.scale.low / 4)));
-    const half = Math.max(1, Math.max(width, height) / 400);
+    const [shorter, longer] = [Math.min(width, height), Math.max(width, height)];
+    const half = Math.max(1, Math.min(longer / 400, shorter / 100));
     for (let y = 0; y < height; y++) {
       const above = Math.max(y - 1, 0) * width;
       const below = Math.min(y + 1, height - 1) * width;
@@ -216,12 +217,28 @@
     return [x * xScale, y * yScale, (x + w) * xScale, (y + h) * yScale];
   }
 
+  /** The width of a mark's line, not rounded: in step with the picture, thin beside a cell. */
+  function lineUnit(geometry, rows, columns, canvas) {
+    const { inPicture, inCell } = TABLES.marks;
+    const cell = Math.min(
+      geometry.width_px / columns * canvas.width / geometry.photo_width_px,
+      geometry.height_px / rows * canvas.height / geometry.photo_height_px,
+    );
+    return Math.min(Math.max(canvas.width, canvas.height) / inPicture, cell / inCell);
+  }
+
+  /** The widths of a mark's white line and of its black rim. */
+  function linePx(geometry, rows, columns, canvas) {
+    const line = Math.max(1, Math.round(lineUnit(geometry, rows, columns, canvas)));
+    return [line, Math.max(1, Math.floor(line / TABLES.marks.rimsInLine))];
+  }
+
   function outlineCells(context, canvas, cells, geometry, rows, columns) {
-    const line = Math.max(1, Math.round(Math.max(canvas.width, canvas.height) / 200));
+    const [line, rim] = linePx(geometry, rows, columns, canvas);
     for (const cell of new Set([].concat(cells))) {
       const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
       // White between black lines shows on every colour.
-      for (const [colour, grown, thick] of [["black", 1, line + 2], ["white", 0, line]]) {
+      for (const [colour, grown, thick] of [["black", rim, line + 2 * rim], ["white", 0, line]]) {
         const left = x0 - grown;
         const top = y0 - grown;
         const w = Math.max(x1 + grown - left, 1);
@@ -241,11 +258,11 @@
     const flat = map.flat();
     const cell = flat.indexOf(Math.max(...flat));
     const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
-    const line = Math.max(1, Math.round(Math.max(canvas.width, canvas.height) / 200));
-    const length = Math.max(2 * line, Math.round(0.3 * Math.min(x1 - x0, y1 - y0)));
-    for (const [colour, grown] of [["black", 1], ["white", 0]]) {
+    const [line, rim] = linePx(geometry, rows, columns, canvas);
+    const arms = [x1 - x0, y1 - y0].map((side) => Math.max(line, Math.round(0.3 * side)));
+    for (const [colour, grown] of [["black", rim], ["white", 0]]) {
       context.fillStyle = colour;
-      for (const [wide, high] of [[length, line], [line, length]])
+      for (const [wide, high] of [[arms[0], line], [line, arms[1]]])
         for (const x of [x0, x1 - wide])
           for (const y of [y0, y1 - high])
             context.fillRect(x - grown, y - grown, wide + 2 * grown, high + 2 * grown);
@@ -266,7 +283,7 @@
 
   /** Lines from rings (cells of the word before) to dots (cells of this word). */
   function drawPaths(context, canvas, paths, index, geometry, rows, columns) {
-    const unit = Math.max(canvas.width, canvas.height) / 200;
+    const unit = lineUnit(geometry, rows, columns, canvas);
     const casing = Math.max(1, Math.round(unit / 2));
     const centre = (cell) => {
       const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -276,3 +277,35 @@ def test_drawing_never_imports_pyplot():
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("size", [(3000, 200), (200, 3000)])
+@pytest.mark.parametrize("kind", ["corners", "box", "paths"])
+def test_marks_of_an_elongated_photo_do_not_fill_its_cells(make_caption, size, kind):
+    maps = np.zeros((2, 14, 14))
+    maps[:, 7, 6] = 1
+    caption = make_caption(size, ["a", "dog"], maps=maps, rows=14, columns=14, hard=kind == "box")
+    if kind == "paths":  # all steps are beside each other
+        caption = replace(caption, paths=np.array([[89, 103], [103, 105], [117, 119]]))
+    image = Image.new("RGB", size, (90, 90, 90))
+    mark_cells(image, caption, 1)
+    x0, y0, x1, y1 = (round(side) for side in caption.geometry.cell_box_px(7, 6, 14, 14))
+    pixels = np.array(image)
+    cell = pixels[y0:y1, x0:x1]
+    assert 0.02 < (cell == 255).all(axis=2).mean() < 0.6
+    assert (cell == 90).all(axis=2).mean() > 0.2  # of the photo
+    if kind != "paths":  # nothing but the rim is beyond the cell
+        pixels[y0 - 1 : y1 + 1, x0 - 1 : x1 + 1] = 90
+        assert (pixels == 90).all()
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_marks_of_a_large_white_photo_have_a_rim_in_step_with_it(make_caption, hard):
+    maps = np.zeros((1, 7, 9))
+    maps[0, 3, 2] = 1
+    caption = make_caption((2048, 1536), ["dog"], maps=maps, hard=hard)
+    image = Image.new("RGB", (2048, 1536), "white")
+    mark_cells(image, caption, 0)
+    left, top, *_ = caption.geometry.cell_box_px(3, 2, 7, 9)
+    black = np.asarray(image)[round(top) + 20, : round(left) + 5].max(axis=1) == 0
+    assert black.sum() == 3

@@ -166,7 +166,7 @@ def test_the_cell_and_the_paths_of_hard_attention_are_where_python_draws_them(
     difference = np.abs(painted(page, 2) - by_python(caption, 2)).max(axis=-1)
     assert (difference > 3).mean() < 0.0005
     without = np.abs(painted(page, 2) - by_python(replace(caption, cells=None), 2)).max(axis=-1)
-    assert (without > 3).mean() > 0.002
+    assert (without > 3).mean() > 0.0015
 
     paths = np.random.default_rng(1).integers(0, 63, (8, 3))
     caption = replace(caption, cells=None, paths=paths)
@@ -175,6 +175,22 @@ def test_the_cell_and_the_paths_of_hard_attention_are_where_python_draws_them(
     difference = np.abs(painted(page, 2) - by_python(caption, 2)).max(axis=-1)
     without = np.abs(painted(page, 2) - by_python(replace(caption, paths=None), 2)).max(axis=-1)
     assert (difference > 80).mean() < 0.4 * (without > 80).mean()
+
+
+def test_marks_on_an_elongated_photo_are_as_thin_as_those_of_python(open_viewer, make_caption):
+    maps = np.full((3, 14 * 14), 0.2 / 195)
+    maps[:, 104] = 0.8
+    size = (640, 43)
+    caption = make_caption(size, WORDS, maps=maps, rows=14, columns=14)
+    captions = [caption, replace(caption, cells=np.array([104] * 3))]
+    file = io.BytesIO()
+    photo(*size).save(file, format="PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    page = open_viewer(content(*captions) | {"photo": url}).page
+    for place, one in enumerate(captions, start=1):
+        page.get_by_label(f"model {place}").check()
+        ours = np.asarray(word_overlay(photo(*size), one, 2, OverlayStyle()), dtype=int)
+        assert (np.abs(painted(page, 2) - ours).max(axis=-1) > 3).mean() < 0.0005
 
 
 def test_flat_and_unsure_captions_say_so(open_viewer, make_caption):
