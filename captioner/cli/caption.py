@@ -352,6 +352,7 @@ class _CaptionRun:
             }
             if arguments.compare:
                 content = {"captions": {name: each.text for name, each in captions}}
+            content["unsure"] = caption.is_unsure
             self.journal.add(path, writer.names[path], content, pictures)
 
     def _keep(self, path: Path, text: str, confidence: float | None) -> None:
@@ -380,7 +381,7 @@ class _CaptionRun:
         self._keep(path, text, record.get("confidence"))
         if "html" in self.arguments.save:
             try:
-                writer.add_to_gallery(path, text)
+                writer.add_to_gallery(path, text, unsure=record.get("unsure", False))
             except CaptionerError as error:
                 self._failed(path, error)
 
