@@ -362,6 +362,8 @@ class _CaptionRun:
                 least = arguments.min_confidence
                 given = [c for c in captions if not is_withheld(c[1].confidence, least)]
                 content = {"captions": {name: each.text for name, each in given}}
+                caption = given[0][1] if given else caption
+            content["unsure"] = caption.is_unsure
             self.journal.add(path, writer.names[path], content, pictures)
 
     def _keep(self, path: Path, text: str, confidence: float | None) -> None:
@@ -394,7 +396,7 @@ class _CaptionRun:
         withheld = is_withheld(record.get("confidence"), self.arguments.min_confidence)
         if "html" in self.arguments.save and not withheld:
             try:
-                writer.add_to_gallery(path, text)
+                writer.add_to_gallery(path, text, unsure=record.get("unsure", False))
             except CaptionerError as error:
                 self._failed(path, error)
 

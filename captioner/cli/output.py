@@ -212,7 +212,7 @@ class CaptionWriter:
             self.failed(path, problem)
         return pictures
 
-    def add_to_gallery(self, path: Path, text: str) -> None:
+    def add_to_gallery(self, path: Path, text: str, *, unsure: bool) -> None:
         """List the page of a photo that an earlier run captioned.
 
         Raises:
@@ -223,7 +223,8 @@ class CaptionWriter:
 
         page_name = comparison_name if self.arguments.compare else sheet_name
         page = page_name(self.names[path], "html")
-        self.entries.append(Entry.of(open_image(path), name=path.name, page=page, caption=text))
+        entry = Entry.of(open_image(path), name=path.name, page=page, caption=text, unsure=unsure)
+        self.entries.append(entry)
 
     def finish(self) -> None:
         """Save the gallery of several photos' pages.
@@ -310,5 +311,8 @@ class CaptionWriter:
         )
         save_bytes(page.encode(errors="replace"), file)
         if several:
-            text = captions[0][1].text
-            self.entries.append(Entry.of(image, name=path.name, page=file.name, caption=text))
+            first = captions[0][1]
+            entry = Entry.of(
+                image, name=path.name, page=file.name, caption=first.text, unsure=first.is_unsure
+            )
+            self.entries.append(entry)

@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageColor, ImageDraw
 
-from captioner.visualization.labels import LABEL_COLOURS
+from captioner.visualization.labels import LABEL_COLOURS, caption_note
 from captioner.visualization.overlay import resize_captioned
 from captioner.visualization.sheet import comparison_sheet
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.typography import INK, MUTED, RULE, font, is_right_to_left, one_line
+from captioner.visualization.typography import (
+    INK,
+    MUTED,
+    RULE,
+    WARNING,
+    fit,
+    font,
+    is_right_to_left,
+    one_line,
+)
 from captioner.visualization.words import word_image_size, word_images
 
 if TYPE_CHECKING:
@@ -22,7 +31,6 @@ LONGEST_SIDE_PX = 640  # of the image in an animation
 WIDEST_GROWTH_PX = 1400
 _GROWTH_ACROSS = 6  # panels in a line
 WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
-_PALE = "#a9b1bc"
 
 
 def gif(frames: Sequence[Image.Image], seconds: Sequence[float], style: OverlayStyle) -> bytes:
@@ -78,11 +86,12 @@ def caption_frames(
     edge = (left, 0, left + plain.width - 1, plain.height - 1)
     ImageDraw.Draw(still).rectangle(edge, outline=RULE)
     for index, picture in enumerate([still, *pictures]):
-        yield _under_sentence(picture, caption.words, index - 1)
+        yield _under_sentence(picture, caption, index - 1)
 
 
-def _under_sentence(picture: Image.Image, words: Sequence[str], current: int) -> Image.Image:
-    """Put the caption above a picture; the current word is set off (-1: none is)."""
+def _under_sentence(picture: Image.Image, caption: Caption, current: int) -> Image.Image:
+    """Put the caption and its note above a picture; the current word is set off (-1: none is)."""
+    words, note = caption.words, caption_note(caption)
     text = max(15, picture.width // 26)
     sentence = " ".join(words)
     face, strong = (font(text, bold=bold, text=sentence) for bold in (False, True))
@@ -95,17 +104,23 @@ def _under_sentence(picture: Image.Image, words: Sequence[str], current: int) ->
             x, line = float(margin), line + 1
         places.append((x, line))
         x += wide + space
-    top = line_height * (line + 1) + margin
+    below = line_height * (line + 1)
+    top = below + margin + (line_height if note else 0)
     frame = Image.new("RGB", (picture.width, picture.height + top), "white")
     frame.paste(picture, (0, top))
     draw = ImageDraw.Draw(frame)
     for index, (word, (x, row)) in enumerate(zip(words, places, strict=True)):
         chosen = index == current
-        fill = INK if chosen or current < 0 else _PALE
+        fill = INK if chosen or current < 0 else MUTED
         baseline = margin // 2 + text + row * line_height
         drawn = strong if chosen else face
         x, anchor = (frame.width - x, "rs") if is_right_to_left(sentence) else (x, "ls")
         draw.text((x, baseline), one_line(word), fill=fill, font=drawn, anchor=anchor)
+    if note:
+        room = frame.width - 2 * margin
+        note, small = fit(note, room, size_px=round(0.8 * text), smallest_px=text // 2)
+        place = (margin, margin // 2 + text + below)
+        draw.text(place, note, fill=WARNING, font=small, anchor="ls")
     return frame
 
 

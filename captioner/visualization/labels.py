@@ -39,17 +39,29 @@ PROBABILITY_COLOUR = "#2f6db3"  # blue and amber: distinct for every kind of col
 GATE_COLOUR = "#c98a1b"
 LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
 
+# Words of the key and of notes, for the viewer too: {braces} are filled in where they are shown.
+KEY = {
+    "unsure": f"unsure word: probability below {UNSURE_PROBABILITY:g}",
+    "peak": f"most attended cell, where it has {PEAK_MARKED_FROM:g} × uniform or more",
+    "cell": "cell that the word reads; light: how likely each was",
+    "outside": " (no outline: outside the photo)",
+    "paths": f"where {{count}} sampled paths go, ○ from where: the {MOST_LINES} most frequent "
+    "steps, thicker the more paths take them",
+}
+NOTES = {
+    "unsure": "Unsure caption: confidence {value}",
+    "flat": "Attention is spread almost evenly for every word: never above {value} × uniform",
+}
+
 
 def caption_note(caption: Caption) -> str:
     """Return one line about what a reader of the picture should know first, or ""."""
     notes = []
     if caption.is_unsure:
-        notes.append(f"Unsure caption: confidence {caption.confidence:.2f}")
+        notes.append(NOTES["unsure"].format(value=f"{caption.confidence:.2f}"))
     if caption.words and is_flat(caption):
         highest = max(peak(cells) for cells in caption.maps)
-        notes.append(
-            f"Attention is spread almost evenly for every word: never above {highest:.1f} × uniform"
-        )
+        notes.append(NOTES["flat"].format(value=f"{highest:.1f}"))
     return ". ".join(notes)
 
 
@@ -81,7 +93,7 @@ def draw_word_label(
         draw.text((left, middle), name, fill=MUTED, font=font(size), anchor="lm")
         number = two_decimals(value)
         draw.text((left + width, middle), number, fill=INK, font=font(size), anchor="rm")
-        start, stop = left + round(1.1 * size), left + width - round(3.3 * size)
+        start, stop = left + round(1.1 * size), left + width - round(3.7 * size)
         y0, y1 = middle - round(0.24 * size), middle + round(0.24 * size)
         draw.rectangle((start, y0, stop, y1), fill=TRACK_COLOUR)
         filled = round((stop - start + 1) * min(max(value, 0.0), 1.0))
@@ -169,14 +181,12 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
     if any(caption.beta is not None for caption in captions):
         key.append(("β", "gate: how much the word draws on the picture"))
     if any((np.exp(caption.log_probs) < UNSURE_PROBABILITY).any() for caption in captions):
-        key.append(("?", f"unsure word: probability below {UNSURE_PROBABILITY:g}"))
+        key.append(("?", KEY["unsure"]))
     if any(
         caption.cells is None and any(peak(cells) >= PEAK_MARKED_FROM for cells in caption.maps)
         for caption in captions
     ):
-        key.append(
-            ("⌜⌟", f"most attended cell, where it has {PEAK_MARKED_FROM:g} × uniform or more")
-        )
+        key.append(("⌜⌟", KEY["peak"]))
     hard = [caption for caption in captions if caption.cells is not None]
     if hard:
         all_visible = all(
@@ -184,15 +194,8 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
             for caption in hard
             for index in range(len(caption.words))
         )
-        outside = "" if all_visible else " (no outline: outside the photo)"
-        key.append(("□", f"cell that the word reads; light: how likely each was{outside}"))
+        key.append(("□", KEY["cell"] + ("" if all_visible else KEY["outside"])))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
-        key.append(
-            (
-                "●",
-                f"where {max(paths)} sampled paths go, ○ from where: the {MOST_LINES} most frequent"
-                " steps, thicker the more paths take them",
-            )
-        )
+        key.append(("●", KEY["paths"].format(count=max(paths))))
     return key

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from captioner.visualization.arrays import jpeg
+from captioner.visualization.labels import KEY, NOTES
 from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.style import OverlayStyle, viewer_tables
 from captioner.visualization.typography import one_line
@@ -48,12 +49,14 @@ noscript, .plain { display: block; }
   border-radius: 6px; box-sizing: border-box; display: block; height: auto; object-fit: contain;
   width: 100%; }
 .gallery .caption { display: block; font-weight: 600; margin-top: 0.4rem; }
+.gallery .unsure { color: #b3471e; display: block; font-size: 0.85rem; }
 .gallery .about { display: block; font-size: 0.85rem; overflow-wrap: anywhere; }
 @media (prefers-color-scheme: dark) {
   body { background: #15181c; color: #eceff3; }
   h1, footer, .about { color: #a3adba; }
   .gallery a { color: #eceff3; }
   .gallery a:focus-visible { outline-color: #8bbcf0; }
+  .gallery .unsure { color: #f08a5d; }
   .gallery img { background: #22272e; border-color: #3d4651; }
 }
 """
@@ -148,7 +151,8 @@ def viewer_content(
 
 def viewer_script() -> str:
     """Return the viewer with the tables that it paints by: the text of /viewer.js."""
-    tables = json.dumps(viewer_tables(), ensure_ascii=False, separators=(",", ":"))
+    texts = {"key": KEY, "notes": NOTES}
+    tables = json.dumps(viewer_tables() | texts, ensure_ascii=False, separators=(",", ":"))
     return f"window.captionViewerTables = {tables};\n{_resource('viewer.js')}"
 
 
@@ -175,13 +179,16 @@ class Entry:
     page: str
     caption: str
     thumbnail: str  # a data URL
+    unsure: bool = False  # its confidence is below the model's threshold
 
     @classmethod
-    def of(cls, image: Image.Image, *, name: str, page: str, caption: str) -> Entry:
+    def of(
+        cls, image: Image.Image, *, name: str, page: str, caption: str, unsure: bool = False
+    ) -> Entry:
         """Return the entry of an image; `page` is the file name of its page."""
         small = image.convert("RGB")
         small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX), Image.Resampling.LANCZOS)
-        return cls(name, quote(os.fsencode(page)), caption, _data_url(small))
+        return cls(name, quote(os.fsencode(page)), caption, _data_url(small), unsure)
 
 
 def gallery_page(entries: Sequence[Entry]) -> str:
@@ -190,7 +197,8 @@ def gallery_page(entries: Sequence[Entry]) -> str:
         f'<li><a href="{html.escape(entry.page)}"><img src="{entry.thumbnail}" alt="" '
         f'loading="lazy"><span class="caption" dir="auto">'
         f"{html.escape(entry.caption or '(no words)')}</span>"
-        f'<span class="about">{html.escape(one_line(entry.name))}</span></a></li>'
+        + ('<span class="unsure">(unsure)</span>' if entry.unsure else "")
+        + f'<span class="about">{html.escape(one_line(entry.name))}</span></a></li>'
         for entry in entries
     )
     count = f"{len(entries)} photo{'' if len(entries) == 1 else 's'} with captions"

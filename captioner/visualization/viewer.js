@@ -356,6 +356,41 @@
     return `attends most to the ${both}, ${peak.toPrecision(2)} times uniform`;
   }
 
+  /** Whether a caption's confidence is below its model's threshold, where it has both. */
+  function isUnsure({ confidence, confidence_threshold: threshold }) {
+    return typeof confidence === "number" && confidence < threshold;
+  }
+
+  /** What a reader should know first, or "": see caption_note in labels.py. */
+  function noteOf(caption) {
+    const { words, maps, confidence } = caption;
+    const notes = [];
+    if (isUnsure(caption))
+      notes.push(TABLES.notes.unsure.replace("{value}", confidence.toFixed(2)));
+    const highest = Math.max(...maps.map(peakOf));
+    if (words.length && highest < TABLES.flatBelow)
+      notes.push(TABLES.notes.flat.replace("{value}", highest.toFixed(1)));
+    return notes.join(". ");
+  }
+
+  /** The marks on the photo with their meanings: see _key in labels.py. */
+  function marksOf({ maps, geometry, cells, paths }) {
+    const marks = [];
+    if (!cells && maps.some((map) => peakOf(map) >= TABLES.peakMarkedFrom))
+      marks.push(["⌜⌟", TABLES.key.peak]);
+    if (cells) {
+      const [rows, columns] = [maps[0].length, maps[0][0].length];
+      const visible = (cell) => {
+        const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, { width: 1, height: 1 });
+        return x1 > 0 && y1 > 0 && x0 < 1 && y0 < 1;
+      };
+      const all = cells.every((each) => [].concat(each).some(visible));
+      marks.push(["□", TABLES.key.cell + (all ? "" : TABLES.key.outside)]);
+    }
+    if (paths) marks.push(["●", TABLES.key.paths.replace("{count}", paths.length)]);
+    return marks;
+  }
+
   function meanOf(heads) {
     return heads[0].map((row, r) =>
       row.map((_, c) => heads.reduce((sum, map) => sum + map[r][c], 0) / heads.length));
@@ -377,6 +412,10 @@
     if (className) element.className = className;
     element.append(...children);
     return element;
+  }
+
+  function sign(text, meaning, className = "") {
+    return make("span", `cv-key-sign ${className}`, make("b", "", text), meaning);
   }
 
   function choice(label, names, chosen, changed) {
@@ -453,6 +492,7 @@
       this.words.dir = "auto"; // from right to left for Arabic and Hebrew
       this.words.setAttribute("aria-label", "Words of the caption; arrow keys move");
       this.words.addEventListener("keydown", (event) => this._key(event));
+      this.note = make("p", "cv-note");
       this.key = make("div", "cv-key");
       this.key.setAttribute("aria-hidden", "true"); // every word says its figures by name
       this.description = make("p", "cv-description");
@@ -462,7 +502,7 @@
       this.heads = make("div", "cv-heads");
 
       const panel = make("div", "cv-panel");
-      panel.append(this.words, this.key, this.description, this.legend);
+      panel.append(this.words, this.note, this.key, this.description, this.legend);
       if (this.models.length > 1) panel.append(this._modelChoice(number));
       panel.append(this.heads, this._displayChoice());
       this.element.classList.add("caption-viewer");
@@ -495,7 +535,8 @@
           this._choose();
         });
         group.append(make("label", "", radio, make("span", "",
-          make("b", "", model.name), ` ${model.caption || "(no words)"}`)));
+          make("b", "", model.name), ` ${model.caption || "(no words)"}`,
+          isUnsure(model) ? make("span", "cv-note", " (unsure)") : "")));
       });
       return group;
     }
@@ -514,14 +555,14 @@
       this.play.addEventListener("click", () => this._play(this.timer === null));
       this.opacity = this._range("Strength", 1, 0.01, (v) => `${Math.round(100 * v)} %`, "opacity");
       this.threshold = this._range("Threshold", 2 ** TABLES.scale.octaves * TABLES.scale.low, 0.1, (v) => `${v} ×`, "threshold");
+      this.colours = choice("Colours", Object.keys(COLOURS).map((name) => [name, name]),
+        this.display.colourMap, (v) => set("colourMap", v));
       this.controls.append(
         choice("Show as", Object.entries(STYLES), this.display.style, (v) => {
           this.display.opacity = null;
           set("style", v);
         }),
-        choice("Colours", Object.keys(COLOURS).map((name) => [name, name]), this.display.colourMap,
-          (v) => set("colourMap", v)),
-        this.opacity.label, this.threshold.label,
+        this.colours, this.opacity.label, this.threshold.label,
         make("label", "cv-check", cells, make("span", "", "Grid cells as they are")),
       );
       const display = make("details", "cv-display", make("summary", "", "Display"), this.controls);
@@ -558,6 +599,9 @@
       this.image.alt = this.models.length > 1 || !this.alt ? model.caption : this.alt;
       this.opacity.refresh();
       this.threshold.refresh();
+      // What has no effect on this style is not offered: some have their own colours, lines are opaque.
+      this.colours.hidden = this.display.style in EFFECTS;
+      this.opacity.label.hidden = this.display.style === "contour";
       this.laid = null;
       this._drawHeads(count, heads);
       this._drawWords();
@@ -622,8 +666,11 @@
       this.key.replaceChildren(make("span", "", "probability"));
       if (beta) this.key.append(make("span", "cv-key-gate", "gate β"));
       if (this.words.querySelector(".cv-unsure"))
-        this.key.append(make("span", "cv-key-unsure", "unsure word"));
+        this.key.append(sign("?", TABLES.key.unsure, "cv-key-unsure"));
+      this.key.append(...(words.length ? marksOf(this.caption) : []).map((mark) => sign(...mark)));
       this.key.hidden = !words.length;
+      this.note.textContent = noteOf(this.caption);
+      this.note.hidden = !this.note.textContent;
       if (!words.length) this.words.textContent = "(no words)";
       if (focused >= 0 && focused < words.length) this.buttons[focused].focus();
     }
@@ -726,8 +773,6 @@
         const total = logProbs.reduce((sum, value) => sum + value, end || 0);
         this.description.textContent = words.length
           ? `${words.length} words, log-probability ${total.toFixed(2).replace("-", "−")}. `
-            + (maps.every((map) => peakOf(map) < TABLES.flatBelow)
-              ? "Attention is spread almost evenly for every word. " : "")
             + "Point at a word, tap it, or use the arrow keys."
           : "The caption has no words, so there is no attention to show.";
         return;

@@ -66,6 +66,8 @@ def test_a_comparison_that_is_resumed_keeps_the_photos_before_in_its_gallery(
     compare = ("--compare", tiny_model, tiny_hard_model)
     common = ("--device", "cpu", "--output", "out", "--resume", "--save", "html")
     assert programs.run("caption.py", photo, *compare, *common, cwd=tmp_path).code == 0
+    journal = tmp_path / "out" / "captions.jsonl"  # of models that have no confidence
+    journal.write_text(journal.read_text().replace('"unsure": false', '"unsure": true'))
     for number in (2, 3):
         tiny.photo(number)[0].save(tmp_path / f"{number}.jpg")
     photos = (photo, "2.jpg", "3.jpg")
@@ -74,6 +76,7 @@ def test_a_comparison_that_is_resumed_keeps_the_photos_before_in_its_gallery(
     gallery = (tmp_path / "out" / "gallery.html").read_text()
     for name in ("photo", "2", "3"):
         assert f'href="{name}.comparison.html"' in gallery
+    assert gallery.count("(unsure)") == 1
 
 
 def test_a_comparison_is_not_resumed_as_captions_of_its_only_model(

@@ -246,6 +246,7 @@ def test_a_confidence_is_shown_and_an_unsure_caption_marked(
     assert shown in page.locator("#confidence").inner_text()
     assert ("wrong" in page.locator("#confidence").inner_text()) == unsure
     assert page.locator("#confidence.unsure").count() == unsure
+    assert "Unsure" not in page.locator("#viewer .cv-note").inner_text()  # not a second time
     page.locator("#others button").nth(1).click()
     assert page.locator("#confidence").is_hidden()
 

@@ -57,7 +57,7 @@ def test_bars_are_as_long_as_their_values(word_caption, probability, beta):
         image, word_caption("dog", probability, beta), 0, left=10, top=0, width=300, size=20
     )
     blue, amber, _ = bar_lengths(image)
-    full = round(300 - 1.1 * 20 - 3.3 * 20) + 1
+    full = round(300 - 1.1 * 20 - 3.7 * 20) + 1
     assert blue == pytest.approx(probability * full, abs=1)
     assert amber == pytest.approx(beta * full, abs=1)
 

@@ -17,6 +17,7 @@ from PIL import Image
 import captioner.visualization
 from captioner.types import Geometry
 from captioner.visualization import OverlayStyle, viewer_script, word_overlay
+from captioner.visualization.labels import _key, caption_note
 from captioner.visualization.style import CONTOUR_LEVELS, scale_position
 
 FOLDER = Path(captioner.visualization.__file__).parent
@@ -197,11 +198,64 @@ def test_flat_and_unsure_captions_say_so(open_viewer, make_caption):
     flat = make_caption((640, 480), WORDS, maps=np.full((3, 63), 1 / 63))
     flat = replace(flat, log_probs=np.log(np.array([0.5, 0.1, 0.9], dtype=np.float32)))
     page = open_viewer(content(flat)).page
-    assert "almost evenly for every word" in page.locator(".cv-description").inner_text()
+    assert page.locator(".cv-note").inner_text() == caption_note(flat)
     unsure = [word.locator(".cv-text.cv-unsure").count() for word in page.locator(".cv-word").all()]
     assert unsure == [0, 1, 0]
     page = open_viewer(content(make_caption((640, 480), WORDS))).page
-    assert "evenly" not in page.locator(".cv-description").inner_text()
+    assert page.locator(".cv-note").is_hidden()
+
+
+def test_an_unsure_caption_has_the_note_of_the_sheet_in_a_comparison_too(open_viewer, make_caption):
+    sure, unsure = (
+        replace(make_caption((640, 480), WORDS), confidence=value, confidence_threshold=0.4)
+        for value in (0.7, 0.29)
+    )
+    page = open_viewer(content(sure, unsure)).page
+    note = page.locator("p.cv-note")
+    assert note.is_hidden()
+    assert page.locator(".cv-models label").all_inner_texts() == [
+        f"model 1 {sure.text}",
+        f"model 2 {sure.text} (unsure)",
+    ]
+    page.get_by_label("model 2").check()
+    assert note.inner_text() == caption_note(unsure) == "Unsure caption: confidence 0.29"
+    page.evaluate("viewer.show(1)")
+    assert note.is_visible()
+
+
+def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
+    soft = make_caption((640, 480), WORDS)
+    flat = make_caption((640, 480), WORDS, maps=np.full((3, 63), 1 / 63))
+    hard = make_caption((640, 480), WORDS, hard=True)
+    outside = replace(hard, geometry=GEOMETRIES["letterbox"], cells=np.array([0, 20, 30]))
+    paths = replace(hard, paths=np.random.default_rng(1).integers(0, 63, (8, 3)))
+    captions = [
+        replace(caption, log_probs=np.log(np.array([0.5, 0.1, 0.9], dtype=np.float32)))
+        for caption in (soft, flat, hard, outside, paths)
+    ]
+    page = open_viewer(content(*captions)).page
+    for place, caption in enumerate(captions, start=1):
+        page.get_by_label(f"model {place}").check()
+        signs = page.locator(".cv-key-sign").all()
+        shown = [(sign.locator("b").inner_text(), sign.inner_text()) for sign in signs]
+        of_sheet = [each for each in _key([caption]) if each[0] not in ("p", "β")]
+        assert shown == [(sign, sign + meaning) for sign, meaning in of_sheet]
+    assert len(shown) == 3
+
+
+def test_only_what_has_an_effect_on_the_style_is_offered(open_viewer, make_caption):
+    page = open_viewer(content(make_caption((640, 480), WORDS))).page
+    page.get_by_text("Display", exact=True).click()
+    for style, colours, strength in (
+        ("light", False, True),
+        ("colour", True, True),
+        ("contour", True, False),
+        ("mask", False, True),
+    ):
+        page.get_by_label("Show as").select_option(style)
+        selects = page.locator(".cv-display .cv-field select").all()
+        assert [select.is_visible() for select in selects] == [True, colours], style
+        assert page.get_by_label("Strength").is_visible() == strength, style
 
 
 def test_layers_and_heads_can_be_chosen(open_viewer, make_caption):

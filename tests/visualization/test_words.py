@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from captioner.errors import ImageError
 from captioner.visualization.animation import caption_frames
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.style import OverlayStyle
+from captioner.visualization.typography import WARNING
 from captioner.visualization.words import word_images
 
 WORDS = "a brown dog".split()
@@ -87,6 +89,17 @@ def test_the_first_frame_of_a_gif_shows_the_whole_photo_as_large_as_the_words_do
     width, height = shown_size
     # All but the hairline along its border.
     assert (red.any(axis=0).sum(), red.any(axis=1).sum()) == (width - 2, height - 2)
+
+
+def test_a_gif_has_the_note_of_an_unsure_caption_in_every_frame(make_caption):
+    photo, sure = Image.new("RGB", (400, 300)), make_caption((400, 300), WORDS)
+    unsure = replace(sure, confidence=0.29, confidence_threshold=0.4)
+    frames, plain = (list(caption_frames(photo, each, OverlayStyle())) for each in (unsure, sure))
+    for frame, without in zip(frames, plain, strict=True):
+        added = frame.height - without.height
+        assert added > 0
+        above = np.asarray(frame)[: 2 * added]
+        assert (above == ImageColor.getrgb(WARNING)).all(axis=2).any()
 
 
 def test_the_longest_side_can_be_set(make_caption):

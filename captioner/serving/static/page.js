@@ -138,7 +138,9 @@
     viewer = new window.CaptionViewer($("viewer"), {
       photo: photo.url,
       alt: captions[0].caption,
-      models: shown.answers.map((answer, index) => ({ name: answer.model, ...captions[index] })),
+      // Without the confidence: showConfidence says it, for sure captions too.
+      models: shown.answers.map((answer, index) =>
+        ({ name: answer.model, ...captions[index], confidence: null })),
     });
     document.title = `${captions[0].caption} · captioner`;
     showConfidence(captions);
