@@ -158,7 +158,7 @@ def _keep_inputs(arguments: argparse.Namespace, photos: list[Path]) -> None:
     if arguments.format == "table":
         inputs = [table_path(Path(arguments.root), arguments.file), *photos]
     for file in filter(None, (arguments.output, arguments.contact_sheet)):
-        same_name = (path for path in inputs if path.name == file.name)  # others take no look-up
+        same_name = (path for path in inputs if path.name == file.name)  # quick to tell
         if any(os.path.realpath(path) == os.path.realpath(file) for path in same_name):
             raise DataError(f"{file} is part of the data and would be replaced; name another file")
 
