@@ -8,11 +8,11 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, ConfigError
 from captioner.log import logger
 
 _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
@@ -146,6 +146,32 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
+    """Make a folder where it is missing, and keep other runs away from it.
+
+    Args:
+        name: What the folder is called in a message.
+        remedy: The end of a message: what to do instead.
+
+    Raises:
+        ConfigError: Another run writes there, or nothing can be written there.
+    """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / ".lock", wait=False))
+        except BlockingIOError:
+            raise ConfigError(
+                f"{name}: another run writes there; wait for its end, or {remedy}"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{name}: cannot be written to ({error.strerror}); {remedy}"
+            ) from None
+        yield
 
 
 def _temporary_sibling(path: Path) -> Path:

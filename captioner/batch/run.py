@@ -28,7 +28,7 @@ from captioner.batch.shard import (
 from captioner.checkpoint import MANIFEST, model_folder, verify
 from captioner.engines.choice import choose_engine
 from captioner.errors import CaptionerError
-from captioner.files import locked, remove_temporary_files
+from captioner.files import locked_folder, remove_temporary_files
 from captioner.log import logger, progress_bar
 from captioner.storage import Folder, absolute
 
@@ -131,26 +131,11 @@ def run_batch(
     return totals
 
 
-@contextlib.contextmanager
-def _locked(output: Folder) -> Iterator[None]:
-    """Keep other runs on this machine away from a local folder."""
+def _locked(output: Folder) -> contextlib.AbstractContextManager[None]:
+    """Return a context that keeps other runs on this machine away from a local folder."""
     if not output.is_local:
-        yield
-        return
-    folder = Path(output.root)
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / ".lock", wait=False))
-        except BlockingIOError:
-            raise CaptionerError(
-                f"{output.name}: another run writes there; wait for its end, or stop it"
-            ) from None
-        except OSError as error:
-            raise CaptionerError(
-                f"{output.name}: cannot be written to ({error.strerror}); choose another --output"
-            ) from None
-        yield
+        return contextlib.nullcontext()
+    return locked_folder(Path(output.root), name=str(output.name), remedy="choose another --output")
 
 
 def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtime"]:

@@ -208,9 +208,7 @@ def _fill(
         range(first, min(first + CHUNK, len(items))) for first in range(done, len(items), CHUNK)
     ]
     for images, reasons in load_items(items, chunks, workers=workers):
-        values = encode(images).cpu().numpy().astype(np.float16)
-        features[done : done + len(images)] = values
-        checksums[done : done + len(images)] = [_checksum(value) for value in values]
+        _write(features, checksums, done, encode(images))
         for offset, reason in enumerate(reasons):
             if reason:
                 unreadable[(done + offset) // items.views] = reason
@@ -241,9 +239,7 @@ def _read_again(
         places = range(image * items.views, (image + 1) * items.views)
         if not items[places[:1]][1][0]:
             images, _ = items[places]
-            values = encode(images).cpu().numpy().astype(np.float16)
-            features[places.start : places.stop] = values
-            checksums[places.start : places.stop] = [_checksum(value) for value in values]
+            _write(features, checksums, places.start, encode(images))
             found.append(image)
     if found:
         features.flush()
@@ -251,6 +247,13 @@ def _read_again(
         for image in found:
             del unreadable[image]
         _save_progress(folder, key, len(items), unreadable)
+
+
+def _write(features: Any, checksums: Any, first: int, encoded: Tensor) -> None:
+    """Write encoded items [B, C, h, w] and their checksums, from item `first` on."""
+    values = encoded.cpu().numpy().astype(np.float16)
+    features[first : first + len(values)] = values
+    checksums[first : first + len(values)] = [_checksum(value) for value in values]
 
 
 def _save_progress(folder: Path, key: str, done: int, unreadable: dict[int, str]) -> None:

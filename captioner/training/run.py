@@ -22,7 +22,7 @@ from captioner.checkpoint import (
 from captioner.config import Config, data_sources, from_yaml, to_yaml
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, fit, write_calibrator
-from captioner.files import locked, save_bytes
+from captioner.files import locked_folder, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger
 from captioner.runtime.device import choose_device
@@ -243,20 +243,7 @@ def _locked(run: Path) -> Iterator[None]:
         ConfigError: It cannot be a run folder, or another process is training in it.
     """
     is_new = not os.path.exists(run)
-    with contextlib.ExitStack() as stack:
-        try:
-            run.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(run / ".lock", wait=False))
-        except BlockingIOError:
-            raise ConfigError(
-                f"train.output: a run is going on in {run}; wait for its end, or name another "
-                "folder"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"train.output: {run} cannot be a run folder ({error.strerror}); name another "
-                "folder"
-            ) from None
+    with locked_folder(run, name=f"train.output: {run}", remedy="name another folder"):
         try:
             yield
         except BaseException:
