@@ -413,7 +413,7 @@ class _CaptionRun:
             self._save_page(page, name)
 
     def _save_page(self, page: Page, name: str) -> None:
-        """Write a page, or a copy of it: in --output, under this name, or else beside it."""
+        """Write a page with --in-place, else a copy: in --output under this name, or next to it."""
         arguments = self.arguments
         if arguments.in_place:
             file = page.file

@@ -156,8 +156,8 @@ def _lines(file: Path) -> list[bytes]:
 def _is_of_others(lines: Iterable[bytes], *, has_records: bool) -> bool:
     """Return whether a line is not of a journal: whole JSON that lacks a record's keys.
 
-    What is no JSON is a line of a journal that was cut short or damaged, if there are records
-    beside it or it begins as one.
+    A line that is no JSON was cut short or damaged if the file has records, or if it begins like a
+    record.
     """
     for line in filter(bytes.strip, lines):
         try:

@@ -116,7 +116,7 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
 def check_attention_options(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
     """Refuse layers and heads that a model lacks, and options of hard attention if none has it.
 
-    Models without hard attention ignore its options beside one that has it.
+    Where several models are compared, those without hard attention ignore its options.
 
     Raises:
         CaptionerError: There is no such layer or head, or no model has hard attention.

@@ -93,7 +93,7 @@ def _contours(image: Image.Image, heat: np.ndarray, style: OverlayStyle) -> Imag
     # To first order, how many pixels away the line is.
     distance = np.full(heat.shape, np.inf)
     np.divide(np.abs(octaves - nearest), slope, out=distance, where=slope > 0)
-    # Half the line's width: in step with the picture, but thin beside its shorter side.
+    # Half the line's width: by the picture's longer side, but thin on an elongated picture.
     half = max(1.0, min(max(image.size) / 400, min(image.size) / 100))
     drawn = 2**nearest >= style.threshold
     ink = np.clip(half + 0.5 - distance, 0, 1) * drawn
@@ -232,8 +232,8 @@ def cell_is_visible(caption: Caption, index: int) -> bool:
 def _line_unit(image: Image.Image, caption: Caption) -> float:
     """Return the width of a mark's line in pixels of a drawing, not rounded.
 
-    It grows with the drawing, but stays thin beside a cell: those of an elongated photo are narrow
-    bars that a wider line would fill.
+    It is in proportion to the drawing's longer side, but at most to a cell's shorter one: the cells
+    of an elongated photo are narrow, and a wider line would fill them.
     """
     rows, columns = caption.maps.shape[-2:]
     geometry = caption.geometry
