@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -141,6 +142,19 @@ def _ignore_signals(worker: int) -> None:
     for name in SIGNALS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    sys.excepthook = _report_unless_disconnected
+
+
+def _report_unless_disconnected(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Report an exception of a worker's thread, but not that the main process has gone.
+
+    A thread of multiprocessing hands tensors over, and reports so when the main process is killed
+    while it receives one.
+    """
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 @contextlib.contextmanager
