@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import re
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError
 from captioner.log import logger
+from captioner.runtime.signals import defer_signals, ignore_signals
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
 HANGS_AFTER_S = 300.0  # without an item of any worker
 CHECK_EVERY_S = 5  # for workers that died or hang
 MAX_LOSSES = 3  # of workers in a row, without an item between them
@@ -65,7 +60,7 @@ def load_items(
             # Without a generator of its own, a loader draws from that of dropout, and a resumed
             # run, which makes one loader more, would draw other numbers.
             generator=torch.Generator(),
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=ignore_signals,
         )
         try:
             for item in _iterate(loader, hangs_after_s):
@@ -96,7 +91,7 @@ def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
     """
     before, started = set(multiprocessing.active_children()), set()
     try:
-        with _signals_left_to_this_process():
+        with defer_signals():
             try:
                 items = iter(loader)
             finally:
@@ -131,59 +126,3 @@ def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
             process.kill()
         for process in started:
             process.join(CHECK_EVERY_S)
-
-
-def _ignore_signals(worker: int) -> None:
-    """Leave signals to the main process.
-
-    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
-    waiting for.
-    """
-    for name in SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    sys.excepthook = _report_unless_disconnected
-
-
-def _report_unless_disconnected(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Report an exception of a worker's thread, but not that the main process has gone.
-
-    A thread of multiprocessing hands tensors over, and reports so when the main process is killed
-    while it receives one.
-    """
-    if not issubclass(kind, (ConnectionError, EOFError)):
-        sys.__excepthook__(kind, error, trace)
-
-
-@contextlib.contextmanager
-def _signals_left_to_this_process() -> Iterator[None]:
-    """Context in which to start workers: signals that arrive meanwhile are raised at its end.
-
-    Otherwise a worker that is starting would print a traceback, and this process would lose track
-    of workers that it has half started. PyTorch's handler of SIGCHLD, which raises an error when a
-    worker dies, even in the middle of a step, is removed: the loader notices that as well.
-    """
-    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
-        yield
-        return
-    numbers = [getattr(signal, name) for name in SIGNALS]
-    received: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    child_handler = signal.getsignal(signal.SIGCHLD)
-    # Workers, forked or spawned, inherit the blocked signals until they ignore them; the handler
-    # is for threads that do not block them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: received.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what was blocked comes now
-        for number, handler in handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        for number in received:
-            signal.raise_signal(number)

@@ -6,8 +6,8 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from captioner.data.loading import SIGNALS
 from captioner.runtime.distributed import sum_over_processes, world_size
+from captioner.runtime.signals import SIGNALS
 
 
 class DeferredInterrupts:

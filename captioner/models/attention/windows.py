@@ -73,7 +73,7 @@ class MonotonicWindow(Window):
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         count = grid.height * grid.width
-        if isinstance(position, int):  # filled on the device: a copy to it would wait
+        if not isinstance(position, Tensor):  # filled on the device: a copy to it would wait
             position = torch.full((1,), position, device=query.device)
         centre = (position * count / self.words).clamp(max=count - 1)  # [1] or [K]
         distance = torch.arange(count, device=query.device) - centre.unsqueeze(-1)

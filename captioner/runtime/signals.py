@@ -1,0 +1,68 @@
+"""Signals that end a run, and the worker processes of a DataLoader, which leave them to it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
+
+
+def ignore_signals(worker: int) -> None:
+    """Leave signals to the main process (`worker_init_fn` of a DataLoader).
+
+    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
+    waiting for.
+    """
+    for name in SIGNALS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    sys.excepthook = _report_unless_disconnected
+
+
+def _report_unless_disconnected(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Report an exception of a worker's thread, but not that the main process has gone.
+
+    A thread of multiprocessing hands tensors over, and reports so when the main process is killed
+    while it receives one.
+    """
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
+
+
+@contextlib.contextmanager
+def defer_signals() -> Iterator[None]:
+    """Context in which to start workers: signals that arrive meanwhile are raised at its end.
+
+    Otherwise a worker that is starting would print a traceback, and this process would lose track
+    of workers that it has half started. PyTorch's handler of SIGCHLD, which raises an error when a
+    worker dies, even in the middle of a step, is removed: the loader notices that as well.
+    """
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+        yield
+        return
+    numbers = [getattr(signal, name) for name in SIGNALS]
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    child_handler = signal.getsignal(signal.SIGCHLD)
+    # Workers, forked or spawned, inherit the blocked signals until they ignore them; the handler
+    # is for threads that do not block them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what was blocked comes now
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for number in received:
+            signal.raise_signal(number)
