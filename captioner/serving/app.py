@@ -10,8 +10,9 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 import anyio
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request, params
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -20,7 +21,7 @@ from captioner import __version__
 from captioner.captioner import Captioner
 from captioner.errors import error_summary
 from captioner.log import logger
-from captioner.serving import metrics, schemas
+from captioner.serving import schemas
 from captioner.serving.admission import FullError, client_key
 from captioner.serving.problems import Problem, add_problem_handlers, problem_responses
 from captioner.serving.requests import describe_request, read_image_and_options
@@ -95,9 +96,8 @@ def create_app(
     app.state.service = service
     add_problem_handlers(app)
     login = [] if token is None else [Depends(BearerToken(token))]
-    for router in (_image_routes(service), _list_routes(service)):
-        app.include_router(router, dependencies=login)
-    app.include_router(_state_routes(service))
+    app.include_router(_image_routes(service), dependencies=login)
+    app.include_router(_service_routes(service, login))
     for address, package, name, media_type in PAGE:
         _add_file(app, address, files(package).joinpath(name).read_bytes(), media_type)
     _add_file(app, "/viewer.js", viewer_script().encode(), "text/javascript; charset=utf-8")
@@ -250,8 +250,8 @@ async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-def _list_routes(service: Service) -> APIRouter:
-    """Return the routes that list models and figures."""
+def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRouter:
+    """Return the routes for models and figures, and for the server's state without a login."""
     router = APIRouter(tags=["service"])
 
     @router.get(
@@ -260,9 +260,22 @@ def _list_routes(service: Service) -> APIRouter:
         operation_id="models",
         response_model=schemas.ModelsAnswer,
         responses=problem_responses(401, 403, 421),
+        dependencies=login,
     )
     async def models() -> dict[str, Any]:
-        return {"models": [_describe_model(*named) for named in service.models.items()]}
+        return {
+            "models": [
+                {
+                    "name": name,
+                    "attention": captioner.config.attention.select,
+                    "decoder": captioner.config.decoder.kind,
+                    "beam_size": captioner.config.decoding.beam_size,
+                    "max_words": captioner.config.decoding.max_words,
+                    "words": len(captioner.vocabulary),
+                }
+                for name, captioner in service.models.items()
+            ]
+        }
 
     @router.get(
         "/metrics",
@@ -273,29 +286,10 @@ def _list_routes(service: Service) -> APIRouter:
             200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
             **problem_responses(401, 403, 421),
         },
+        dependencies=login,
     )
     async def figures() -> Response:
-        return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
-
-    return router
-
-
-def _describe_model(name: str, captioner: Captioner) -> dict[str, Any]:
-    """Return the entry of a model for /v1/models."""
-    config = captioner.config
-    return {
-        "name": name,
-        "attention": config.attention.select,
-        "decoder": config.decoder.kind,
-        "beam_size": config.decoding.beam_size,
-        "max_words": config.decoding.max_words,
-        "words": len(captioner.vocabulary),
-    }
-
-
-def _state_routes(service: Service) -> APIRouter:
-    """Return the routes that tell the state of the server, which need no login."""
-    router = APIRouter(tags=["service"])
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get(
         "/health",

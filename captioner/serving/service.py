@@ -11,9 +11,8 @@ from typing import Any
 from captioner.captioner import Captioner
 from captioner.serving.admission import Admission
 from captioner.serving.batching import Batcher
-from captioner.serving.fairness import FairSemaphore
 from captioner.serving.metrics import Metrics
-from captioner.serving.pool import WORKERS, DecodedImage, ImageDecoder, Painter
+from captioner.serving.pool import DecodedImage, ImageDecoder, Painter
 from captioner.serving.problems import option_problem
 from captioner.serving.schemas import (
     MAX_CAPTION_WORDS,
@@ -83,7 +82,6 @@ class Service:
             max_pixels=self.limits.max_pixels, time_limit_s=self.limits.decode_s
         )
         self._painter = Painter(time_limit_s=self.limits.draw_s)
-        self._decoding, self._drawing = FairSemaphore(WORKERS), FairSemaphore(WORKERS)
         self._batcher = Batcher(
             max_batch=self.limits.max_batch,
             wait_s=self.limits.wait_s,
@@ -115,7 +113,7 @@ class Service:
         beam_size = options.beam_size or captioner.config.decoding.beam_size
         if options.num_captions > beam_size:
             raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
-        image = await self._decode(data, captioner, client)
+        image = await self._decoder.decode(data, captioner.transform, client=client)
 
         def convert(captions: list[Caption]) -> list[dict[str, Any]]:
             return [caption.to_dict(maps=options.maps) for caption in captions]
@@ -132,7 +130,7 @@ class Service:
         """
         name, captioner = self._model(options)
         words = _check_words(captioner, options.caption)
-        image = await self._decode(data, captioner, client)
+        image = await self._decoder.decode(data, captioner.transform, client=client)
         caption = await self._score(name, options.caption, options, image, client)
         return {
             "model": name,
@@ -152,7 +150,9 @@ class Service:
         name, captioner = self._model(options)
         if options.caption is not None:
             _check_words(captioner, options.caption)
-        image = await self._decode(data, captioner, client, preview_px=PREVIEW_PX)
+        image = await self._decoder.decode(
+            data, captioner.transform, preview_px=PREVIEW_PX, client=client
+        )
         if options.caption is not None:
             caption = await self._score(name, options.caption, options, image, client)
         else:
@@ -160,8 +160,7 @@ class Service:
             request = _CaptionRequest(image, 1, lambda captions: captions[0])
             caption = await self._caption(name, beam_size, options, request, client)
         assert image.preview is not None
-        async with self._drawing.hold(client):
-            return await self._painter.draw(options.format, image.preview, caption, name)
+        return await self._painter.draw(options.format, image.preview, caption, name, client=client)
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
         """Return the name and the captioner of the model that the options choose."""
@@ -174,12 +173,6 @@ class Service:
             detail = f"is for models with hard attention, and {name} has soft"
             raise option_problem("at_test", detail)
         return name, captioner
-
-    async def _decode(
-        self, data: bytes, captioner: Captioner, client: str, *, preview_px: int = 0
-    ) -> DecodedImage:
-        async with self._decoding.hold(client):
-            return await self._decoder.decode(data, captioner.transform, preview_px=preview_px)
 
     async def _caption(
         self,
