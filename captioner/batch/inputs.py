@@ -7,18 +7,13 @@ import io
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import DataError
 from captioner.storage import expand, file_system, is_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Kind = Literal["photos", "tars"]
-_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-_TABLE_SUFFIXES = (".csv", ".tsv")
-_PATH_COLUMNS = ("path", "image")
 
 
 @dataclass(frozen=True)
@@ -32,9 +27,9 @@ class Source:
     name: str
 
     @property
-    def kind(self) -> Kind:
-        """`photos` where a row is a photo; `tars` where it is a tar file of any number of them."""
-        return "tars" if self.name.lower().endswith(_TAR_SUFFIXES) else "photos"
+    def is_tars(self) -> bool:
+        """Whether a row is a tar file of any number of photos rather than a photo."""
+        return self.name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file).
@@ -50,14 +45,14 @@ class Source:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         lower = self.name.lower()
-        if self.kind == "tars":
+        if self.is_tars:
             return ((path, path) for path in expand(self.name))
         if lower.endswith(".parquet"):
             return _parquet_rows(self.name)
         system, path = file_system(self.name)
         if system.isdir(path):
             return _folder_rows(self.name, system, path)
-        if lower.endswith(_TABLE_SUFFIXES):
+        if lower.endswith((".csv", ".tsv")):
             return _table_rows(self.name, system, path)
         return _list_rows(self.name, system, path)
 
@@ -146,7 +141,7 @@ def _texts(name: str, batch: pa.RecordBatch, column: str) -> list[str | None]:
 
 def _columns(name: str, columns: list[str]) -> tuple[str, str]:
     """Return the names of a table's path column and of its id column, which it may lack."""
-    for column in _PATH_COLUMNS:
+    for column in ("path", "image"):
         if column in columns:
             return column, "id"
     raise DataError(
