@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from captioner.evaluation.evaluate import AttentionSettings
 
 FAITHFULNESS_PHOTOS = 150
-REMOVALS = ("delete", "blur")  # as in evaluation.evaluate, which imports torch
-REGIONS = ("masks", "boxes")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,18 +35,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         const=FAITHFULNESS_PHOTOS,
         default=0,
         metavar="N",
-        help="on the first N photos (default: 150), replace the attention and delete attended "
-        "cells: do the words become unlikely?",
+        help=f"on the first N photos (default: {FAITHFULNESS_PHOTOS}), replace the attention and "
+        "delete attended cells: do the words become unlikely?",
     )
     parser.add_argument(
         "--removal",
-        choices=REMOVALS,
+        choices=("delete", "blur"),
         default="delete",
         help="delete cells from the grid, or blur the photo there (default: delete)",
     )
     parser.add_argument(
         "--regions",
-        choices=REGIONS,
+        choices=("masks", "boxes"),
         default="masks",
         help="an object's mask (its box where it has none) or its box (default: masks)",
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,13 +33,13 @@ from captioner.cli.alt_text import (
     table,
 )
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
-from captioner.cli.lines import is_withheld
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
     attention_options,
     check_attention_options,
     check_output_options,
+    is_withheld,
 )
 from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in
 from captioner.errors import CaptionerError
@@ -182,7 +181,7 @@ class _CaptionRun:
         if self.journal is not None:  # not before: a call that is refused leaves no folder behind
             check_writable(self.journal.file)
             self.journal.begin()
-        writer = CaptionWriter(arguments, paths, self._failed, names=names)
+        writer = CaptionWriter(arguments, names, self._failed)
         for path, record in records.items():
             self._restore(path, record, writer)
         if todo:
@@ -314,16 +313,16 @@ class _CaptionRun:
                     for _, captioner in models
                 ]
 
-            results: Iterator[tuple[_Batch, list[list[Caption]]]]
             device = models[0][1].device
             photos = ((path, path) for path in paths)
             batches = opened(photos, unreadable, device, read=open_photo)
-            at_random = (arguments.at_test, arguments.paths)
-            if any(captioner.samples_cells(*at_random) for _, captioner in models):
-                results = map(captioned, batches)
-            else:
-                results = parallel_map(captioned, batches, device)
-            for batch, by_model in results:
+            at_random = any(
+                captioner.samples_cells(arguments.at_test, arguments.paths)
+                for _, captioner in models
+            )
+            for batch, by_model in (
+                map(captioned, batches) if at_random else parallel_map(captioned, batches, device)
+            ):
                 for place, (path, image) in enumerate(batch):
                     captions = [
                         (name, captions[place])
@@ -403,35 +402,35 @@ class _CaptionRun:
     # -------------------------------------------------------------------------------- after
 
     def _save_pages(self) -> None:
-        """Write the pages with the alternative texts filled in; no copy replaces another."""
+        """Write the pages with the alternative texts filled in.
+
+        With --in-place that is the page itself, else a copy: in --output, where none replaces
+        another, or next to it.
+        """
         if not self.pages:
             return
         from captioner.visualization import output_names
 
+        arguments = self.arguments
         names = output_names([page.file for page in self.pages], with_suffix=True)
         for page, name in zip(self.pages, names, strict=True):
-            self._save_page(page, name)
-
-    def _save_page(self, page: Page, name: str) -> None:
-        """Write a page with --in-place, else a copy: in --output under this name, or next to it."""
-        arguments = self.arguments
-        if arguments.in_place:
-            file = page.file
-        elif arguments.output is not None:
-            file = arguments.output / name
-            if os.path.abspath(file) == os.path.abspath(page.file):
-                self._failed(page.file, "would be replaced; add --in-place if that is meant")
-                return
-        else:
-            file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
-        try:
-            # Of a link to a page, the page is what changes.
-            save_bytes(page.filled(self.texts), file.resolve() if arguments.in_place else file)
-        except CaptionerError as error:
-            self._failed(None, error)
-            return
-        self._show_file(file)
-        self.done += 1
+            if arguments.in_place:
+                file = page.file
+            elif arguments.output is not None:
+                file = arguments.output / name
+                if os.path.abspath(file) == os.path.abspath(page.file):
+                    self._failed(page.file, "would be replaced; add --in-place if that is meant")
+                    continue
+            else:
+                file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
+            try:
+                # Of a link to a page, the page is what changes.
+                save_bytes(page.filled(self.texts), file.resolve() if arguments.in_place else file)
+            except CaptionerError as error:
+                self._failed(None, error)
+                continue
+            self._show_file(file)
+            self.done += 1
 
     def _show_file(self, file: Path) -> None:
         if not self.arguments.json:

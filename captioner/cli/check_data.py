@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.cli import CommandParser, chosen_data, run_command, show
 from captioner.errors import DataError
-from captioner.files import check_writable, save_bytes
+from captioner.files import check_writable, save
 from captioner.log import printable, progress_bar
 from captioner.registry import DATA_FORMATS, TOKENIZERS
 
@@ -204,8 +204,6 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
 
 def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
-    import io
-
     from captioner.data.transforms import open_image
     from captioner.visualization.contact_sheet import contact_sheet
 
@@ -219,6 +217,5 @@ def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFact
     sheet = contact_sheet(
         [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]
     )
-    buffer = io.BytesIO()
-    sheet.save(buffer, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
-    save_bytes(buffer.getvalue(), path)
+    kind = "PNG" if path.suffix.lower() == ".png" else "JPEG"
+    save(path, lambda file: sheet.save(file, kind, quality=90))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioner.cli import CommandParser, add_search_options, run_command, show
+from captioner.cli import CommandParser, add_search_options, given, run_command, show
 from captioner.errors import CheckpointError
 from captioner.log import printable
 from captioner.runtime.device import require_torch
@@ -102,9 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the search settings that were given, by their names in `decoding`."""
-    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
-    given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    return given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
 
 
 def _card(path: Path) -> str:

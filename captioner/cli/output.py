@@ -1,8 +1,9 @@
-"""Options and output that `captioner caption` and `captioner score` share."""
+"""Options and output that `captioner caption` and `captioner score` share: text, JSON, pictures."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import compress
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from PIL import Image
 
 from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_up_to
-from captioner.cli.lines import is_withheld, json_line, text_lines
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
@@ -28,6 +28,65 @@ if TYPE_CHECKING:
 KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
 COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
 GALLERY = "gallery.html"
+
+
+def is_withheld(confidence: float | None, least: float | None) -> bool:
+    """Return whether a caption's confidence is below the least that the user accepts."""
+    return least is not None and confidence is not None and confidence < least
+
+
+def json_line(
+    path: Path,
+    caption: Caption,
+    pictures: Sequence[Path],
+    *,
+    min_confidence: float | None = None,
+    model: str | None = None,
+) -> str:
+    """Return a caption as a line of JSON: `image`, `pictures`, and the keys of `Caption.to_dict`.
+
+    Args:
+        caption: Caption of the photo; where it is withheld, all is null but its confidence.
+        model: Name of the model, where several are compared.
+    """
+    line: dict[str, Any] = {} if model is None else {"model": model}
+    line |= {"image": str(path), **caption.to_dict()}
+    if is_withheld(caption.confidence, min_confidence):
+        line |= {key: None for key in caption.to_dict() if not key.startswith("confidence")}
+    if pictures:
+        line["pictures"] = [str(picture) for picture in pictures]
+    return json.dumps(line, ensure_ascii=False)
+
+
+def text_lines(
+    path: Path,
+    captions: Sequence[tuple[str, Caption]],
+    pictures: Sequence[Path],
+    *,
+    min_confidence: float | None = None,
+    with_total: bool = False,
+) -> str:
+    """Return what a person reads: the photo and its caption, then the files, indented.
+
+    Args:
+        captions: Names of models and their captions; of a single one the name is not shown.
+        with_total: Also the log-probability of the whole caption, its end included.
+    """
+    texts = []
+    for _, caption in captions:
+        text = printable(caption.text)
+        if caption.is_unsure:
+            text += " (unsure)"
+        if with_total:
+            text += f" (log-probability {caption.log_prob:.2f})"
+        if is_withheld(caption.confidence, min_confidence):
+            text = "(no caption)"
+        texts.append(text)
+    details = [printable(picture) for picture in pictures]
+    if len(captions) == 1:
+        return "\n  ".join([f"{printable(path)}: {texts[0]}", *details])
+    named = [f"{printable(name)}: {text}" for (name, _), text in zip(captions, texts, strict=True)]
+    return "\n  ".join([printable(path), *named, *details])
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -141,27 +200,22 @@ class CaptionWriter:
     """Prints captions and saves pictures as the options say.
 
     Args:
-        names: NAME under which the pictures of each photo are saved; None takes the names of their
-            files, with the folders in front that are needed to tell them apart.
+        names: NAME under which the pictures of each photo are saved.
+        failed: Called with a photo whose pictures cannot be saved, and the reason.
     """
 
     def __init__(
         self,
         arguments: argparse.Namespace,
-        paths: list[Path],
+        names: Mapping[Path, str],
         failed: Callable[[Path, object], None],
-        *,
-        names: Mapping[Path, str] | None = None,
     ) -> None:
-        self.arguments, self.failed = arguments, failed
-        self.names = dict(names or {})
+        self.arguments, self.names, self.failed = arguments, names, failed
         self.entries: list[Entry] = []
         if arguments.output is None:
             return
-        from captioner.visualization import OverlayStyle, output_names
+        from captioner.visualization import OverlayStyle
 
-        if not names:
-            self.names = dict(zip(paths, output_names(paths), strict=True))
         self.style = OverlayStyle(
             kind=arguments.style,
             smooth=not arguments.cells,

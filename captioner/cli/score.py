@@ -64,6 +64,6 @@ def _run(arguments: argparse.Namespace) -> int:
     ]
     if unknown:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
-    writer = CaptionWriter(arguments, [arguments.photo], failed)
+    writer = CaptionWriter(arguments, {arguments.photo: arguments.photo.stem}, failed)
     writer.write(arguments.photo, image, [(str(model), caption)], scored=True)
     return 1 if failures else 0
