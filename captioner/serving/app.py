@@ -46,7 +46,6 @@ PAGE = (
     ("/icon.svg", "captioner.serving", "static/icon.svg", "image/svg+xml"),
     ("/viewer.css", "captioner.visualization", "viewer.css", "text/css; charset=utf-8"),
 )
-CLOSE_TIMEOUT_S = 5.0  # for models that still run when the server ends
 _IMAGE_PROBLEMS = (400, 401, 403, 408, 413, 415, 421, 422, 503, 504)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
@@ -83,13 +82,14 @@ def create_app(
         try:
             yield
         finally:
-            await service.close(CLOSE_TIMEOUT_S)
+            await service.close()
 
     app = FastAPI(
         title="captioner",
         version=__version__,
         summary="Captions for photos, with the attention map of each word.",
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
         docs_url=None,  # those pages load scripts from another host
         redoc_url=None,
     )
@@ -124,13 +124,9 @@ def _image_routes(service: Service) -> APIRouter:
     @router.post(
         "/captions",
         summary="Caption a photo",
-        operation_id="captions",
-        response_class=JSONResponse,
+        response_model=schemas.CaptionsAnswer,
         responses={
-            200: {
-                "model": schemas.CaptionsAnswer,
-                "content": {"application/json": {"example": schemas.CAPTIONS_EXAMPLE}},
-            },
+            200: {"content": {"application/json": {"example": schemas.CAPTIONS_EXAMPLE}}},
             **problems,
         },
         openapi_extra=describe_request(schemas.CaptionOptions, {"beam_size": 5}),
@@ -142,13 +138,9 @@ def _image_routes(service: Service) -> APIRouter:
     @router.post(
         "/scores",
         summary="Score a caption that you bring",
-        operation_id="scores",
-        response_class=JSONResponse,
+        response_model=schemas.ScoreAnswer,
         responses={
-            200: {
-                "model": schemas.ScoreAnswer,
-                "content": {"application/json": {"example": schemas.SCORE_EXAMPLE}},
-            },
+            200: {"content": {"application/json": {"example": schemas.SCORE_EXAMPLE}}},
             **problems,
         },
         openapi_extra=describe_request(
@@ -161,7 +153,6 @@ def _image_routes(service: Service) -> APIRouter:
     @router.post(
         "/pictures",
         summary="Draw the attention maps",
-        operation_id="pictures",
         response_class=Response,
         responses={
             200: {
@@ -257,7 +248,6 @@ def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRou
     @router.get(
         "/v1/models",
         summary="The models that are loaded",
-        operation_id="models",
         response_model=schemas.ModelsAnswer,
         responses=problem_responses(401, 403, 421),
         dependencies=login,
@@ -280,7 +270,6 @@ def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRou
     @router.get(
         "/metrics",
         summary="Figures for Prometheus",
-        operation_id="metrics",
         response_class=Response,
         responses={
             200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
@@ -288,13 +277,12 @@ def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRou
         },
         dependencies=login,
     )
-    async def figures() -> Response:
+    async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get(
         "/health",
         summary="Whether the process lives",
-        operation_id="health",
         response_model=schemas.StateBody,
         responses=problem_responses(403, 421),
     )
@@ -304,7 +292,6 @@ def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRou
     @router.get(
         "/ready",
         summary="Whether it takes photos now",
-        operation_id="ready",
         response_model=schemas.StateBody,
         responses=problem_responses(403, 421, 503),
     )

@@ -38,8 +38,10 @@ class Batcher:
     `admission`).
 
     Args:
-        wait_s: How long the first item waits for others.
+        max_batch: Most items in a batch.
+        wait_s: Seconds that the first item waits for others.
         passes: Batches at once, each in a thread of its own.
+        observe: Called with the size of each batch.
     """
 
     def __init__(

@@ -119,14 +119,12 @@ class LimitedProtocol(H11Protocol):
         super().__init__(*arguments, **options)
         self.limits = limits
         self.client_key = ""
-        self._counted = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client_key = client_key(self.client[0] if self.client else "")
-        self._counted = True
         if not self.limits.add(self):
             self.abort()
             return
@@ -134,9 +132,7 @@ class LimitedProtocol(H11Protocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted:
-            self._counted = False
-            self.limits.remove(self)
+        self.limits.remove(self)
         for timer in (self._head_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
