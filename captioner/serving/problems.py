@@ -41,7 +41,7 @@ class Problem(Exception):
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
 
-    def response(self) -> JSONResponse:
+    def document(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "type": "about:blank",  # RFC 9457, section 4.2.1: the title is the status's phrase
             "title": HTTPStatus(self.status).phrase,
@@ -50,8 +50,11 @@ class Problem(Exception):
         }
         if self.errors:
             content["errors"] = [dict(error) for error in self.errors]
+        return content
+
+    def response(self) -> JSONResponse:
         return JSONResponse(
-            content, status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
+            self.document(), status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
         )
 
 
@@ -130,18 +133,13 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what an OpenAPI operation says of these statuses."""
     responses: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        title = HTTPStatus(status).phrase
-        example = {
-            "type": "about:blank",
-            "title": title,
-            "status": status,
-            "detail": _EXAMPLES[status],
-        }
+        problem = Problem(status, _EXAMPLES[status])
+        example = problem.document()
         responses[status] = {
-            "description": title,
+            "description": example["title"],
             "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA, "example": example}},
         }
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        if "Retry-After" in problem.headers:
             responses[status]["headers"] = {
                 "Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}
             }

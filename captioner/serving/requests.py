@@ -153,12 +153,10 @@ def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str
             "required": name in required,
             "description": each.get("description", ""),
             "schema": _without_null(each),
+            **({"example": example[name]} if name in example else {}),
         }
         for name, each in properties.items()
     ]
-    for parameter in parameters:
-        if parameter["name"] in example:
-            parameter["example"] = example[parameter["name"]]
     image = {"type": "string", "format": "binary", "description": "the bytes of a photo's file"}
     form = {
         "type": "object",
