@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,7 +75,7 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]
 
 def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the photos of a text file with a path or URL a line."""
-    with system.open(path, "rb") as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
+    with system.open(path, "r", encoding="utf-8-sig") as lines:
         for line in lines:
             photo = line.rstrip("\r\n")
             if photo.strip():
@@ -85,10 +84,7 @@ def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the photos of a CSV or TSV file with a header."""
-    with (
-        system.open(path, "rb") as file,
-        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
-    ):
+    with system.open(path, "r", encoding="utf-8-sig", newline="") as text:
         delimiter = "\t" if path.lower().endswith(".tsv") else ","
         try:
             rows = csv.DictReader(text, delimiter=delimiter)

@@ -96,11 +96,11 @@ def run_batch(source: Source, job: Job, engine: Engine, *, shard_size: int) -> T
             totals.add(statistics)
             failures.add(statistics)
         before, started = totals.photos, time.monotonic()
-        with Progress(plan, totals, job) as progress:
+        with _progress(plan, totals, job) as show_progress:
             for statistics in engine(job, todo) if todo else ():
                 totals.add(statistics)
                 failures.add(statistics)
-                progress.update(statistics)
+                show_progress()
         failures.finish(totals.errors, job.output)
         if output.is_local:  # left by workers that were killed while writing
             for folder in SHARD_FOLDERS:
@@ -212,38 +212,31 @@ class Failures:
             )
 
 
-class Progress:
-    """A bar on a terminal, else a line a minute: photos done, rate and time left."""
+@contextlib.contextmanager
+def _progress(plan: Plan, totals: Totals, job: Job) -> Iterator[Callable[[], None]]:
+    """Context with a function that shows how far the totals are.
 
-    def __init__(self, plan: Plan, totals: Totals, job: Job) -> None:
-        self.tars, self.totals, self.total = job.tars, totals, plan.rows
-        self.initial = self.done = totals.shards if job.tars else totals.photos
-        self.unit = "tar file" if job.tars else "photo"
-        self.bar = progress_bar(
-            total=plan.rows, initial=self.initial, unit=self.unit, smoothing=0.05
-        )
-        self.started = self.reported = time.monotonic()
+    That is a bar on a terminal, else a line a minute: photos done, rate and time left.
+    """
+    unit = "tar file" if job.tars else "photo"
 
-    def __enter__(self) -> Progress:
-        return self
+    def done() -> int:
+        return totals.shards if job.tars else totals.photos
 
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
+    initial, started = done(), time.monotonic()
+    reported = started
+    with progress_bar(total=plan.rows, initial=initial, unit=unit, smoothing=0.05) as bar:
 
-    def update(self, statistics: Statistics) -> None:
-        step = 1 if self.tars else statistics.photos
-        self.done += step
-        self.bar.update(step)
-        self.bar.set_postfix(failed=self.totals.errors, refresh=False)
-        now = time.monotonic()
-        if self.bar.disable and now - self.reported >= _LOG_INTERVAL_S:
-            self.reported = now
-            line = tqdm.format_meter(
-                self.done,
-                self.total,
-                now - self.started,
-                initial=self.initial,
-                ncols=0,
-                unit=self.unit,
-            )
-            logger.info(f"{line}, failed={self.totals.errors}")
+        def update() -> None:
+            nonlocal reported
+            bar.update(done() - bar.n)
+            bar.set_postfix(failed=totals.errors, refresh=False)
+            now = time.monotonic()
+            if bar.disable and now - reported >= _LOG_INTERVAL_S:
+                reported = now
+                line = tqdm.format_meter(
+                    done(), plan.rows, now - started, initial=initial, ncols=0, unit=unit
+                )
+                logger.info(f"{line}, failed={totals.errors}")
+
+        yield update

@@ -252,11 +252,7 @@ class ShardWorker:
 
 
 def _try_to_read(content: str | bytes, engine: EngineName) -> None:
-    """Read a photo in another process.
-
-    Raises:
-        ImageError: A signal ended that process, or its time was up.
-    """
+    """Read a photo in another process; an ImageError if a signal or the time limit ends that."""
     process = worker_context(engine).Process(target=_read_alone, args=(content,))
     process.start()
     process.join(_TRIAL_S)
