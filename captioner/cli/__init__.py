@@ -119,7 +119,7 @@ def run_command(command: Callable[[], int]) -> int:
     except CaptionerError as error:
         for line in traceback.format_exception(error):
             logger.debug(line.rstrip())
-        message = str(error)
+        message = _sentence(str(error))
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in OF_TRAINING:
@@ -129,9 +129,8 @@ def run_command(command: Callable[[], int]) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # importing torch's takes seconds
             raise
         message = (
-            f"{error_summary(error, part='line', max_length=_LONGEST_MESSAGE // 2)} Make batches "
-            "smaller (in training data.batch_size, with optim.accumulate for the same effect), or "
-            "use --device cpu"
+            f"{_sentence(error_summary(error, part='line'))} Make batches smaller (in training "
+            "data.batch_size, with optim.accumulate for the same effect), or use --device cpu"
         )
     except KeyboardInterrupt:
         end_at_next_interrupt()
@@ -139,7 +138,7 @@ def run_command(command: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
-    print(f"error: {_sentence(message)}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr)
     return 2
 
 
@@ -184,26 +183,24 @@ def show(line: str) -> None:
         ) from None
 
 
-def whole_number_up_to(largest: float) -> Callable[[str], int]:
-    """Return a parser of command line values from 1 to `largest`."""
+def whole_number_from(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return a parser of command line values that are whole numbers from `least` to `most`."""
 
     def parse(text: str) -> int:
-        value = int(text) if text.isascii() and text.isdigit() else 0
-        if value < 1:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 up")
-        if value > largest:
-            raise argparse.ArgumentTypeError(f"{value} is too large; use 1 to {largest}")
-        return value
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not a whole number {_range(least, most)}"
+            )
+        return int(text)
 
     return parse
 
 
-whole_number = whole_number_up_to(math.inf)
+whole_number = whole_number_from(1)
 
 
 def number_from(least: float, most: float = math.inf) -> Callable[[str], float]:
     """Return a parser of command line values from `least` to `most`, finite ones."""
-    accepted = f"a number from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
 
     def parse(text: str) -> float:
         try:
@@ -211,10 +208,14 @@ def number_from(least: float, most: float = math.inf) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not least <= value <= most or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"'{text}' is not {accepted}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number {_range(least, most)}")
         return value
 
     return parse
+
+
+def _range(least: float, most: float) -> str:
+    return f"from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
 
 
 def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -266,7 +267,7 @@ def add_model_options(
     if search:
         parser.add_argument(
             "--beam-size",
-            type=whole_number_up_to(MAX_BEAM_SIZE),
+            type=whole_number_from(1, MAX_BEAM_SIZE),
             metavar="K",
             help=f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)",
         )
@@ -278,7 +279,7 @@ def add_search_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of the search, except `--beam-size`."""
     parser.add_argument(
         "--max-words",
-        type=whole_number_up_to(MAX_WORDS),
+        type=whole_number_from(1, MAX_WORDS),
         metavar="N",
         help="longest caption (default: the model's)",
     )

@@ -15,7 +15,7 @@ from captioner.cli import (
     run_command,
     show,
     whole_number,
-    whole_number_up_to,
+    whole_number_from,
 )
 from captioner.errors import needs_extra
 from captioner.log import printable, shows_notes
@@ -73,14 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     work.add_argument(
         "--workers",
-        type=whole_number_up_to(100_000),
+        type=whole_number_from(1, 100_000),
         metavar="N",
         help="processes, each with the model and one thread or GPU (default: one for each core or "
         "GPU that is free)",
     )
     work.add_argument(
         "--batch-size",
-        type=whole_number_up_to(4096),
+        type=whole_number_from(1, 4096),
         default=16,
         metavar="N",
         help="photos that the model sees at once (default: 16)",

@@ -19,7 +19,7 @@ from captioner.cli import (
     number_from,
     run_command,
     show,
-    whole_number_up_to,
+    whole_number_from,
 )
 from captioner.cli.alt_text import (
     HTML_SUFFIXES,
@@ -63,11 +63,7 @@ _NOT_SETTINGS = frozenset(
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
-    # With --write, sheets are drawn only where the options name them.
-    pictures = not arguments.write or bool(arguments.save or arguments.words)
     check_output_options(parser, arguments)
-    if not pictures:
-        arguments.save = ()
     _check(parser, arguments)
     return run_command(lambda: _CaptionRun(arguments).run())
 
@@ -124,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--max-length",
-        type=whole_number_up_to(10_000),
+        type=whole_number_from(1, 10_000),
         default=MAX_LENGTH,
         metavar="N",
         help=f"with --write: cut texts to N characters, at a word (default: {MAX_LENGTH})",
@@ -163,7 +159,7 @@ class _CaptionRun:
         self.failures = 0
         self.done = 0
         self.pages: list[Page] = []
-        self.texts: dict[Path, str] = {}  # alternative texts, of the captions that are given
+        # The image, its alternative text (empty where it is withheld) and its confidence.
         self.rows: dict[Path, tuple[str, str, float | None]] = {}
         self.journal: Journal | None = None
 
@@ -372,7 +368,6 @@ class _CaptionRun:
             return
         withheld = is_withheld(confidence, arguments.min_confidence)
         alternative = "" if withheld else alt_text(text, arguments.max_length)
-        self.texts[path] = alternative
         self.rows[path] = (str(path), alternative, confidence)
         if "xmp" in arguments.write and path != STANDARD_INPUT:
             try:
@@ -413,6 +408,7 @@ class _CaptionRun:
 
         arguments = self.arguments
         names = output_names([page.file for page in self.pages], with_suffix=True)
+        texts = {path: text for path, (_, text, _) in self.rows.items()}
         for page, name in zip(self.pages, names, strict=True):
             if arguments.in_place:
                 file = page.file
@@ -425,7 +421,7 @@ class _CaptionRun:
                 file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
             try:
                 # Of a link to a page, the page is what changes.
-                save_bytes(page.filled(self.texts), file.resolve() if arguments.in_place else file)
+                save_bytes(page.filled(texts), file.resolve() if arguments.in_place else file)
             except CaptionerError as error:
                 self._failed(None, error)
                 continue

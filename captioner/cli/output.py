@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_up_to
+from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_from
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
@@ -139,7 +139,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add_at_test(parser)
     parser.add_argument(
         "--paths",
-        type=whole_number_up_to(MAX_WORDS),
+        type=whole_number_from(1, MAX_WORDS),
         default=0,
         metavar="M",
         help="with hard attention and --output: draw M sampled paths of attention",
@@ -161,7 +161,8 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
     possible = COMPARED_KINDS if arguments.compare else KINDS
-    kinds = arguments.save or ("png",)
+    # With --write, sheets are drawn only where the options name them.
+    kinds = arguments.save or (() if arguments.write and not arguments.words else ("png",))
     if "all" in kinds:
         kinds = possible
     for kind in kinds:
@@ -214,8 +215,9 @@ class CaptionWriter:
         self.entries: list[Entry] = []
         if arguments.output is None:
             return
-        from captioner.visualization import OverlayStyle
+        from captioner.visualization import OverlayStyle, comparison_name, sheet_name
 
+        self.file_name = comparison_name if arguments.compare else sheet_name
         self.style = OverlayStyle(
             kind=arguments.style,
             smooth=not arguments.cells,
@@ -248,9 +250,8 @@ class CaptionWriter:
         pictures: list[Path] = []
         problem: CaptionerError | None = None
         if arguments.output is not None and any(given):
-            save = self._save_comparison if arguments.compare else self._save
             try:
-                for picture in save(
+                for picture in self._save(
                     path, image, list(compress(chosen, given)), list(compress(captions, given))
                 ):
                     pictures.append(picture)
@@ -273,10 +274,9 @@ class CaptionWriter:
             ImageError: The photo cannot be read any more.
         """
         from captioner.data.transforms import open_image
-        from captioner.visualization import Entry, comparison_name, sheet_name
+        from captioner.visualization import Entry
 
-        page_name = comparison_name if self.arguments.compare else sheet_name
-        page = page_name(self.names[path], "html")
+        page = self.file_name(self.names[path], "html")
         entry = Entry.of(open_image(path), name=path.name, page=page, caption=text, unsure=unsure)
         self.entries.append(entry)
 
@@ -307,11 +307,15 @@ class CaptionWriter:
         style, name, folder = self.style, self.names[path], self.arguments.output
         caption = replace(captions[0][1], image=image)
         for kind in self.arguments.save:
-            file = folder / v.sheet_name(name, kind)
-            if kind in ("png", "pdf", "svg", "gif", "npz"):
-                v.save_caption(caption, file, style)
-            elif kind == "html":
+            file = folder / self.file_name(name, kind)
+            if kind == "html":
                 self._save_page(path, image, with_heads, file)
+            elif self.arguments.compare and kind == "png":
+                v.save_png(v.comparison_sheet(image, captions, style), file)
+            elif self.arguments.compare:  # pdf or svg
+                v.vector_comparison(image, captions, style).save(file)
+            elif kind in ("png", "pdf", "svg", "gif", "npz"):
+                v.save_caption(caption, file, style)
             elif kind == "words":
                 pictures = v.word_images(image, caption, style)
                 for picture, word in zip(pictures, v.word_names(name, caption.words), strict=True):
@@ -326,26 +330,6 @@ class CaptionWriter:
                     yield further
             if kind != "words":
                 yield file
-
-    def _save_comparison(
-        self,
-        path: Path,
-        image: Image.Image,
-        captions: list[tuple[str, Caption]],
-        with_heads: list[tuple[str, Caption]],
-    ) -> Iterator[Path]:
-        """Save the chosen kinds for several models, yielding each file once it is there."""
-        from captioner import visualization as v
-
-        for kind in self.arguments.save:
-            file = self.arguments.output / v.comparison_name(self.names[path], kind)
-            if kind == "png":
-                v.save_png(v.comparison_sheet(image, captions, self.style), file)
-            elif kind == "html":
-                self._save_page(path, image, with_heads, file)
-            else:
-                v.vector_comparison(image, captions, self.style).save(file)
-            yield file
 
     def _save_page(
         self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]], file: Path

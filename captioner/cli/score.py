@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
     add_model_options(parser, search=False)
     add_output_options(parser)
-    parser.set_defaults(compare=None, min_confidence=None)  # as `captioner caption` has them
+    parser.set_defaults(
+        compare=None, min_confidence=None, write=()
+    )  # as `captioner caption` has them
     arguments = parser.parse_args(argv)
     check_output_options(parser, arguments)
     return run_command(lambda: _run(arguments))
