@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -35,12 +34,11 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     # Imported here, so that `main` handles Ctrl-C during the imports too.
     from captioner import __version__
-    from captioner.cli.commands import COMMANDS
+    from captioner.cli import COMMANDS, command_main
     from captioner.log import printable
 
     if arguments and arguments[0] in COMMANDS:
-        module = importlib.import_module(f"captioner.cli.{arguments[0].replace('-', '_')}")
-        return int(module.main(arguments[1:]))
+        return command_main(arguments[0])(arguments[1:])
     if arguments and arguments[0] in ("--version", "-V"):
         print(f"captioner {__version__}")
         return 0

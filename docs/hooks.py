@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import json
 import os
 from typing import Any
 
-from captioner.cli.commands import COMMANDS
+from captioner.cli import COMMANDS, command_main
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -30,7 +29,7 @@ def commands() -> str:
         os.environ["COLUMNS"] = "90"
         try:
             with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-                importlib.import_module(f"captioner.cli.{name.replace('-', '_')}").main(["--help"])
+                command_main(name)(["--help"])
         finally:
             os.environ.pop("COLUMNS")
             if columns is not None:

@@ -13,7 +13,7 @@ import pytest
 import tiny
 from programs import REPOSITORY, ProgramResult, Programs
 
-from captioner.cli.commands import COMMANDS
+from captioner.cli import COMMANDS
 
 DOCS = REPOSITORY / "docs"
 PAGES = ["README.md", *(f"docs/{path.relative_to(DOCS).as_posix()}" for path in DOCS.rglob("*.md"))]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from captioner.cli.commands import COMMANDS
+from captioner.cli import COMMANDS
 from captioner.config import Config
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import csv
-import io
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import DataError
 from captioner.storage import expand, file_system, is_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Kind = Literal["photos", "tars"]
-_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-_TABLE_SUFFIXES = (".csv", ".tsv")
-_PATH_COLUMNS = ("path", "image")
 
 
 @dataclass(frozen=True)
@@ -32,9 +26,9 @@ class Source:
     name: str
 
     @property
-    def kind(self) -> Kind:
-        """`photos` where a row is a photo; `tars` where it is a tar file of any number of them."""
-        return "tars" if self.name.lower().endswith(_TAR_SUFFIXES) else "photos"
+    def is_tars(self) -> bool:
+        """Whether a row is a tar file of any number of photos rather than a photo."""
+        return self.name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file).
@@ -50,14 +44,14 @@ class Source:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         lower = self.name.lower()
-        if self.kind == "tars":
+        if self.is_tars:
             return ((path, path) for path in expand(self.name))
         if lower.endswith(".parquet"):
             return _parquet_rows(self.name)
         system, path = file_system(self.name)
         if system.isdir(path):
             return _folder_rows(self.name, system, path)
-        if lower.endswith(_TABLE_SUFFIXES):
+        if lower.endswith((".csv", ".tsv")):
             return _table_rows(self.name, system, path)
         return _list_rows(self.name, system, path)
 
@@ -81,7 +75,7 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]
 
 def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the photos of a text file with a path or URL a line."""
-    with system.open(path, "rb") as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
+    with system.open(path, "r", encoding="utf-8-sig") as lines:
         for line in lines:
             photo = line.rstrip("\r\n")
             if photo.strip():
@@ -90,10 +84,7 @@ def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the photos of a CSV or TSV file with a header."""
-    with (
-        system.open(path, "rb") as file,
-        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
-    ):
+    with system.open(path, "r", encoding="utf-8-sig", newline="") as text:
         delimiter = "\t" if path.lower().endswith(".tsv") else ","
         try:
             rows = csv.DictReader(text, delimiter=delimiter)
@@ -146,7 +137,7 @@ def _texts(name: str, batch: pa.RecordBatch, column: str) -> list[str | None]:
 
 def _columns(name: str, columns: list[str]) -> tuple[str, str]:
     """Return the names of a table's path column and of its id column, which it may lack."""
-    for column in _PATH_COLUMNS:
+    for column in ("path", "image"):
         if column in columns:
             return column, "id"
     raise DataError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections import deque
@@ -56,7 +56,7 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
     deaths = 0
     running: dict[Connection, _Worker] = {}
     processes: list[BaseProcess] = []
-    numbers = iter(range(sys.maxsize))
+    numbers = itertools.count()
 
     def start() -> None:
         ours, theirs = context.Pipe()

@@ -56,7 +56,7 @@ def write_plan(source: Source, shard_size: int, output: Folder) -> Plan:
     schema = pa.schema([("id", pa.binary()), ("path", pa.binary())])
     digests: list[str] = []
     rows = 0
-    shards = _shards(source.rows(), 1 if source.kind == "tars" else shard_size)
+    shards = _shards(source.rows(), 1 if source.is_tars else shard_size)
     for first in shards:
         content, name = io.BytesIO(), _plan_file(len(digests))
         with pq.ParquetWriter(content, schema) as writer:

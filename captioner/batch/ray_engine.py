@@ -75,9 +75,7 @@ def run_ray(
         )
         try:
             for row in statistics.iter_rows():
-                content = json.loads(row["statistics"])
-                content["examples"] = [tuple(each) for each in content["examples"]]
-                yield Statistics(**content)
+                yield Statistics(**json.loads(row["statistics"]))
         except RayTaskError as error:
             # Ray's error is also an instance of its cause's class, but its message is a traceback.
             cause: BaseException | None = error
@@ -108,11 +106,7 @@ def has_gpus(address: str) -> bool:
 
 @contextmanager
 def _session(workers: int | None, address: str | None) -> Iterator[None]:
-    """Connect to a Ray cluster, or start Ray on this machine, and disconnect at the end.
-
-    Raises:
-        CaptionerError: Ray is not installed, or the cluster cannot be reached.
-    """
+    """Connect to a Ray cluster, or start Ray on this machine, and disconnect at the end."""
     with needs_extra("--engine ray", "batch"):
         import ray
         import ray.data
@@ -139,11 +133,7 @@ def _session(workers: int | None, address: str | None) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where nothing listens: Ray would end the process after a minute.
-
-    Raises:
-        CaptionerError: It cannot be reached.
-    """
+    """Refuse an address where nothing listens: Ray would end the process after a minute."""
     host, _, port = address.rpartition(":")
     if not port.isdigit():  # `auto` and other names that Ray understands
         return
@@ -159,10 +149,7 @@ def _check_reachable(address: str) -> None:
 def _actor_count(ray: Any, workers: int | None, kinds: list[str]) -> int:
     """Return how many actors to start, each with one of each kind of resource.
 
-    Actors without free resources would wait forever, and Ray would not report it.
-
-    Raises:
-        CaptionerError: The free resources are too few.
+    Too many are refused: they would wait forever, and Ray would not report it.
     """
     free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
     wanted = workers or max(min(free.values()), 1)

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +17,7 @@ from tqdm import tqdm
 from captioner import __version__
 from captioner.batch.inputs import Source
 from captioner.batch.plan import Plan, write_plan
-from captioner.batch.shard import (
-    Job,
-    Statistics,
-    attempts_name,
-    part_name,
-    statistics_name,
-    verified,
-)
+from captioner.batch.shard import SHARD_FOLDERS, Job, Statistics, shard_file, verified
 from captioner.checkpoint import MANIFEST, model_folder, verify
 from captioner.engines.choice import choose_engine
 from captioner.errors import CaptionerError
@@ -65,13 +58,7 @@ class Totals:
         self.worker_seconds += statistics.seconds
 
 
-def run_batch(
-    source: Source,
-    job: Job,
-    engine: Engine,
-    *,
-    shard_size: int,
-) -> Totals:
+def run_batch(source: Source, job: Job, engine: Engine, *, shard_size: int) -> Totals:
     """Caption all photos of a source that are not captioned yet.
 
     Args:
@@ -97,27 +84,26 @@ def run_batch(
         if begun_with is not None:
             _check_settings(output, begun_with, settings)
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-        job = replace(job, settings=digest, tars=source.kind == "tars")
+        job = replace(job, settings=digest, tars=source.is_tars)
         plan = write_plan(source, shard_size, output)
         output.write(SETTINGS, json.dumps(settings, indent=1).encode())
-        totals = Totals()
+        totals, failures = Totals(), Failures()
         found = _verify(output, plan, job)
-        for statistics in found.values():
-            totals.add(statistics)
         todo = [shard for shard in range(len(plan.digests)) if shard not in found]
         if found:
             logger.info(f"{len(found)} of {len(plan.digests)} shards were done before")
+        for statistics in found.values():
+            totals.add(statistics)
+            failures.add(statistics)
         before, started = totals.photos, time.monotonic()
-        failures = Failures()
-        failures.add(found.values())
-        with Progress(plan, totals, job) as progress:
+        with _progress(plan, totals, job) as show_progress:
             for statistics in engine(job, todo) if todo else ():
                 totals.add(statistics)
-                failures.add([statistics])
-                progress.update(statistics)
+                failures.add(statistics)
+                show_progress()
         failures.finish(totals.errors, job.output)
         if output.is_local:  # left by workers that were killed while writing
-            for folder in ("parts", "statistics", "attempts"):
+            for folder in SHARD_FOLDERS:
                 remove_temporary_files(Path(output.path(folder)), older_than_s=0)
         seconds = time.monotonic() - started
         summary = {
@@ -139,11 +125,7 @@ def _locked(output: Folder) -> contextlib.AbstractContextManager[None]:
 
 
 def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtime"]:
-    """Return the engine; for `auto` that of the run that began the output, or else the best here.
-
-    Raises:
-        CaptionerError: The model, the device or the engine cannot be used.
-    """
+    """Return the engine; for `auto` that of the run that began the output, else the best here."""
     wanted = job.engine
     on_cpu = job.device in ("auto", "cpu") and job.precision == "float32"
     if wanted == "auto" and before is not None and on_cpu:
@@ -171,11 +153,7 @@ def _settings(job: Job, shard_size: int) -> dict[str, Any]:
 
 
 def _read_settings(output: Folder) -> dict[str, Any] | None:
-    """Return the settings that an output was begun with; None for a new output.
-
-    Raises:
-        CaptionerError: The file is damaged.
-    """
+    """Return the settings that an output was begun with; None for a new output."""
     content = output.read(SETTINGS)
     try:
         return None if content is None else dict(json.loads(content))
@@ -187,11 +165,7 @@ def _read_settings(output: Folder) -> dict[str, Any] | None:
 
 
 def _check_settings(output: Folder, before: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Refuse to mix captions of several models or settings.
-
-    Raises:
-        CaptionerError: The output was begun with others; the message names them.
-    """
+    """Refuse to mix captions of several models or settings."""
     before, settings = ({"engine": "torch", **each} for each in (before, settings))
     keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
     if keys:
@@ -205,14 +179,10 @@ def _verify(output: Folder, plan: Plan, job: Job) -> dict[int, Statistics]:
     """Return the statistics of finished shards by number; remove files of no shard."""
     count = len(plan.digests)
     with_statistics: set[int] = set()
-    for folder, name_of in (
-        ("attempts", attempts_name),
-        ("parts", part_name),
-        ("statistics", statistics_name),
-    ):
+    for folder in SHARD_FOLDERS:
         for name in sorted(output.names(folder)):
             stem = name.partition(".")[0]
-            if not stem.isdigit() or name_of(int(stem)) != f"{folder}/{name}":
+            if not stem.isdigit() or shard_file(folder, int(stem)) != f"{folder}/{name}":
                 continue
             if folder == "attempts" or int(stem) >= count:  # the input was longer before
                 output.remove(f"{folder}/{name}")
@@ -230,11 +200,10 @@ class Failures:
     def __init__(self) -> None:
         self.named = 0
 
-    def add(self, finished: Iterable[Statistics]) -> None:
-        for statistics in finished:
-            for path, reason in statistics.examples[: MAX_NAMED - self.named]:
-                logger.warning(f"{path}: {reason}")
-                self.named += 1
+    def add(self, statistics: Statistics) -> None:
+        for path, reason in statistics.examples[: MAX_NAMED - self.named]:
+            logger.warning(f"{path}: {reason}")
+            self.named += 1
 
     def finish(self, errors: int, output: str) -> None:
         if errors > self.named:
@@ -243,41 +212,31 @@ class Failures:
             )
 
 
-class Progress:
-    """A bar on a terminal, else a line a minute: photos done, rate and time left."""
+@contextlib.contextmanager
+def _progress(plan: Plan, totals: Totals, job: Job) -> Iterator[Callable[[], None]]:
+    """Context with a function that shows how far the totals are.
 
-    def __init__(self, plan: Plan, totals: Totals, job: Job) -> None:
-        self.tars, self.totals, self.total = job.tars, totals, plan.rows
-        self.initial = self.done = totals.shards if job.tars else totals.photos
-        self.unit = "tar file" if job.tars else "photo"
-        self.bar = progress_bar(
-            total=plan.rows,
-            initial=self.initial,
-            unit=self.unit,
-            smoothing=0.05,
-        )
-        self.started = self.reported = time.monotonic()
+    That is a bar on a terminal, else a line a minute: photos done, rate and time left.
+    """
+    unit = "tar file" if job.tars else "photo"
 
-    def __enter__(self) -> Progress:
-        return self
+    def done() -> int:
+        return totals.shards if job.tars else totals.photos
 
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
+    initial, started = done(), time.monotonic()
+    reported = started
+    with progress_bar(total=plan.rows, initial=initial, unit=unit, smoothing=0.05) as bar:
 
-    def update(self, statistics: Statistics) -> None:
-        step = 1 if self.tars else statistics.photos
-        self.done += step
-        self.bar.update(step)
-        self.bar.set_postfix(failed=self.totals.errors, refresh=False)
-        now = time.monotonic()
-        if self.bar.disable and now - self.reported >= _LOG_INTERVAL_S:
-            self.reported = now
-            line = tqdm.format_meter(
-                self.done,
-                self.total,
-                now - self.started,
-                initial=self.initial,
-                ncols=0,
-                unit=self.unit,
-            )
-            logger.info(f"{line}, failed={self.totals.errors}")
+        def update() -> None:
+            nonlocal reported
+            bar.update(done() - bar.n)
+            bar.set_postfix(failed=totals.errors, refresh=False)
+            now = time.monotonic()
+            if bar.disable and now - reported >= _LOG_INTERVAL_S:
+                reported = now
+                line = tqdm.format_meter(
+                    done(), plan.rows, now - started, initial=initial, ncols=0, unit=unit
+                )
+                logger.info(f"{line}, failed={totals.errors}")
+
+        yield update

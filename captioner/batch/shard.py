@@ -25,11 +25,12 @@ from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from captioner.types import Caption
-
 MAX_EXAMPLES = 20  # failed photos that the statistics of a shard name, as many as a run names
 CAREFUL_AFTER = 3  # attempts at a shard that ended their process; then photos are tried first
 MAX_ATTEMPTS = 10
+# The output's folders with a file for each shard, and the suffix of these files; `attempts` counts
+# how often a shard was begun.
+SHARD_FOLDERS = {"parts": ".parquet", "statistics": ".json", "attempts": ""}
 _TRIAL_S = 60.0  # for reading one photo in a process of its own
 _PRELOADED = ["pyarrow.parquet", "captioner.captioner", "captioner.batch.shard"]
 
@@ -102,39 +103,26 @@ def worker_context(engine: EngineName) -> Any:
     return context
 
 
-def part_name(shard: int) -> str:
-    """Return the name of a shard's part in the output."""
-    return f"parts/{shard:06d}.parquet"
-
-
-def statistics_name(shard: int) -> str:
-    """Return the name of a shard's statistics in the output."""
-    return f"statistics/{shard:06d}.json"
-
-
-def attempts_name(shard: int) -> str:
-    """Return the name of the file that counts the attempts at a shard."""
-    return f"attempts/{shard:06d}"
+def shard_file(folder: str, shard: int) -> str:
+    """Return the name of a shard's file in one of SHARD_FOLDERS."""
+    return f"{folder}/{shard:06d}{SHARD_FOLDERS[folder]}"
 
 
 def verified(output: Folder, shard: int, rows: str, job: Job) -> Statistics | None:
-    """Return the statistics of a shard that is done and intact, or None.
+    """Return the statistics of a shard of this job that is done and intact, or None.
 
     Args:
-        output: Folder of the parts.
-        shard: Number of the shard.
-        rows: Digest of its rows in the plan.
-        job: The job that the shard must belong to.
+        rows: Digest of the shard's rows in the plan.
     """
     try:
-        found = Statistics(**json.loads(output.read(statistics_name(shard)) or b""))
+        found = Statistics(**json.loads(output.read(shard_file("statistics", shard)) or b""))
     except (ValueError, TypeError):  # torn, or of another version
         return None
     if (found.shard, found.rows, found.settings) != (shard, rows, job.settings):
         return None
     if found.errors and job.retry_errors:
         return None
-    part = output.read(part_name(shard))
+    part = output.read(shard_file("parts", shard))
     if part is None or hashlib.sha256(part).hexdigest() != found.sha256:
         return None
     return found
@@ -191,14 +179,15 @@ class ShardWorker:
         done = verified(self.output, shard, digest, self.job)
         if done is not None:
             return done
-        attempt = int(self.output.read(attempts_name(shard)) or 0) + 1
+        attempts = shard_file("attempts", shard)
+        attempt = int(self.output.read(attempts) or 0) + 1
         if attempt > MAX_ATTEMPTS:
             raise CaptionerError(
                 f"shard {shard} ({rows[0][1]} to {rows[-1][1]}) ended {MAX_ATTEMPTS} worker "
                 "processes; where memory is short use fewer --workers, or a smaller --batch-size "
                 "with another --output"
             )
-        self.output.write(attempts_name(shard), str(attempt).encode())
+        self.output.write(attempts, str(attempt).encode())
         self.careful = attempt > CAREFUL_AFTER
         self.captioner.engine.seed(shard)  # for hard attention that samples
         photos = _tar_photos(rows) if self.job.tars else _photos(rows, self.job.batch_size)
@@ -206,7 +195,7 @@ class ShardWorker:
         while batch := list(islice(photos, self.job.batch_size)):
             written += self._caption(batch)
         part = _parquet(written, maps=self.job.maps)
-        failed = [(row["path"], row["error"]) for row in written if row["error"] is not None]
+        failed = [(row["path"], row["error"]) for row in written if "error" in row]
         statistics = Statistics(
             shard=shard,
             rows=digest,
@@ -218,17 +207,19 @@ class ShardWorker:
             seconds=round(time.monotonic() - started, 3),
             examples=failed[:MAX_EXAMPLES],
         )
-        self.output.write(part_name(shard), part)
+        self.output.write(shard_file("parts", shard), part)
         content = json.dumps(asdict(statistics), ensure_ascii=False)
-        self.output.write(statistics_name(shard), content.encode())
-        self.output.remove(attempts_name(shard))
+        self.output.write(shard_file("statistics", shard), content.encode())
+        self.output.remove(attempts)
         return statistics
 
     def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:
         """Return the output rows of a batch, in its order."""
         from captioner.runtime.parallel import prefetch
 
-        rows = [_row(photo) for photo in batch]
+        # A column that a row lacks is null in the part.
+        rows: list[dict[str, Any]]
+        rows = [{"id": _text(photo.identity), "path": _text(photo.path)} for photo in batch]
         inputs = []
         read = prefetch(self._read, batch, self.captioner.device)
         for row, image in zip(rows, read, strict=True):
@@ -238,7 +229,11 @@ class ShardWorker:
                 inputs.append((row, image))
         captions = self.captioner.caption_batch([image for _, image in inputs], **self.job.search)
         for (row, _), caption in zip(inputs, captions, strict=True):
-            row.update(_columns(caption, maps=self.job.maps))
+            row["caption"], row["words"] = caption.text, caption.words
+            row["confidence"], row["log_prob"] = caption.confidence, caption.log_prob
+            if self.job.maps:
+                row["maps"] = caption.maps.astype("float16").ravel()
+                row["shape"] = list(caption.maps.shape)
         return rows
 
     def _read(self, photo: _Photo) -> Any:
@@ -257,11 +252,7 @@ class ShardWorker:
 
 
 def _try_to_read(content: str | bytes, engine: EngineName) -> None:
-    """Read a photo in another process.
-
-    Raises:
-        ImageError: A signal ended that process, or its time was up.
-    """
+    """Read a photo in another process; an ImageError if a signal or the time limit ends that."""
     process = worker_context(engine).Process(target=_read_alone, args=(content,))
     process.start()
     process.join(_TRIAL_S)
@@ -339,29 +330,9 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
             yield _Photo(path, path, reason)
 
 
-def _row(photo: _Photo) -> dict[str, Any]:
-    """Return the output row of a photo before it is captioned."""
-    empty = dict.fromkeys(("caption", "confidence", "log_prob", "words", "error", "maps", "shape"))
-    return {"id": _text(photo.identity), "path": _text(photo.path), **empty}
-
-
 def _text(text: str) -> str:
     """Return a text without bytes that are not UTF-8, which paths on Linux may hold."""
     return os.fsencode(text).decode(errors="backslashreplace")
-
-
-def _columns(caption: Caption, *, maps: bool) -> dict[str, Any]:
-    """Return the output columns that a caption fills; with `maps`, also its attention maps."""
-    columns: dict[str, Any] = {
-        "caption": caption.text,
-        "confidence": caption.confidence,
-        "log_prob": caption.log_prob,
-        "words": caption.words,
-    }
-    if maps:
-        columns["maps"] = caption.maps.astype("float16").ravel()
-        columns["shape"] = list(caption.maps.shape)
-    return columns
 
 
 def _parquet(rows: list[dict[str, Any]], *, maps: bool) -> bytes:

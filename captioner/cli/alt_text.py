@@ -198,9 +198,7 @@ class Page(HTMLParser):
         except OSError as error:
             raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
         self._text, self._encoding = _decode(content)
-        self._lines = [0]
-        for match in re.finditer("\n", self._text):
-            self._lines.append(match.end())
+        self._lines = [0, *(match.end() for match in re.finditer("\n", self._text))]
         self._tags: list[_Tag] = []
         self.elsewhere = 0  # images whose bytes are not in a local file
         self.feed(self._text)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 from captioner.cli import (
     CommandParser,
-    add_engine_option,
     add_model_options,
     add_search_options,
     chosen_model,
+    given,
     run_command,
     show,
     whole_number,
-    whole_number_up_to,
+    whole_number_from,
 )
 from captioner.errors import needs_extra
 from captioner.log import printable, shows_notes
 
 if TYPE_CHECKING:
-    from captioner.batch.shard import Job, Statistics
+    from captioner.batch.shard import Statistics
 
 SHARD_SIZE = 1000
 
@@ -54,8 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder or URL for parts/*.parquet and summary.json",
     )
-    add_model_options(parser, engine=False)
-    add_engine_option(parser, "--model-engine")  # --engine is what distributes the work
+    add_model_options(parser, engine="--model-engine")  # --engine is what distributes the work
     add_search_options(parser)
     parser.add_argument(
         "--maps", action="store_true", help="also write the attention maps, as float16"
@@ -74,14 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     work.add_argument(
         "--workers",
-        type=whole_number_up_to(100_000),
+        type=whole_number_from(1, 100_000),
         metavar="N",
         help="processes, each with the model and one thread or GPU (default: one for each core or "
         "GPU that is free)",
     )
     work.add_argument(
         "--batch-size",
-        type=whole_number_up_to(4096),
+        type=whole_number_from(1, 4096),
         default=16,
         metavar="N",
         help="photos that the model sees at once (default: 16)",
@@ -109,11 +108,6 @@ def _run(arguments: argparse.Namespace) -> int:
         from captioner.batch.run import run_batch
         from captioner.batch.shard import Job
 
-    search = {
-        name: getattr(arguments, name)
-        for name in ("beam_size", "max_words", "length_penalty")
-        if getattr(arguments, name) is not None
-    }
     device = arguments.device
     if arguments.ray_address and device == arguments.model_engine == "auto":
         from captioner.batch.ray_engine import has_gpus
@@ -125,30 +119,24 @@ def _run(arguments: argparse.Namespace) -> int:
         device=device,
         precision=arguments.precision,
         engine=arguments.model_engine,
-        search=search,
+        search=given(arguments, "beam_size", "max_words", "length_penalty"),
         batch_size=arguments.batch_size,
         maps=arguments.maps,
         retry_errors=arguments.retry_errors,
     )
-    totals = run_batch(
-        Source(arguments.input),
-        job,
-        lambda job, shards: _engine(job, shards, arguments),
-        shard_size=arguments.shard_size,
-    )
+
+    def engine(job: Job, shards: Sequence[int]) -> Iterator[Statistics]:
+        if arguments.engine == "ray":
+            from captioner.batch.ray_engine import run_ray
+
+            return run_ray(job, shards, arguments.workers, arguments.ray_address)
+        from captioner.batch.local import default_workers, run_local
+
+        return run_local(job, shards, arguments.workers or default_workers(job))
+
+    totals = run_batch(Source(arguments.input), job, engine, shard_size=arguments.shard_size)
     if shows_notes():
         show(f"{totals.photos} photos, {totals.errors} failed: {printable(arguments.output)}/parts")
     if not totals.errors:
         return 0
     return 1 if totals.errors < totals.photos else 2
-
-
-def _engine(job: Job, shards: Sequence[int], arguments: argparse.Namespace) -> Iterator[Statistics]:
-    """Process shards by the engine that the options name; yield their statistics."""
-    if arguments.engine == "ray":
-        from captioner.batch.ray_engine import run_ray
-
-        return run_ray(job, shards, arguments.workers, arguments.ray_address)
-    from captioner.batch.local import default_workers, run_local
-
-    return run_local(job, shards, arguments.workers or default_workers(job))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +19,7 @@ from captioner.cli import (
     number_from,
     run_command,
     show,
-    whole_number_up_to,
+    whole_number_from,
 )
 from captioner.cli.alt_text import (
     HTML_SUFFIXES,
@@ -34,13 +33,13 @@ from captioner.cli.alt_text import (
     table,
 )
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
-from captioner.cli.lines import is_withheld
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
     attention_options,
     check_attention_options,
     check_output_options,
+    is_withheld,
 )
 from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in
 from captioner.errors import CaptionerError
@@ -64,11 +63,7 @@ _NOT_SETTINGS = frozenset(
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
-    # With --write, sheets are drawn only where the options name them.
-    pictures = not arguments.write or bool(arguments.save or arguments.words)
     check_output_options(parser, arguments)
-    if not pictures:
-        arguments.save = ()
     _check(parser, arguments)
     return run_command(lambda: _CaptionRun(arguments).run())
 
@@ -125,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--max-length",
-        type=whole_number_up_to(10_000),
+        type=whole_number_from(1, 10_000),
         default=MAX_LENGTH,
         metavar="N",
         help=f"with --write: cut texts to N characters, at a word (default: {MAX_LENGTH})",
@@ -164,7 +159,7 @@ class _CaptionRun:
         self.failures = 0
         self.done = 0
         self.pages: list[Page] = []
-        self.texts: dict[Path, str] = {}  # alternative texts, of the captions that are given
+        # The image, its alternative text (empty where it is withheld) and its confidence.
         self.rows: dict[Path, tuple[str, str, float | None]] = {}
         self.journal: Journal | None = None
 
@@ -182,7 +177,7 @@ class _CaptionRun:
         if self.journal is not None:  # not before: a call that is refused leaves no folder behind
             check_writable(self.journal.file)
             self.journal.begin()
-        writer = CaptionWriter(arguments, paths, self._failed, names=names)
+        writer = CaptionWriter(arguments, names, self._failed)
         for path, record in records.items():
             self._restore(path, record, writer)
         if todo:
@@ -314,16 +309,16 @@ class _CaptionRun:
                     for _, captioner in models
                 ]
 
-            results: Iterator[tuple[_Batch, list[list[Caption]]]]
             device = models[0][1].device
             photos = ((path, path) for path in paths)
             batches = opened(photos, unreadable, device, read=open_photo)
-            at_random = (arguments.at_test, arguments.paths)
-            if any(captioner.samples_cells(*at_random) for _, captioner in models):
-                results = map(captioned, batches)
-            else:
-                results = parallel_map(captioned, batches, device)
-            for batch, by_model in results:
+            at_random = any(
+                captioner.samples_cells(arguments.at_test, arguments.paths)
+                for _, captioner in models
+            )
+            for batch, by_model in (
+                map(captioned, batches) if at_random else parallel_map(captioned, batches, device)
+            ):
                 for place, (path, image) in enumerate(batch):
                     captions = [
                         (name, captions[place])
@@ -373,7 +368,6 @@ class _CaptionRun:
             return
         withheld = is_withheld(confidence, arguments.min_confidence)
         alternative = "" if withheld else alt_text(text, arguments.max_length)
-        self.texts[path] = alternative
         self.rows[path] = (str(path), alternative, confidence)
         if "xmp" in arguments.write and path != STANDARD_INPUT:
             try:
@@ -403,35 +397,36 @@ class _CaptionRun:
     # -------------------------------------------------------------------------------- after
 
     def _save_pages(self) -> None:
-        """Write the pages with the alternative texts filled in; no copy replaces another."""
+        """Write the pages with the alternative texts filled in.
+
+        With --in-place that is the page itself, else a copy: in --output, where none replaces
+        another, or next to it.
+        """
         if not self.pages:
             return
         from captioner.visualization import output_names
 
-        names = output_names([page.file for page in self.pages], with_suffix=True)
-        for page, name in zip(self.pages, names, strict=True):
-            self._save_page(page, name)
-
-    def _save_page(self, page: Page, name: str) -> None:
-        """Write a page with --in-place, else a copy: in --output under this name, or next to it."""
         arguments = self.arguments
-        if arguments.in_place:
-            file = page.file
-        elif arguments.output is not None:
-            file = arguments.output / name
-            if os.path.abspath(file) == os.path.abspath(page.file):
-                self._failed(page.file, "would be replaced; add --in-place if that is meant")
-                return
-        else:
-            file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
-        try:
-            # Of a link to a page, the page is what changes.
-            save_bytes(page.filled(self.texts), file.resolve() if arguments.in_place else file)
-        except CaptionerError as error:
-            self._failed(None, error)
-            return
-        self._show_file(file)
-        self.done += 1
+        names = output_names([page.file for page in self.pages], with_suffix=True)
+        texts = {path: text for path, (_, text, _) in self.rows.items()}
+        for page, name in zip(self.pages, names, strict=True):
+            if arguments.in_place:
+                file = page.file
+            elif arguments.output is not None:
+                file = arguments.output / name
+                if os.path.abspath(file) == os.path.abspath(page.file):
+                    self._failed(page.file, "would be replaced; add --in-place if that is meant")
+                    continue
+            else:
+                file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
+            try:
+                # Of a link to a page, the page is what changes.
+                save_bytes(page.filled(texts), file.resolve() if arguments.in_place else file)
+            except CaptionerError as error:
+                self._failed(None, error)
+                continue
+            self._show_file(file)
+            self.done += 1
 
     def _show_file(self, file: Path) -> None:
         if not self.arguments.json:

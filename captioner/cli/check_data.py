@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.cli import CommandParser, chosen_data, run_command, show
 from captioner.errors import DataError
-from captioner.files import check_writable, save_bytes
+from captioner.files import check_writable, save
 from captioner.log import printable, progress_bar
 from captioner.registry import DATA_FORMATS, TOKENIZERS
 
@@ -72,8 +72,13 @@ def _run(arguments: argparse.Namespace) -> int:
     splits = _read_splits(arguments)
     tokenizer = TOKENIZERS[arguments.tokenizer]()
     images = [image for split in splits.values() for image in [*split.images, *split.uncaptioned]]
-    _keep_inputs(arguments, [i.path for i in images if isinstance(i.path, Path)])
-    with progress_bar(total=len({image.path for image in images}), unit="photo") as bar:
+    of_split = {
+        image.path: name
+        for name, split in splits.items()
+        for image in [*split.images, *split.uncaptioned]
+    }
+    _keep_inputs(arguments, [path for path in of_split if isinstance(path, Path)])
+    with progress_bar(total=len(of_split), unit="photo") as bar:
         facts, unreadable = read_images(images, bar.update)
     problems = split_problems(splits)
     if arguments.format == "table" and not arguments.split:
@@ -91,11 +96,6 @@ def _run(arguments: argparse.Namespace) -> int:
     small = [path for path, fact in facts.items() if min(fact.width_px, fact.height_px) < SMALL_PX]
     problems += _listed(f"smaller than {SMALL_PX} pixels", small)
     pairs = duplicates(facts)
-    of_split = {
-        image.path: name
-        for name, split in splits.items()
-        for image in [*split.images, *split.uncaptioned]
-    }
     across = [pair for pair in pairs if of_split.get(pair[0]) != of_split.get(pair[1])]
     within = [pair for pair in pairs if pair not in across]
     problems += _listed(
@@ -119,11 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
-    """Return the splits by name; one, called `all`, where a table has no splits.
-
-    Raises:
-        DataError: A split cannot be read; of a table, names every row.
-    """
+    """Return the splits by name; one, called `all`, where a table has no splits."""
     from captioner.data.formats.table import row_errors
     from captioner.data.readers import read_split
 
@@ -147,11 +143,7 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
 
 
 def _keep_inputs(arguments: argparse.Namespace, photos: list[Path]) -> None:
-    """Refuse to write the report or the contact sheet over the table or a photo.
-
-    Raises:
-        DataError: One of them would be replaced.
-    """
+    """Refuse to write the report or the contact sheet over the table or a photo."""
     from captioner.data.formats.table import table_path
 
     inputs = photos
@@ -204,8 +196,6 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
 
 def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
-    import io
-
     from captioner.data.transforms import open_image
     from captioner.visualization.contact_sheet import contact_sheet
 
@@ -219,6 +209,5 @@ def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFact
     sheet = contact_sheet(
         [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]
     )
-    buffer = io.BytesIO()
-    sheet.save(buffer, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
-    save_bytes(buffer.getvalue(), path)
+    kind = "PNG" if path.suffix.lower() == ".png" else "JPEG"
+    save(path, lambda file: sheet.save(file, kind, quality=90))

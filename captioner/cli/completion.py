@@ -6,14 +6,12 @@ The options come from each command's `--help`, so they are complete by construct
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import re
 from pathlib import Path
 
 import captioner
-from captioner.cli import CommandParser, run_command, show
-from captioner.cli.commands import COMMANDS
+from captioner.cli import COMMANDS, CommandParser, command_main, run_command, show
 from captioner.config import shipped_recipes
 
 _BUNDLED = Path(captioner.__file__).with_name("bundled")
@@ -92,10 +90,9 @@ def script(shell: str) -> str:
 
 def options_of(command: str) -> dict[str, list[str]]:
     """Return a command's options, and the choices of those that take one of a few words."""
-    module = importlib.import_module(f"captioner.cli.{command.replace('-', '_')}")
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        module.main(["--help"])
+        command_main(command)(["--help"])
     listing = text.getvalue().partition("\n\n")[2]  # without the usage, which repeats options
     found: dict[str, list[str]] = {}
     for line in listing.splitlines():

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -63,28 +63,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     checks: list[Check] = []
-    parts: list[Callable[[], Iterator[Check]]] = [
-        _machine,
-        _packages,
-        _device,
-        _models,
-        _java,
-        _fonts,
-        _extras,
-        _places,
-    ]
-    for part in [*parts, _precision] if arguments.measure else parts:
-        try:
-            for check in part():
-                checks.append(check)
-                if not arguments.json:
-                    show(_line(check))
-        except ImportError as error:  # the lines before name the package that is missing
-            checks.append(
-                Check(part.__name__.strip("_"), "missing", str(error), "pip install --upgrade .")
-            )
-            if not arguments.json:
-                show(_line(checks[-1]))
+    for check in _checks(measure=arguments.measure):
+        checks.append(check)
+        if not arguments.json:
+            remedy = f": {check.remedy}" if check.remedy else ""
+            line = printable(check.found + remedy)
+            show(f"{_MARKS[check.status]}  {check.name:18} {line}")
     broken = [check.name for check in checks if check.status == "missing"]
     if arguments.json:
         show(json.dumps({"works": not broken, "checks": [asdict(check) for check in checks]}))
@@ -95,9 +79,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _line(check: Check) -> str:
-    remedy = f": {check.remedy}" if check.remedy else ""
-    return f"{_MARKS[check.status]}  {check.name:18} {printable(check.found + remedy)}"
+def _checks(*, measure: bool) -> Iterator[Check]:
+    parts = [_machine, _packages, _device, _models, _java, _fonts, _extras, _places]
+    for part in [*parts, _precision] if measure else parts:
+        try:
+            yield from part()
+        except ImportError as error:  # the lines before name the package that is missing
+            name = part.__name__.strip("_")
+            yield Check(name, "missing", str(error), "pip install --upgrade .")
 
 
 def _machine() -> Iterator[Check]:
@@ -237,38 +226,18 @@ def _fonts() -> Iterator[Check]:
 
 
 def _extras() -> Iterator[Check]:
-    for name, modules, purpose, remedy in (
-        (
-            "serve",
-            (
-                "fastapi",
-                "uvicorn",
-                "multipart",
-                "prometheus_client",
-                "prometheus_fastapi_instrumentator",
-            ),
-            "captioner serve",
-            "pip install '.[serve]'",
-        ),
-        (
-            "batch",
-            ("braceexpand", "fsspec", "pyarrow", "ray"),
-            "captioner batch",
-            "pip install '.[batch]'",
-        ),
-        (
-            "subwords",
-            ("tokenizers",),
-            "data.tokenizer subwords",
-            "pip install '.[subwords]'",
-        ),
-        ("pillow-heif", ("pillow_heif",), "HEIC photos", "pip install pillow-heif"),
+    serve = "fastapi uvicorn multipart prometheus_client prometheus_fastapi_instrumentator"
+    for name, modules, purpose, to_install in (
+        ("serve", serve, "captioner serve", "'.[serve]'"),
+        ("batch", "braceexpand fsspec pyarrow ray", "captioner batch", "'.[batch]'"),
+        ("subwords", "tokenizers", "data.tokenizer subwords", "'.[subwords]'"),
+        ("pillow-heif", "pillow_heif", "HEIC photos", "pillow-heif"),
     ):
-        absent = [module for module in modules if importlib.util.find_spec(module) is None]
-        if absent:
-            yield Check(name, "optional", f"not installed, needed for {purpose}", remedy)
-        else:
+        if all(map(importlib.util.find_spec, modules.split())):
             yield Check(name, "ok", f"installed, for {purpose}")
+        else:
+            found = f"not installed, needed for {purpose}"
+            yield Check(name, "optional", found, f"pip install {to_install}")
 
 
 def _places() -> Iterator[Check]:

@@ -10,7 +10,6 @@ from captioner.cli import (
     CommandParser,
     add_data_options,
     add_model_options,
-    attention,
     chosen_data,
     chosen_model,
     load_captioner,
@@ -21,19 +20,21 @@ from captioner.cli import (
 )
 from captioner.cli.output import add_at_test
 from captioner.data.captioned import CaptionedImage
-from captioner.data.tars import ImagePath
-from captioner.errors import DataError, ImageError
+from captioner.errors import DataError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, write_json
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from captioner.captioner import Captioner
     from captioner.evaluation.evaluate import AttentionSettings
     from captioner.types import Caption
 
 REPORTED = 6  # photos of a kind in a report
+FAITHFULNESS_PHOTOS = 150
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,10 +78,43 @@ def _parser() -> argparse.ArgumentParser:
         help="show how often man and woman, adult and child, and the colours of clothes are right "
         "where the references agree (English captions; --output always has it)",
     )
-    attention.add_options(parser)
+    _add_attention_options(parser)
     add_model_options(parser)
     add_at_test(parser)
     return parser
+
+
+def _add_attention_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that measure attention."""
+    parser.add_argument(
+        "--objects",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="COCO's instances_*.json of the photos: does attention lie on the objects named?",
+    )
+    parser.add_argument(
+        "--faithfulness",
+        type=whole_number,
+        nargs="?",
+        const=FAITHFULNESS_PHOTOS,
+        default=0,
+        metavar="N",
+        help=f"on the first N photos (default: {FAITHFULNESS_PHOTOS}), replace the attention and "
+        "delete attended cells: do the words become unlikely?",
+    )
+    parser.add_argument(
+        "--removal",
+        choices=("delete", "blur"),
+        default="delete",
+        help="delete cells from the grid, or blur the photo there (default: delete)",
+    )
+    parser.add_argument(
+        "--regions",
+        choices=("masks", "boxes"),
+        default="masks",
+        help="an object's mask (its box where it has none) or its box (default: masks)",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -88,7 +122,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.formats.table import split_counts
     from captioner.data.readers import read_captions, read_split
 
-    for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
+    files = [file for file in (arguments.output, arguments.report, arguments.captions) if file]
+    for file in files:
         check_writable(file)  # before hours of captioning
     data = chosen_data(arguments)
     split = read_split(split=arguments.split, **data)
@@ -104,7 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
             "against; name a file with --captions to write captions without scores"
         )
-    measured = attention.settings(images, arguments)
+    measured = _attention_settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
     if missing:
         for sentence in split.missing_sentences(arguments.split):
@@ -118,9 +153,6 @@ def _run(arguments: argparse.Namespace) -> int:
         logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")
     from captioner.evaluation.evaluate import caption_images
 
-    def unreadable(path: ImagePath, error: ImageError) -> None:
-        logger.warning(f"{path}: {error}")
-
     captioner = load_captioner(chosen_model(arguments), arguments)
     requested = images + unscored
     captions, failed = caption_images(
@@ -128,7 +160,7 @@ def _run(arguments: argparse.Namespace) -> int:
         requested,
         beam_size=arguments.beam_size,
         at_test=arguments.at_test,
-        on_unreadable=unreadable,
+        on_unreadable=lambda path, error: logger.warning(f"{path}: {error}"),
     )
     if not captions:
         raise DataError(f"{arguments.root}: none of the {len(requested)} photos can be read")
@@ -138,10 +170,42 @@ def _run(arguments: argparse.Namespace) -> int:
     images = [image for image in images if image.image_id in captions]
     if images:
         _score(arguments, captioner, images, captions, training, measured)
-    for file in filter(None, (arguments.output, arguments.report, arguments.captions)):
+    for file in files:
         if images or file == arguments.captions:
             show(str(file))
     return 1 if failed or missing else 0
+
+
+def _attention_settings(
+    images: Sequence[CaptionedImage], arguments: argparse.Namespace
+) -> AttentionSettings:
+    """Return the measurements of attention that the options ask for."""
+    from captioner.evaluation.evaluate import AttentionSettings, object_keys
+    from captioner.evaluation.objects import Objects
+
+    objects = None
+    if arguments.objects:
+        objects = Objects.read(*arguments.objects)
+        files = ", ".join(map(str, arguments.objects))
+        verb = "knows" if len(arguments.objects) == 1 else "know"
+        known = object_keys(objects, images)
+        if not known:
+            raise DataError(
+                f"{files} {verb} none of the {len(images)} photos, which are found by their names, "
+                f"such as {images[0].path.name if images else 'none'}; name the file of these "
+                "photos"
+            )
+        if len(known) < len(images):
+            logger.info(
+                f"{files} {verb} {len(known)} of the {len(images)} photos; grounding is measured "
+                "on these"
+            )
+    return AttentionSettings(
+        objects=objects,
+        boxes=arguments.regions == "boxes",
+        faithfulness=arguments.faithfulness,
+        removal=arguments.removal,
+    )
 
 
 def _score(
@@ -209,8 +273,56 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
         from captioner.evaluation.bias import bias_table
 
         show("\n" + ("\n".join(bias_table(results["bias"])) or "no references agree on people"))
-    if lines := attention.lines(results):
+    if lines := _attention_lines(results):
         show("\n" + "\n".join(lines))
+
+
+def _attention_lines(results: dict[str, Any]) -> list[str]:
+    """Return the figures of attention for the terminal; results.json has more."""
+    found = []
+    for source, grounding in results.get("grounding", {}).items():
+        found.append(f"attention on the objects named, {source}: {grounding['num_words']} words")
+        for name, key in (("correctness", "correctness"), ("pointing game", "hit")):
+            if grounding["num_words"]:
+                low, high = grounding["intervals"][key]
+                controls = ", ".join(
+                    f"{label} {grounding[f'{key}_{kind}']:.3f}"
+                    for kind, label in (
+                        ("uniform", "uniform"),
+                        ("centre", "centre"),
+                        ("others", "the caption's other words"),
+                    )
+                )
+                low_gain, high_gain = grounding["intervals"][f"{key}_gain"]
+                found.append(
+                    f"  {name:14} {grounding[key]:.3f}  [{low:.3f}, {high:.3f}]  ({controls}: "
+                    f"{grounding[f'{key}_gain']:+.3f} [{low_gain:+.3f}, {high_gain:+.3f}])"
+                )
+    attention = results.get("attention", {})
+    if attention:
+        found.append("loss of log-probability a word, in nats, when attention is replaced:")
+        for name, entry in attention.items():
+            low, high = entry["interval"]
+            line = f"  {name:22} {entry['value']:.3f}  [{low:.3f}, {high:.3f}]"
+            if "control" in entry:
+                low, high = entry["control_interval"]
+                line += f"  (random cells {entry['control']:.3f} [{low:.3f}, {high:.3f}])"
+            found.append(line + ("  (a share of the words)" if name == "cell_changes" else ""))
+    faithfulness = results.get("faithfulness", {"num_words": 0})
+    if faithfulness["num_words"]:
+        shares = "".join(f"{share:8.0%}" for share in faithfulness["shares"])
+        found += [
+            f"fall of a word's log-probability, cells removed:    {shares}",
+            *(
+                f"  in order of {order:37} " + "".join(f"{fall:8.3f}" for fall in faithfulness[key])
+                for order, key in (
+                    ("attention", "attention"),
+                    ("chance", "random"),
+                    ("attention, least first", "reverse"),
+                )
+            ),
+        ]
+    return found
 
 
 def _report(

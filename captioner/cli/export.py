@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioner.cli import CommandParser, add_search_options, run_command, show
+from captioner.cli import CommandParser, add_search_options, given, run_command, show
 from captioner.errors import CheckpointError
 from captioner.log import printable
 from captioner.runtime.device import require_torch
@@ -69,6 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         stored_type,
     )
     from captioner.config import validate
+    from captioner.data.text_files import read_text
     from captioner.export import export_graphs
 
     folder = model_folder(arguments.checkpoint)
@@ -91,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         model,
         config,
         vocabulary,
-        card=_card(arguments.card or folder / CARD),
+        card=read_text(arguments.card or folder / CARD),
         dtype=torch.float16 if arguments.format == "half" else stored_type(folder),
         extra_files=read_extra_files(folder),
     )
@@ -102,14 +103,4 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the search settings that were given, by their names in `decoding`."""
-    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
-    given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _card(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise CheckpointError(f"{path}: cannot be read ({reason})") from None
+    return given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from captioner.cli import run_command, set_log_level
 from captioner.cli.train import recipe_parser, split_options, train_and_show
-from captioner.config import (
-    Config,
-    ModelConfig,
-    instantiate,
-    read_recipe,
-    set_defaults,
-)
+from captioner.config import Config, ModelConfig, instantiate, read_recipe, set_defaults
 from captioner.errors import CaptionerError
 
 RECIPE = "finetune"
@@ -31,6 +25,8 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     Raises:
         CaptionerError: There is no such model or recipe.
     """
+    from captioner.checkpoint import load_config, model_folder, verify
+
     (recipes, starts), options = split_options(argv, "--config", "--from")
     parser = recipe_parser(
         "TABLE --output DIR [--from MODEL]",
@@ -49,11 +45,12 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
     start = (starts or ["soft"])[-1]
-    shows_help = "--help" in options or "-h" in options
     try:
-        settings = _settings_of(start)
+        folder = model_folder(start)
+        verify(folder)
+        settings = load_config(folder)
     except CaptionerError:
-        if not shows_help:
+        if not {"--help", "-h"} & set(options):
             raise
         settings = ModelConfig()
     recipe = read_recipe(*(recipes or [RECIPE]), base=settings)
@@ -70,12 +67,3 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         train=replace(config.train, start_from=start, output=arguments.output),
     )
     return config, arguments.resume
-
-
-def _settings_of(model: str) -> ModelConfig:
-    """Return the settings of a model, given by its name or folder."""
-    from captioner.checkpoint import load_config, model_folder, verify
-
-    folder = model_folder(model)
-    verify(folder)
-    return load_config(folder)

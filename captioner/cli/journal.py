@@ -37,8 +37,8 @@ class Journal:
     def __init__(self, folder: Path, settings: str) -> None:
         self.file = folder / JOURNAL
         self.settings = settings
-        self.records = read_journal(folder)
-        if _is_of_others(_lines(self.file), has_records=bool(self.records)):
+        self.records, is_of_others = _read(self.file)
+        if is_of_others:
             raise CaptionerError(
                 f"{self.file} is no journal of captioner, so it is left as it is; choose another "
                 "--output"
@@ -114,8 +114,8 @@ class Journal:
         names = {name.casefold() for name in names}
         found = []
         folder = self.file.parent
-        members = os.listdir(folder) if folder.is_dir() else []
-        for member in sorted(set(members) - known):
+        members = set(os.listdir(folder)) if folder.is_dir() else set()
+        for member in sorted(members - known):
             name, _, _ = member.casefold().rpartition(".")
             stem, _, part = name.rpartition(".")
             if part in ("attention", "comparison") and stem in names:
@@ -131,44 +131,43 @@ def read_journal(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         CaptionerError: The journal is there and cannot be read.
     """
-    records = {}
-    for line in _lines(folder / JOURNAL):
-        try:
-            record = json.loads(line)
-            names = [record["name"], *record["pictures"]]
-            usable = isinstance(record["image"], str) and all(map(_is_file_name, names))
-        except (ValueError, KeyError, TypeError):
-            continue
-        if usable:
-            records[record["image"]] = record
-    return records
+    return _read(folder / JOURNAL)[0]
 
 
-def _lines(file: Path) -> list[bytes]:
+def _read(file: Path) -> tuple[dict[str, dict[str, Any]], bool]:
+    """Return the records of a journal by their photo, and whether it is another program's file."""
     try:
-        return file.read_bytes().splitlines()
+        lines = [line for line in file.read_bytes().splitlines() if line.strip()]
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return {}, False
     except OSError as error:
         raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
-
-
-def _is_of_others(lines: Iterable[bytes], *, has_records: bool) -> bool:
-    """Return whether a line is not of a journal: whole JSON that lacks a record's keys.
-
-    A line that is no JSON was cut short or damaged if the file has records, or if it begins like a
-    record.
-    """
-    for line in filter(bytes.strip, lines):
+    records: dict[str, dict[str, Any]] = {}
+    is_of_others, unlike_records = False, False
+    for line in lines:
         try:
-            content = json.loads(line)
-        except ValueError:
-            if not has_records and not line.startswith(b'{"image": '):
-                return True
+            record = json.loads(line)
+        except ValueError:  # cut short or damaged
+            unlike_records = unlike_records or not line.startswith(b'{"image": ')
             continue
-        if not (isinstance(content, dict) and {"image", "name", "pictures"} <= content.keys()):
-            return True
-    return False
+        if not (isinstance(record, dict) and {"image", "name", "pictures"} <= record.keys()):
+            is_of_others = True
+        elif _is_usable(record):
+            records[record["image"]] = record
+    return records, is_of_others or (unlike_records and not records)
+
+
+def _is_usable(record: dict[str, Any]) -> bool:
+    """Return whether a record's name and pictures name files in its folder, and none outside."""
+    image, name, pictures = record["image"], record["name"], record["pictures"]
+    return (
+        isinstance(image, str)
+        and isinstance(pictures, list)
+        and all(
+            isinstance(each, str) and each not in ("", ".", "..") and not set("/\\\0") & set(each)
+            for each in [name, *pictures]
+        )
+    )
 
 
 def _has_content(picture: Path) -> bool:
@@ -177,11 +176,6 @@ def _has_content(picture: Path) -> bool:
         return picture.stat().st_size > 0
     except OSError:
         return False
-
-
-def _is_file_name(name: Any) -> bool:
-    """Return whether this names a file in a folder, and nothing outside of it."""
-    return isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0") & set(name)
 
 
 def pictures_in(folder: Path) -> set[str]:

@@ -1,8 +1,9 @@
-"""Options and output that `captioner caption` and `captioner score` share."""
+"""Options and output that `captioner caption` and `captioner score` share: text, JSON, pictures."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import compress
@@ -11,8 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_up_to
-from captioner.cli.lines import is_withheld, json_line, text_lines
+from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_from
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
@@ -28,6 +28,65 @@ if TYPE_CHECKING:
 KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
 COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
 GALLERY = "gallery.html"
+
+
+def is_withheld(confidence: float | None, least: float | None) -> bool:
+    """Return whether a caption's confidence is below the least that the user accepts."""
+    return least is not None and confidence is not None and confidence < least
+
+
+def json_line(
+    path: Path,
+    caption: Caption,
+    pictures: Sequence[Path],
+    *,
+    min_confidence: float | None = None,
+    model: str | None = None,
+) -> str:
+    """Return a caption as a line of JSON: `image`, `pictures`, and the keys of `Caption.to_dict`.
+
+    Args:
+        caption: Caption of the photo; where it is withheld, all is null but its confidence.
+        model: Name of the model, where several are compared.
+    """
+    line: dict[str, Any] = {} if model is None else {"model": model}
+    line |= {"image": str(path), **caption.to_dict()}
+    if is_withheld(caption.confidence, min_confidence):
+        line |= {key: None for key in caption.to_dict() if not key.startswith("confidence")}
+    if pictures:
+        line["pictures"] = [str(picture) for picture in pictures]
+    return json.dumps(line, ensure_ascii=False)
+
+
+def text_lines(
+    path: Path,
+    captions: Sequence[tuple[str, Caption]],
+    pictures: Sequence[Path],
+    *,
+    min_confidence: float | None = None,
+    with_total: bool = False,
+) -> str:
+    """Return what a person reads: the photo and its caption, then the files, indented.
+
+    Args:
+        captions: Names of models and their captions; of a single one the name is not shown.
+        with_total: Also the log-probability of the whole caption, its end included.
+    """
+    texts = []
+    for _, caption in captions:
+        text = printable(caption.text)
+        if caption.is_unsure:
+            text += " (unsure)"
+        if with_total:
+            text += f" (log-probability {caption.log_prob:.2f})"
+        if is_withheld(caption.confidence, min_confidence):
+            text = "(no caption)"
+        texts.append(text)
+    details = [printable(picture) for picture in pictures]
+    if len(captions) == 1:
+        return "\n  ".join([f"{printable(path)}: {texts[0]}", *details])
+    named = [f"{printable(name)}: {text}" for (name, _), text in zip(captions, texts, strict=True)]
+    return "\n  ".join([printable(path), *named, *details])
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +139,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add_at_test(parser)
     parser.add_argument(
         "--paths",
-        type=whole_number_up_to(MAX_WORDS),
+        type=whole_number_from(1, MAX_WORDS),
         default=0,
         metavar="M",
         help="with hard attention and --output: draw M sampled paths of attention",
@@ -102,7 +161,8 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
     possible = COMPARED_KINDS if arguments.compare else KINDS
-    kinds = arguments.save or ("png",)
+    # With --write, sheets are drawn only where the options name them.
+    kinds = arguments.save or (() if arguments.write and not arguments.words else ("png",))
     if "all" in kinds:
         kinds = possible
     for kind in kinds:
@@ -141,27 +201,23 @@ class CaptionWriter:
     """Prints captions and saves pictures as the options say.
 
     Args:
-        names: NAME under which the pictures of each photo are saved; None takes the names of their
-            files, with the folders in front that are needed to tell them apart.
+        names: NAME under which the pictures of each photo are saved.
+        failed: Called with a photo whose pictures cannot be saved, and the reason.
     """
 
     def __init__(
         self,
         arguments: argparse.Namespace,
-        paths: list[Path],
+        names: Mapping[Path, str],
         failed: Callable[[Path, object], None],
-        *,
-        names: Mapping[Path, str] | None = None,
     ) -> None:
-        self.arguments, self.failed = arguments, failed
-        self.names = dict(names or {})
+        self.arguments, self.names, self.failed = arguments, names, failed
         self.entries: list[Entry] = []
         if arguments.output is None:
             return
-        from captioner.visualization import OverlayStyle, output_names
+        from captioner.visualization import OverlayStyle, comparison_name, sheet_name
 
-        if not names:
-            self.names = dict(zip(paths, output_names(paths), strict=True))
+        self.file_name = comparison_name if arguments.compare else sheet_name
         self.style = OverlayStyle(
             kind=arguments.style,
             smooth=not arguments.cells,
@@ -194,9 +250,8 @@ class CaptionWriter:
         pictures: list[Path] = []
         problem: CaptionerError | None = None
         if arguments.output is not None and any(given):
-            save = self._save_comparison if arguments.compare else self._save
             try:
-                for picture in save(
+                for picture in self._save(
                     path, image, list(compress(chosen, given)), list(compress(captions, given))
                 ):
                     pictures.append(picture)
@@ -219,10 +274,9 @@ class CaptionWriter:
             ImageError: The photo cannot be read any more.
         """
         from captioner.data.transforms import open_image
-        from captioner.visualization import Entry, comparison_name, sheet_name
+        from captioner.visualization import Entry
 
-        page_name = comparison_name if self.arguments.compare else sheet_name
-        page = page_name(self.names[path], "html")
+        page = self.file_name(self.names[path], "html")
         entry = Entry.of(open_image(path), name=path.name, page=page, caption=text, unsure=unsure)
         self.entries.append(entry)
 
@@ -253,11 +307,15 @@ class CaptionWriter:
         style, name, folder = self.style, self.names[path], self.arguments.output
         caption = replace(captions[0][1], image=image)
         for kind in self.arguments.save:
-            file = folder / v.sheet_name(name, kind)
-            if kind in ("png", "pdf", "svg", "gif", "npz"):
-                v.save_caption(caption, file, style)
-            elif kind == "html":
+            file = folder / self.file_name(name, kind)
+            if kind == "html":
                 self._save_page(path, image, with_heads, file)
+            elif self.arguments.compare and kind == "png":
+                v.save_png(v.comparison_sheet(image, captions, style), file)
+            elif self.arguments.compare:  # pdf or svg
+                v.vector_comparison(image, captions, style).save(file)
+            elif kind in ("png", "pdf", "svg", "gif", "npz"):
+                v.save_caption(caption, file, style)
             elif kind == "words":
                 pictures = v.word_images(image, caption, style)
                 for picture, word in zip(pictures, v.word_names(name, caption.words), strict=True):
@@ -272,26 +330,6 @@ class CaptionWriter:
                     yield further
             if kind != "words":
                 yield file
-
-    def _save_comparison(
-        self,
-        path: Path,
-        image: Image.Image,
-        captions: list[tuple[str, Caption]],
-        with_heads: list[tuple[str, Caption]],
-    ) -> Iterator[Path]:
-        """Save the chosen kinds for several models, yielding each file once it is there."""
-        from captioner import visualization as v
-
-        for kind in self.arguments.save:
-            file = self.arguments.output / v.comparison_name(self.names[path], kind)
-            if kind == "png":
-                v.save_png(v.comparison_sheet(image, captions, self.style), file)
-            elif kind == "html":
-                self._save_page(path, image, with_heads, file)
-            else:
-                v.vector_comparison(image, captions, self.style).save(file)
-            yield file
 
     def _save_page(
         self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]], file: Path

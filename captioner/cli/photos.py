@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -19,6 +20,13 @@ from captioner.log import printable
 STANDARD_INPUT = Path("-")
 MAX_INPUT_BYTES = 2**28  # of a photo on standard input
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
+# Whose reading could block or never end.
+_SPECIAL_FILES = {
+    stat.S_IFIFO: "a FIFO (named pipe)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @dataclass
@@ -114,24 +122,8 @@ def open_photo(path: Path) -> Image.Image:
         if len(content) > MAX_INPUT_BYTES:
             raise ImageError(f"standard input is larger than {MAX_INPUT_BYTES >> 20} MiB")
         return open_image(content)
-    kind = _special_kind(path)
-    if kind:
-        raise ImageError(f"is {kind}, not a file; a photo can be sent to: captioner caption -")
+    with contextlib.suppress(OSError, ValueError):  # open_image says what is wrong
+        kind = _SPECIAL_FILES.get(stat.S_IFMT(path.stat().st_mode))
+        if kind:
+            raise ImageError(f"is {kind}, not a file; a photo can be sent to: captioner caption -")
     return open_image(path)
-
-
-def _special_kind(path: Path) -> str:
-    """Return the kind of a special file, whose reading could block or never end, or ""."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):
-        return ""
-    for test, kind in (
-        (stat.S_ISFIFO, "a FIFO (named pipe)"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-    ):
-        if test(mode):
-            return kind
-    return ""

@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
     add_model_options(parser, search=False)
     add_output_options(parser)
-    parser.set_defaults(compare=None, min_confidence=None)  # as `captioner caption` has them
+    parser.set_defaults(
+        compare=None, min_confidence=None, write=()
+    )  # as `captioner caption` has them
     arguments = parser.parse_args(argv)
     check_output_options(parser, arguments)
     return run_command(lambda: _run(arguments))
@@ -64,6 +66,6 @@ def _run(arguments: argparse.Namespace) -> int:
     ]
     if unknown:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
-    writer = CaptionWriter(arguments, [arguments.photo], failed)
+    writer = CaptionWriter(arguments, {arguments.photo: arguments.photo.stem}, failed)
     writer.write(arguments.photo, image, [(str(model), caption)], scored=True)
     return 1 if failures else 0

@@ -19,7 +19,7 @@ from captioner.cli import (
     run_command,
     show,
     whole_number,
-    whole_number_up_to,
+    whole_number_from,
 )
 from captioner.errors import CaptionerError, needs_extra
 
@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "the requests that have arrived, then end. Exit code: 0 ended so, 2 could not start.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
-    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
+    parser.add_argument(
+        "--port", type=whole_number_from(0, 65535), default=8000, help="0 takes a free one"
+    )
     parser.add_argument(
         "--token",
         default=os.environ.get(TOKEN_VARIABLE) or None,
@@ -79,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add_device_options(parser)
     parser.add_argument(
         "--workers",
-        type=whole_number_up_to(64),
+        type=whole_number_from(1, 64),
         default=1,
         metavar="N",
         help="replicas of the server behind the one port, each a process with the models and its "
@@ -106,13 +108,6 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds for an answer (default: 30)",
     )
     return parser
-
-
-def _port(text: str) -> int:
-    """Parse a port, 0 to 65535."""
-    if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 65535")
-    return int(text)
 
 
 def _origin(text: str) -> str:

@@ -10,7 +10,7 @@ from captioner.cli import (
     chosen_data,
     run_command,
     show,
-    whole_number_up_to,
+    whole_number_from,
 )
 from captioner.errors import DataError
 from captioner.log import logger, printable, progress_bar
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--photos-per-shard",
-        type=whole_number_up_to(100_000),
+        type=whole_number_from(1, 100_000),
         default=PHOTOS_PER_SHARD,
         metavar="N",
         help=f"photos in a tar file, which is held in memory (default: {PHOTOS_PER_SHARD})",

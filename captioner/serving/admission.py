@@ -132,9 +132,7 @@ class Admission:
             yield
         finally:
             self.requests -= 1
-            self._by_client[client] -= 1
-            if not self._by_client[client]:
-                del self._by_client[client]
+            self._by_client -= Counter([client])  # which forgets clients without any
 
     def hold(self, upload: Upload, size: int) -> None:
         """Count `size` more bytes of an upload; drop silent uploads where they do not fit.
@@ -170,7 +168,5 @@ class Admission:
         return self._all_fit and self._held_bytes[upload.client] <= share
 
     def _release(self, upload: Upload) -> None:
-        self._held_bytes[upload.client] -= upload.size
+        self._held_bytes -= Counter({upload.client: upload.size})
         upload.size = 0
-        if not self._held_bytes[upload.client]:
-            del self._held_bytes[upload.client]

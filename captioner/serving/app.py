@@ -10,8 +10,9 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 import anyio
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request, params
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -20,7 +21,7 @@ from captioner import __version__
 from captioner.captioner import Captioner
 from captioner.errors import error_summary
 from captioner.log import logger
-from captioner.serving import metrics, schemas
+from captioner.serving import schemas
 from captioner.serving.admission import FullError, client_key
 from captioner.serving.problems import Problem, add_problem_handlers, problem_responses
 from captioner.serving.requests import describe_request, read_image_and_options
@@ -45,7 +46,6 @@ PAGE = (
     ("/icon.svg", "captioner.serving", "static/icon.svg", "image/svg+xml"),
     ("/viewer.css", "captioner.visualization", "viewer.css", "text/css; charset=utf-8"),
 )
-CLOSE_TIMEOUT_S = 5.0  # for models that still run when the server ends
 _IMAGE_PROBLEMS = (400, 401, 403, 408, 413, 415, 421, 422, 503, 504)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
@@ -82,22 +82,22 @@ def create_app(
         try:
             yield
         finally:
-            await service.close(CLOSE_TIMEOUT_S)
+            await service.close()
 
     app = FastAPI(
         title="captioner",
         version=__version__,
         summary="Captions for photos, with the attention map of each word.",
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
         docs_url=None,  # those pages load scripts from another host
         redoc_url=None,
     )
     app.state.service = service
     add_problem_handlers(app)
     login = [] if token is None else [Depends(BearerToken(token))]
-    for router in (_image_routes(service), _list_routes(service)):
-        app.include_router(router, dependencies=login)
-    app.include_router(_state_routes(service))
+    app.include_router(_image_routes(service), dependencies=login)
+    app.include_router(_service_routes(service, login))
     for address, package, name, media_type in PAGE:
         _add_file(app, address, files(package).joinpath(name).read_bytes(), media_type)
     _add_file(app, "/viewer.js", viewer_script().encode(), "text/javascript; charset=utf-8")
@@ -124,13 +124,9 @@ def _image_routes(service: Service) -> APIRouter:
     @router.post(
         "/captions",
         summary="Caption a photo",
-        operation_id="captions",
-        response_class=JSONResponse,
+        response_model=schemas.CaptionsAnswer,
         responses={
-            200: {
-                "model": schemas.CaptionsAnswer,
-                "content": {"application/json": {"example": schemas.CAPTIONS_EXAMPLE}},
-            },
+            200: {"content": {"application/json": {"example": schemas.CAPTIONS_EXAMPLE}}},
             **problems,
         },
         openapi_extra=describe_request(schemas.CaptionOptions, {"beam_size": 5}),
@@ -142,13 +138,9 @@ def _image_routes(service: Service) -> APIRouter:
     @router.post(
         "/scores",
         summary="Score a caption that you bring",
-        operation_id="scores",
-        response_class=JSONResponse,
+        response_model=schemas.ScoreAnswer,
         responses={
-            200: {
-                "model": schemas.ScoreAnswer,
-                "content": {"application/json": {"example": schemas.SCORE_EXAMPLE}},
-            },
+            200: {"content": {"application/json": {"example": schemas.SCORE_EXAMPLE}}},
             **problems,
         },
         openapi_extra=describe_request(
@@ -161,7 +153,6 @@ def _image_routes(service: Service) -> APIRouter:
     @router.post(
         "/pictures",
         summary="Draw the attention maps",
-        operation_id="pictures",
         response_class=Response,
         responses={
             200: {
@@ -250,57 +241,48 @@ async def _while_connected(request: Request, work: Awaitable[Answer], deadline_s
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-def _list_routes(service: Service) -> APIRouter:
-    """Return the routes that list models and figures."""
+def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRouter:
+    """Return the routes for models and figures, and for the server's state without a login."""
     router = APIRouter(tags=["service"])
 
     @router.get(
         "/v1/models",
         summary="The models that are loaded",
-        operation_id="models",
         response_model=schemas.ModelsAnswer,
         responses=problem_responses(401, 403, 421),
+        dependencies=login,
     )
     async def models() -> dict[str, Any]:
-        return {"models": [_describe_model(*named) for named in service.models.items()]}
+        return {
+            "models": [
+                {
+                    "name": name,
+                    "attention": captioner.config.attention.select,
+                    "decoder": captioner.config.decoder.kind,
+                    "beam_size": captioner.config.decoding.beam_size,
+                    "max_words": captioner.config.decoding.max_words,
+                    "words": len(captioner.vocabulary),
+                }
+                for name, captioner in service.models.items()
+            ]
+        }
 
     @router.get(
         "/metrics",
         summary="Figures for Prometheus",
-        operation_id="metrics",
         response_class=Response,
         responses={
             200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
             **problem_responses(401, 403, 421),
         },
+        dependencies=login,
     )
-    async def figures() -> Response:
-        return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
-
-    return router
-
-
-def _describe_model(name: str, captioner: Captioner) -> dict[str, Any]:
-    """Return the entry of a model for /v1/models."""
-    config = captioner.config
-    return {
-        "name": name,
-        "attention": config.attention.select,
-        "decoder": config.decoder.kind,
-        "beam_size": config.decoding.beam_size,
-        "max_words": config.decoding.max_words,
-        "words": len(captioner.vocabulary),
-    }
-
-
-def _state_routes(service: Service) -> APIRouter:
-    """Return the routes that tell the state of the server, which need no login."""
-    router = APIRouter(tags=["service"])
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get(
         "/health",
         summary="Whether the process lives",
-        operation_id="health",
         response_model=schemas.StateBody,
         responses=problem_responses(403, 421),
     )
@@ -310,7 +292,6 @@ def _state_routes(service: Service) -> APIRouter:
     @router.get(
         "/ready",
         summary="Whether it takes photos now",
-        operation_id="ready",
         response_model=schemas.StateBody,
         responses=problem_responses(403, 421, 503),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import anyio
 
@@ -18,13 +18,13 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class _Job(Generic[Item, Result]):
+class _Job:
     key: Hashable
-    work: Callable[[Sequence[Item]], Sequence[Result]]
-    item: Item
+    work: Callable[[Sequence[Any]], Sequence[Any]]
+    item: Any
     client: str
     arrived_s: float
-    result: asyncio.Future[Result] = field(repr=False)
+    result: asyncio.Future[Any]
 
 
 class Batcher:
@@ -38,8 +38,10 @@ class Batcher:
     `admission`).
 
     Args:
-        wait_s: How long the first item waits for others.
+        max_batch: Most items in a batch.
+        wait_s: Seconds that the first item waits for others.
         passes: Batches at once, each in a thread of its own.
+        observe: Called with the size of each batch.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Batcher:
         observe: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.max_batch, self.wait_s, self.observe = max_batch, wait_s, observe
-        self._waiting: list[_Job[Any, Any]] = []
+        self._waiting: list[_Job] = []
         self._turns = Turns()
         self._changed = asyncio.Event()
         self._closing = False
@@ -81,10 +83,10 @@ class Batcher:
         if self._scheduler is None:
             self._scheduler = asyncio.create_task(self._schedule())
         loop = asyncio.get_running_loop()
-        job: _Job[Item, Result] = _Job(key, work, item, client, loop.time(), loop.create_future())
-        self._waiting.append(job)
+        result: asyncio.Future[Result] = loop.create_future()
+        self._waiting.append(_Job(key, work, item, client, loop.time(), result))
         self._changed.set()
-        return await job.result
+        return await result
 
     async def close(self, timeout_s: float | None = None) -> bool:
         """Finish the items that wait and take no new ones.
@@ -95,14 +97,14 @@ class Batcher:
         """
         self._closing = True
         self._changed.set()
+        finished = True
         if self._scheduler is not None:
             await asyncio.wait([self._scheduler], timeout=timeout_s)
-        finished = self._scheduler is None or self._scheduler.done()
-        if not finished:
-            assert self._scheduler is not None
-            self._scheduler.cancel()
-            for job in self._waiting:
-                job.result.cancel()
+            finished = self._scheduler.done()
+            if not finished:
+                self._scheduler.cancel()
+                for job in self._waiting:
+                    job.result.cancel()
         self._threads.shutdown(wait=finished, cancel_futures=True)
         return finished
 
@@ -118,7 +120,7 @@ class Batcher:
                 await free_threads.acquire()  # first, so that items accumulate while all are busy
                 running.start_soon(self._process, await self._next_batch(), free_threads)
 
-    async def _next_batch(self) -> list[_Job[Any, Any]]:
+    async def _next_batch(self) -> list[_Job]:
         """Wait until the next batch is full or due; take it from the waiting jobs."""
         first = self._turns.first(self._waiting)
         end_s = first.arrived_s + self.wait_s
@@ -129,7 +131,7 @@ class Batcher:
             with anyio.move_on_after(left_s):
                 await self._wait_for_change()
         self._waiting = [job for job in self._waiting if not job.result.done()]
-        batch: list[_Job[Any, Any]] = []
+        batch: list[_Job] = []
         while len(batch) < self.max_batch and (
             alike := [job for job in self._waiting if job.key == first.key]
         ):
@@ -142,7 +144,7 @@ class Batcher:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _process(self, batch: list[_Job[Any, Any]], free_threads: anyio.Semaphore) -> None:
+    async def _process(self, batch: list[_Job], free_threads: anyio.Semaphore) -> None:
         """Run a batch in a thread, then free the thread."""
         try:
             if batch:
@@ -151,7 +153,7 @@ class Batcher:
         finally:
             free_threads.release()
 
-    async def _run(self, batch: list[_Job[Any, Any]]) -> None:
+    async def _run(self, batch: list[_Job]) -> None:
         """Set the results of a batch; if it fails, run its jobs one by one."""
         batch = [job for job in batch if not job.result.done()]
         if not batch:

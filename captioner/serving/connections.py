@@ -65,17 +65,15 @@ class Connections:
     ) -> None:
         self.limit = limit
         self.head_timeout_s, self.write_timeout_s = head_timeout_s, write_timeout_s
-        self._count = 0
         self._by_client: Counter[str] = Counter()
         self._waiting: dict[LimitedProtocol, None] = {}  # the longest silent first
 
     def __len__(self) -> int:
-        return self._count
+        return self._by_client.total()
 
     def add(self, connection: LimitedProtocol) -> bool:
         """Count a connection; return whether there is room for it."""
         client = connection.client_key
-        self._count += 1
         self._by_client[client] += 1
         if self._by_client[client] > client_share(self.limit):
             longest = self._longest_silent(client)
@@ -96,11 +94,7 @@ class Connections:
     def remove(self, connection: LimitedProtocol) -> None:
         """Forget a connection that has been closed."""
         self._waiting.pop(connection, None)
-        self._count -= 1
-        client = connection.client_key
-        self._by_client[client] -= 1
-        if not self._by_client[client]:
-            del self._by_client[client]
+        self._by_client -= Counter([connection.client_key])
 
     def wait_for(self, connection: LimitedProtocol) -> None:
         """Note that the server waits for this client, who has just been active."""
@@ -119,14 +113,12 @@ class LimitedProtocol(H11Protocol):
         super().__init__(*arguments, **options)
         self.limits = limits
         self.client_key = ""
-        self._counted = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client_key = client_key(self.client[0] if self.client else "")
-        self._counted = True
         if not self.limits.add(self):
             self.abort()
             return
@@ -134,9 +126,7 @@ class LimitedProtocol(H11Protocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted:
-            self._counted = False
-            self.limits.remove(self)
+        self.limits.remove(self)
         for timer in (self._head_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()

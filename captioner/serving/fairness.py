@@ -59,7 +59,7 @@ class FairSemaphore:
     """
 
     def __init__(self, places: int) -> None:
-        self._free = places
+        self._places = places
         self._client_places = max(1, places - 1)
         self._held: Counter[str] = Counter()  # places by client
         self._turns = Turns()
@@ -78,16 +78,13 @@ class FairSemaphore:
             if waiting in self._waiting:  # cancelled while it waited
                 self._waiting.remove(waiting)
             else:
-                self._free += 1
-                self._held[client] -= 1
-                if not self._held[client]:
-                    del self._held[client]
+                self._held -= Counter([client])
                 self._begin()
 
     def _begin(self) -> None:
         """Give free places to the clients whose turn it is."""
         # One whose future was cancelled removes itself.
-        while self._free and (
+        while self._held.total() < self._places and (
             ready := [
                 each
                 for each in self._waiting
@@ -96,7 +93,6 @@ class FairSemaphore:
         ):
             following = self._turns.first(ready)
             self._waiting.remove(following)
-            self._free -= 1
             self._held[following.client] += 1
             self._turns.serve(following.client)
             following.begin.set_result(None)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_fastapi_instrumentator import Instrumentator
 from prometheus_fastapi_instrumentator.metrics import Info
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 OTHER = "other"  # one label for whatever a client makes up
 METHODS = frozenset("GET HEAD POST PUT PATCH DELETE OPTIONS".split())
 

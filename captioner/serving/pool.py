@@ -12,7 +12,7 @@ import multiprocessing
 import queue
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,11 @@ from PIL import Image
 
 from captioner.data.transforms import ImageTransform
 from captioner.serving import worker
+from captioner.serving.fairness import FairSemaphore
 from captioner.serving.problems import Problem
 from captioner.types import Caption, Geometry
 
-WORKERS = 3  # processes a pool; one client has all but one of them at once
-DECODE_MEMORY_BYTES = 2 * 2**30
-DRAW_MEMORY_BYTES = 1 * 2**30
+WORKERS = 3  # processes a pool
 # A process is replaced after this many tasks, so that memory which its allocator keeps is returned.
 TASKS_PER_PROCESS = 200
 # Most tasks end sooner by themselves than a new process would start.
@@ -40,7 +39,7 @@ class WorkerTimeoutError(Exception):
 
 
 class WorkerCrashError(Exception):
-    """The process ended during the task, and so did a second one."""
+    """The process ended during the task, or its answer made no sense."""
 
 
 class WorkerPool:
@@ -48,15 +47,15 @@ class WorkerPool:
 
     Args:
         task: A key of `worker.TASKS`.
-        time_limit_s: Seconds for one call, without the time that it waits for a free process.
         memory_bytes: Memory limit of each process.
-        workers: Number of processes.
+        time_limit_s: Seconds for one call, without the time that it waits for a free process.
+        workers: Number of processes; one client has all but one of them at once.
     """
 
     def __init__(
-        self, task: str, *, time_limit_s: float, memory_bytes: int, workers: int = WORKERS
+        self, task: str, memory_bytes: int, *, time_limit_s: float, workers: int = WORKERS
     ) -> None:
-        self.task, self.time_limit_s, self.memory_bytes = task, time_limit_s, memory_bytes
+        self.task, self.memory_bytes, self.time_limit_s = task, memory_bytes, time_limit_s
         # A fork of the server itself would copy the locks of its threads in any state.
         method = "spawn" if sys.platform == "win32" else "forkserver"
         self._context: Any = multiprocessing.get_context(method)
@@ -67,6 +66,7 @@ class WorkerPool:
         self._free: queue.SimpleQueue[_WorkerProcess] = queue.SimpleQueue()
         for _ in range(workers):
             self._free.put(self._new_process())
+        self._places = FairSemaphore(workers)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=task)
 
     @property
@@ -74,7 +74,7 @@ class WorkerPool:
         """The running processes."""
         return [process.pid for process in list(self._processes)]
 
-    async def call(self, *arguments: Any) -> worker.Answer:
+    async def call(self, client: str, *arguments: Any) -> worker.Answer:
         """Run the task in a free process; a cancelled call is ended after CANCEL_GRACE_S.
 
         Returns:
@@ -82,13 +82,14 @@ class WorkerPool:
 
         Raises:
             Problem: The task refused the request.
-            WorkerTimeoutError, WorkerCrashError: The process was lost.
+            WorkerTimeoutError, WorkerCrashError: The process was lost, or two in a row.
             RuntimeError: The task failed with an exception that nobody foresaw.
         """
         call = _Call(arguments)
         loop = asyncio.get_running_loop()
         try:
-            header, parts = await loop.run_in_executor(self._threads, self._run, call)
+            async with self._places.hold(client):
+                header, parts = await loop.run_in_executor(self._threads, self._run, call)
         except asyncio.CancelledError:
             call.cancelled = True
             loop.call_later(CANCEL_GRACE_S, call.kill)
@@ -120,11 +121,11 @@ class WorkerPool:
                 except WorkerTimeoutError:
                     process = self._replace(process)
                     raise
-                except (EOFError, OSError, KeyError, TypeError, ValueError):
+                except WorkerCrashError:
                     # The process may have died before the task reached it, so try once more.
                     process = self._replace(process)
                     if last_try or call.cancelled or self._closing:
-                        raise WorkerCrashError from None
+                        raise
             raise AssertionError("unreachable")
         finally:
             self._free.put(process)
@@ -157,7 +158,7 @@ class _Call:
     def begin(self, process: _WorkerProcess) -> None:
         with self._lock:
             if self.cancelled:
-                raise WorkerCrashError
+                raise CancelledError
             self._process = process
 
     def end(self) -> None:
@@ -214,9 +215,7 @@ class _WorkerProcess:
                 self.tasks = TASKS_PER_PROCESS
             return header, [self._connection.recv_bytes() for _ in range(int(header["parts"]))]
         except (EOFError, OSError, KeyError, TypeError, ValueError):
-            if expired.is_set():
-                raise WorkerTimeoutError from None
-            raise
+            raise (WorkerTimeoutError if expired.is_set() else WorkerCrashError) from None
         finally:
             timer.cancel()
             call.end()
@@ -245,31 +244,22 @@ class DecodedImage:
     preview: Image.Image | None
 
 
-class ImageDecoder:
-    """Decodes uploaded files in processes of their own.
-
-    Args:
-        max_pixels: Limit of width x height.
-        time_limit_s: Seconds for one image.
-        memory_bytes: Memory limit of each process.
-        workers: Number of processes.
-    """
+class ImageDecoder(WorkerPool):
+    """Decodes uploaded files of at most `max_pixels` (width x height); see WorkerPool."""
 
     def __init__(
         self,
         *,
         max_pixels: int,
         time_limit_s: float,
-        memory_bytes: int = DECODE_MEMORY_BYTES,
+        memory_bytes: int = 2 * 2**30,
         workers: int = WORKERS,
     ) -> None:
+        super().__init__("decode", memory_bytes, time_limit_s=time_limit_s, workers=workers)
         self.max_pixels = max_pixels
-        self.pool = WorkerPool(
-            "decode", time_limit_s=time_limit_s, memory_bytes=memory_bytes, workers=workers
-        )
 
     async def decode(
-        self, data: bytes, transform: ImageTransform, *, preview_px: int = 0
+        self, data: bytes, transform: ImageTransform, *, preview_px: int = 0, client: str = ""
     ) -> DecodedImage:
         """Decode the bytes of a file.
 
@@ -277,14 +267,15 @@ class ImageDecoder:
             data: What was uploaded.
             transform: The model's preprocessing.
             preview_px: Longest side of the preview, or 0 for none.
+            client: Who sent it.
 
         Raises:
             Problem: 415, no photo of a known format; 422, too large, damaged or too slow.
         """
         try:
-            header, parts = await self.pool.call(data, transform, self.max_pixels, preview_px)
+            header, parts = await self.call(client, data, transform, self.max_pixels, preview_px)
         except WorkerTimeoutError:
-            limit = self.pool.time_limit_s
+            limit = self.time_limit_s
             raise Problem(
                 422, f"the photo takes more than {limit:g} s to decode; make it smaller"
             ) from None
@@ -298,32 +289,17 @@ class ImageDecoder:
             Image.frombytes("RGB", tuple(size), parts[1]) if size else None,
         )
 
-    def close(self) -> None:
-        self.pool.close()
 
-
-class Painter:
-    """Draws captions with their attention maps in processes of their own.
-
-    Args:
-        time_limit_s: Seconds for one picture.
-        memory_bytes: Memory limit of each process.
-        workers: Number of processes.
-    """
+class Painter(WorkerPool):
+    """Draws captions with their attention maps; see WorkerPool."""
 
     def __init__(
-        self,
-        *,
-        time_limit_s: float,
-        memory_bytes: int = DRAW_MEMORY_BYTES,
-        workers: int = WORKERS,
+        self, *, time_limit_s: float, memory_bytes: int = 2**30, workers: int = WORKERS
     ) -> None:
-        self.pool = WorkerPool(
-            "draw", time_limit_s=time_limit_s, memory_bytes=memory_bytes, workers=workers
-        )
+        super().__init__("draw", memory_bytes, time_limit_s=time_limit_s, workers=workers)
 
     async def draw(
-        self, form: str, image: Image.Image, caption: Caption, model: str
+        self, form: str, image: Image.Image, caption: Caption, model: str, *, client: str = ""
     ) -> tuple[bytes, str]:
         """Return a file and its media type; the arguments are those of `worker.draw`.
 
@@ -331,14 +307,11 @@ class Painter:
             Problem: 422, it does not fit in memory; 504, it takes too long.
         """
         try:
-            _, parts = await self.pool.call(form, image.size, image.tobytes(), caption, model)
+            _, parts = await self.call(client, form, image.size, image.tobytes(), caption, model)
         except WorkerTimeoutError:
             raise Problem(
                 504,
-                f"the picture was not drawn within {self.pool.time_limit_s:g} s; use a shorter "
+                f"the picture was not drawn within {self.time_limit_s:g} s; use a shorter "
                 "caption, or another format",
             ) from None
         return parts[0], MEDIA_TYPES[form]
-
-    def close(self) -> None:
-        self.pool.close()

@@ -41,7 +41,7 @@ class Problem(Exception):
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
 
-    def response(self) -> JSONResponse:
+    def document(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "type": "about:blank",  # RFC 9457, section 4.2.1: the title is the status's phrase
             "title": HTTPStatus(self.status).phrase,
@@ -50,8 +50,11 @@ class Problem(Exception):
         }
         if self.errors:
             content["errors"] = [dict(error) for error in self.errors]
+        return content
+
+    def response(self) -> JSONResponse:
         return JSONResponse(
-            content, status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
+            self.document(), status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
         )
 
 
@@ -63,37 +66,33 @@ def option_problem(name: str, detail: str) -> Problem:
 def add_problem_handlers(app: FastAPI) -> None:
     """Answer every error of the app with a problem document; an unforeseen one is a 500."""
 
-    async def problem(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, Problem)
+    @app.exception_handler(Problem)
+    async def problem(_: Request, error: Problem) -> JSONResponse:
         return error.response()
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         detail = {
             404: f"there is nothing at {request.url.path}",
             405: f"{request.url.path} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         return Problem(error.status_code, detail, headers=error.headers).response()
 
-    async def invalid_request(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
         errors = [
             {"name": ".".join(map(str, each["loc"][1:])), "detail": str(each["msg"])}
             for each in error.errors()
         ]
         return Problem(422, "the request is not as it should be", errors=errors).response()
 
-    async def client_left(_: Request, error: Exception) -> Response:
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(_: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
+    @app.exception_handler(Exception)
     async def unforeseen(_: Request, error: Exception) -> JSONResponse:
         return Problem(500, "the server made a mistake; its log says more").response()
-
-    app.add_exception_handler(Problem, problem)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(RequestValidationError, invalid_request)
-    app.add_exception_handler(ClientDisconnect, client_left)
-    app.add_exception_handler(Exception, unforeseen)
 
 
 PROBLEM_SCHEMA: dict[str, Any] = {
@@ -134,18 +133,13 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what an OpenAPI operation says of these statuses."""
     responses: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        title = HTTPStatus(status).phrase
-        example = {
-            "type": "about:blank",
-            "title": title,
-            "status": status,
-            "detail": _EXAMPLES[status],
-        }
+        problem = Problem(status, _EXAMPLES[status])
+        example = problem.document()
         responses[status] = {
-            "description": title,
+            "description": example["title"],
             "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA, "example": example}},
         }
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        if "Retry-After" in problem.headers:
             responses[status]["headers"] = {
                 "Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}
             }

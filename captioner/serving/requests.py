@@ -7,6 +7,7 @@ no raw body on the same route. The parser, the UploadFile and the models of the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
@@ -66,12 +67,10 @@ def validate_options(kind: type[Options], options: list[tuple[str, str]]) -> Opt
     Raises:
         Problem: 422, naming every option that cannot be used.
     """
-    names: set[str] = set()
-    repeated: set[str] = set()
-    for name, _ in options:
-        (repeated if name in names else names).add(name)
+    counts = Counter(name for name, _ in options)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
-        errors = [{"name": name, "detail": "is given twice"} for name in sorted(repeated)]
+        errors = [{"name": name, "detail": "is given twice"} for name in repeated]
         raise Problem(422, f"{errors[0]['name']} is given twice", errors=errors)
     try:
         return kind.model_validate(dict(options))
@@ -154,12 +153,10 @@ def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str
             "required": name in required,
             "description": each.get("description", ""),
             "schema": _without_null(each),
+            **({"example": example[name]} if name in example else {}),
         }
         for name, each in properties.items()
     ]
-    for parameter in parameters:
-        if parameter["name"] in example:
-            parameter["example"] = example[parameter["name"]]
     image = {"type": "string", "format": "binary", "description": "the bytes of a photo's file"}
     form = {
         "type": "object",

@@ -6,7 +6,6 @@ import hmac
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -122,14 +121,8 @@ class CheckOrigin:
         if site is not None:
             link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
             return site in ("same-origin", "none") or link
-        return origin is None or _host(origin) == headers.get("host", "").lower()
-
-
-def _host(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
+        host = headers.get("host", "").lower()
+        return origin is None or origin.lower().partition("://")[2] == host
 
 
 class AddSecurityHeaders:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from captioner.captioner import Captioner
 from captioner.serving.admission import Admission
 from captioner.serving.batching import Batcher
-from captioner.serving.fairness import FairSemaphore
 from captioner.serving.metrics import Metrics
-from captioner.serving.pool import WORKERS, DecodedImage, ImageDecoder, Painter
+from captioner.serving.pool import DecodedImage, ImageDecoder, Painter
 from captioner.serving.problems import option_problem
 from captioner.serving.schemas import (
     MAX_CAPTION_WORDS,
@@ -25,6 +23,10 @@ from captioner.serving.schemas import (
 from captioner.types import Caption
 
 PREVIEW_PX = 1280  # longest side of the image in pictures
+MAX_HELD_BYTES = 500 * 10**6  # of all bodies in memory, or two of the largest size
+DECODE_S = 10.0  # for one image
+DRAW_S = 15.0  # for one picture
+CLOSE_TIMEOUT_S = 5.0  # for models that still run when the server ends
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,14 @@ class Limits:
         max_bytes: Size of a request's body.
         max_pixels: Width x height of an image.
         max_requests: Complete requests that wait or are processed at once.
-        max_held_bytes: Size of all bodies in memory (at least two bodies of `max_bytes`).
         deadline_s: Seconds for a body to arrive, and again for the answer.
-        decode_s: Seconds to decode an image.
-        draw_s: Seconds to draw a picture.
-        max_batch, wait_s, passes: See Batcher.
+        passes: Batches at once; see Batcher.
     """
 
     max_bytes: int = 20 * 10**6
     max_pixels: int = 50 * 10**6
     max_requests: int = 128
-    max_held_bytes: int = 500 * 10**6
     deadline_s: float = 30.0
-    decode_s: float = 10.0
-    draw_s: float = 15.0
-    max_batch: int = 16
-    wait_s: float = 0.010
     passes: int = 1
 
 
@@ -71,7 +65,7 @@ class Service:
 
     def __init__(self, models: Mapping[str, Captioner], limits: Limits) -> None:
         self.models, self.limits = dict(models), limits
-        held_bytes = max(limits.max_held_bytes, 2 * limits.max_bytes)
+        held_bytes = max(MAX_HELD_BYTES, 2 * limits.max_bytes)
         self.admission = Admission(limits.max_requests, held_bytes)
         self.metrics = Metrics(lambda: self.admission.in_progress)
         self.ready = False
@@ -79,27 +73,18 @@ class Service:
 
     def start(self) -> None:
         """Start the processes that decode and draw; takes a second or two."""
-        self._decoder = ImageDecoder(
-            max_pixels=self.limits.max_pixels, time_limit_s=self.limits.decode_s
-        )
-        self._painter = Painter(time_limit_s=self.limits.draw_s)
-        self._decoding, self._drawing = FairSemaphore(WORKERS), FairSemaphore(WORKERS)
-        self._batcher = Batcher(
-            max_batch=self.limits.max_batch,
-            wait_s=self.limits.wait_s,
-            passes=self.limits.passes,
-            observe=self.metrics.batch_sizes.observe,
-        )
+        self._decoder = ImageDecoder(max_pixels=self.limits.max_pixels, time_limit_s=DECODE_S)
+        self._painter = Painter(time_limit_s=DRAW_S)
+        self._batcher = Batcher(passes=self.limits.passes, observe=self.metrics.batch_sizes.observe)
         self.ready = True
 
-    async def close(self, timeout_s: float | None = None) -> None:
+    async def close(self) -> None:
         """Finish what waits for a model, and end the processes.
 
-        Args:
-            timeout_s: After this time, `abandoned` becomes true and a thread may still be running.
+        After CLOSE_TIMEOUT_S, `abandoned` becomes true and a thread may still be running.
         """
         self.ready = False
-        self.abandoned = not await self._batcher.close(timeout_s)
+        self.abandoned = not await self._batcher.close(CLOSE_TIMEOUT_S)
         await asyncio.to_thread(self._painter.close)
         await asyncio.to_thread(self._decoder.close)
 
@@ -115,7 +100,7 @@ class Service:
         beam_size = options.beam_size or captioner.config.decoding.beam_size
         if options.num_captions > beam_size:
             raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
-        image = await self._decode(data, captioner, client)
+        image = await self._decoder.decode(data, captioner.transform, client=client)
 
         def convert(captions: list[Caption]) -> list[dict[str, Any]]:
             return [caption.to_dict(maps=options.maps) for caption in captions]
@@ -132,7 +117,7 @@ class Service:
         """
         name, captioner = self._model(options)
         words = _check_words(captioner, options.caption)
-        image = await self._decode(data, captioner, client)
+        image = await self._decoder.decode(data, captioner.transform, client=client)
         caption = await self._score(name, options.caption, options, image, client)
         return {
             "model": name,
@@ -152,7 +137,9 @@ class Service:
         name, captioner = self._model(options)
         if options.caption is not None:
             _check_words(captioner, options.caption)
-        image = await self._decode(data, captioner, client, preview_px=PREVIEW_PX)
+        image = await self._decoder.decode(
+            data, captioner.transform, preview_px=PREVIEW_PX, client=client
+        )
         if options.caption is not None:
             caption = await self._score(name, options.caption, options, image, client)
         else:
@@ -160,8 +147,7 @@ class Service:
             request = _CaptionRequest(image, 1, lambda captions: captions[0])
             caption = await self._caption(name, beam_size, options, request, client)
         assert image.preview is not None
-        async with self._drawing.hold(client):
-            return await self._painter.draw(options.format, image.preview, caption, name)
+        return await self._painter.draw(options.format, image.preview, caption, name, client=client)
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
         """Return the name and the captioner of the model that the options choose."""
@@ -175,12 +161,6 @@ class Service:
             raise option_problem("at_test", detail)
         return name, captioner
 
-    async def _decode(
-        self, data: bytes, captioner: Captioner, client: str, *, preview_px: int = 0
-    ) -> DecodedImage:
-        async with self._decoding.hold(client):
-            return await self._decoder.decode(data, captioner.transform, preview_px=preview_px)
-
     async def _caption(
         self,
         name: str,
@@ -190,11 +170,20 @@ class Service:
         client: str,
     ) -> Any:
         """Caption an image in a batch with others of the same model and settings."""
+
+        def caption_images(requests: Sequence[_CaptionRequest]) -> list[Any]:
+            images = [(each.image.pixels, each.image.geometry) for each in requests]
+            most = max(each.count for each in requests)
+            n_best = self.models[name].n_best(
+                images, most, beam_size=beam_size, at_test=options.at_test
+            )
+            return [
+                each.convert(captions[: each.count])
+                for each, captions in zip(requests, n_best, strict=True)
+            ]
+
         key = ("caption", name, beam_size, options.at_test)
-        work = partial(
-            _caption_images, self.models[name], beam_size=beam_size, at_test=options.at_test
-        )
-        return await self._batcher.submit(key, work, request, client=client)
+        return await self._batcher.submit(key, caption_images, request, client=client)
 
     async def _score(
         self, name: str, text: str, options: ImageOptions, image: DecodedImage, client: str
@@ -207,18 +196,6 @@ class Service:
 
         # Each alone: scoring gains nothing from a batch, and others need not wait for all of it.
         return await self._batcher.submit(object(), score_image, image, client=client)
-
-
-def _caption_images(
-    captioner: Captioner, requests: Sequence[_CaptionRequest], **search: Any
-) -> list[Any]:
-    """Caption the images of several requests; return the answer to each."""
-    images = [(request.image.pixels, request.image.geometry) for request in requests]
-    n_best = captioner.n_best(images, max(request.count for request in requests), **search)
-    return [
-        request.convert(captions[: request.count])
-        for request, captions in zip(requests, n_best, strict=True)
-    ]
 
 
 def _check_words(captioner: Captioner, text: str) -> list[str]:

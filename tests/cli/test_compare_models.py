@@ -119,7 +119,7 @@ def test_hard_attention_follows_at_test(
         (["--at-test", "sample"], "needs a model with hard attention"),
         (["--paths", "3", "--output", "out"], "needs a model with hard attention"),
         (["--paths", "3"], "needs --output"),
-        (["--paths", "0"], "not a whole number from 1 up"),
+        (["--paths", "0"], "not a whole number from 1 to 1000"),
         (["--head", "2"], "there is no head 2: this model has 1 attention layer of 1 head"),
         (["--layer", "2"], "there is no layer 2: this model has 1 attention layer"),
         (["--at-test", "guess"], "invalid choice"),

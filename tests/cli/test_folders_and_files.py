@@ -23,7 +23,7 @@ from programs import ProgramResult, Programs
 from captioner.cli.alt_text import Page, alt_text, table, xmp
 from captioner.cli.caption import main
 from captioner.cli.journal import Journal, read_journal
-from captioner.cli.lines import json_line, text_lines
+from captioner.cli.output import json_line, text_lines
 from captioner.cli.photos import Skipped, photos_in
 from captioner.data import heif
 from captioner.data.transforms import open_image

@@ -19,8 +19,7 @@ from programs import REPOSITORY, Programs
 
 from captioner import __version__
 from captioner.__main__ import main
-from captioner.cli import run_command
-from captioner.cli.commands import COMMANDS
+from captioner.cli import COMMANDS, run_command
 from captioner.errors import CheckpointError
 from captioner.log import printable
 

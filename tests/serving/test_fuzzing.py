@@ -52,7 +52,7 @@ async def outcomes_of(decoder: ImageDecoder, files: Iterable[bytes]) -> Counter[
 
     await asyncio.gather(*map(decode, files))
     if sys.platform == "linux":
-        memory = max(resident_mb(pid) for pid in decoder.pool.process_ids)
+        memory = max(resident_mb(pid) for pid in decoder.process_ids)
         print(dict(outcomes), f"memory of a process: {memory:.0f} MB")
         assert memory < 1000
     return outcomes

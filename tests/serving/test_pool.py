@@ -117,7 +117,7 @@ def test_a_bomb_is_refused_by_its_header(decoder: ImageDecoder, side: int) -> No
 
 def kill(decoder: ImageDecoder, number: int = signal.SIGKILL) -> None:
     """Send a signal to every process of the decoder, as a segmentation fault would."""
-    for pid in decoder.pool.process_ids:
+    for pid in decoder.process_ids:
         os.kill(pid, number)
 
 
@@ -125,12 +125,12 @@ def test_a_process_found_dead_costs_nobody_a_request(
     decoder: ImageDecoder, drawn_photos: Path
 ) -> None:
     photo = (drawn_photos / "01.jpg").read_bytes()
-    before = decoder.pool.process_ids
+    before = decoder.process_ids
     for _ in range(3):  # at once: the process may die before or while it is given the image
         kill(decoder)
         assert decode(decoder, photo).pixels.shape == (3, 64, 96)
-    assert len(decoder.pool.process_ids) == len(before)
-    assert set(decoder.pool.process_ids).isdisjoint(before)
+    assert len(decoder.process_ids) == len(before)
+    assert set(decoder.process_ids).isdisjoint(before)
 
 
 def test_a_file_that_crashes_two_processes_is_called_damaged(drawn_photos: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_file_that_crashes_two_processes_is_called_damaged(drawn_photos: Path)
 
     def crash() -> None:  # every process that is started while the first image is decoded
         while not stop.is_set():
-            for pid in decoder.pool.process_ids:
+            for pid in decoder.process_ids:
                 if pid not in lost:
                     lost.add(pid)
                     os.kill(pid, signal.SIGKILL)
@@ -171,7 +171,7 @@ def test_a_decoder_that_hangs_is_ended_and_replaced(drawn_photos: Path) -> None:
         kill(decoder, signal.SIGSTOP)
         big = photo + b"\0" * 5_000_000  # more than a pipe holds: it hangs while it is sent
         assert refused(decoder, big)[0] == 422
-        decoder.pool.time_limit_s = 20
+        decoder.time_limit_s = 20
         assert decode(decoder, photo).pixels.shape == (3, 64, 96)
     finally:
         decoder.close()
@@ -184,12 +184,12 @@ def test_a_long_task_makes_way_for_others_and_its_process_is_replaced() -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         draw(painter, "png", words=2)
-        (slow,) = painter.pool.process_ids
+        (slow,) = painter.process_ids
         assert os.getpriority(os.PRIO_PROCESS, slow) == own
         draw(painter, "gif", words=LONG)
         assert os.getpriority(os.PRIO_PROCESS, slow) == own + worker.LOW_PRIORITY
         draw(painter, "png", words=2)
-        (fresh,) = painter.pool.process_ids
+        (fresh,) = painter.process_ids
         assert fresh != slow
         assert os.getpriority(os.PRIO_PROCESS, fresh) == own
     finally:
@@ -230,7 +230,9 @@ def test_many_at_once_are_not_mixed_up(drawn_photos: Path) -> None:
     files = [(drawn_photos / f"{n:02d}.jpg").read_bytes() for n in range(6)] * 4
 
     async def all_of_them() -> list[DecodedImage]:
-        return await asyncio.gather(*(decoder.decode(data, TRANSFORM) for data in files))
+        return await asyncio.gather(
+            *(decoder.decode(data, TRANSFORM, client=str(n)) for n, data in enumerate(files))
+        )
 
     try:
         for data, photo in zip(files, asyncio.run(all_of_them()), strict=True):
@@ -289,7 +291,7 @@ def test_drawing_is_limited_in_time(drawn_photos: Path) -> None:
             draw(painter, "gif", 500)
         assert problem.value.status == 504
         assert time.monotonic() - began < 20
-        painter.pool.time_limit_s = 60
+        painter.time_limit_s = 60
         assert draw(painter, "html", 2)[1] == "text/html"
     finally:
         painter.close()
