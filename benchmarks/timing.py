@@ -9,7 +9,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,7 +25,6 @@ class Timing:
     median_s: float
     least_s: float
     most_s: float
-    rounds: int
 
 
 @dataclass
@@ -48,7 +47,7 @@ def _shown(value: object) -> str:
         return "not measured"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def in_turns(
@@ -74,7 +73,7 @@ def in_turns(
         if isinstance(call, Apart):
             call.close()
     return {
-        name: Timing(statistics.median(each), min(each), max(each), rounds)
+        name: Timing(statistics.median(each), min(each), max(each))
         for name, each in seconds.items()
     }
 
@@ -139,14 +138,6 @@ def matrix_rate(
     return 2 * products * rows * inner * columns / timing.median_s
 
 
-def memory_rate(*, device: torch.device, mebibytes: int = 256) -> float:
-    """Bytes a second of a copy, read and written."""
-    source = torch.zeros(mebibytes << 18, device=device)
-    target = torch.empty_like(source)
-    timing = in_turns({"copy": lambda: target.copy_(source)}, device=device)["copy"]
-    return 2 * source.numel() * 4 / timing.median_s
-
-
 def peak_memory_mib(device: torch.device) -> float:
     """Most memory that the process has had: in RAM, or on a GPU since this was last asked."""
     if device.type == "cuda":
@@ -171,10 +162,3 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def as_json(value: object) -> object:
-    """For json.dumps: timings as their fields."""
-    if isinstance(value, Timing):
-        return asdict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
