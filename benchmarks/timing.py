@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import platform
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -145,6 +147,16 @@ def peak_memory_mib(device: torch.device) -> float:
         torch.cuda.reset_peak_memory_stats(device)
         return peak
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that it has started and that still run (Linux)."""
+    found = [pid]
+    for process in found:  # which grows
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{process}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def machine(device: torch.device) -> dict[str, Any]:

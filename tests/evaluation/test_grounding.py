@@ -28,8 +28,6 @@ from captioner.types import Caption, Geometry
 
 WIDTH, HEIGHT = 80, 60
 KEY = (0, 7)  # of the first file, the image of this number
-OTHERS = ("correctness_uniform", "correctness_centre", "correctness_others", "hit", "hit_uniform")
-OTHERS += ("hit_centre", "hit_others")
 
 
 def instances(tmp_path: Path, boxes: dict[str, list[float]]) -> Path:
@@ -100,14 +98,18 @@ def test_a_word_is_grounded_by_the_attention_on_its_object(tmp_path: Path) -> No
     words = ["a", "dog", "cat", "puppy"]
     found = list(ground(caption(words, maps, GEOMETRIES[0]), KEY, objects))
     assert [(word.word, word.category) for word in found] == [("dog", "dog"), ("puppy", "dog")]
-    assert found[0].correctness == pytest.approx(0.75)
-    assert found[0].correctness_uniform == found[1].correctness == pytest.approx(1 / 8)
-    assert found[0].correctness_centre > 1 / 8
-    assert found[0].hit == 1
+    assert found[0].figures["correctness"] == pytest.approx(0.75)
+    assert (
+        found[0].figures["correctness_uniform"]
+        == found[1].figures["correctness"]
+        == pytest.approx(1 / 8)
+    )
+    assert found[0].figures["correctness_centre"] > 1 / 8
+    assert found[0].figures["hit"] == 1
     # Three cells: its own, the one to the left, whose centre (30, 15) is 10 px away; the one to
     # the right, at (70, 15), too; below, at (50, 45), 15 px and half a pixel.
-    assert found[0].hit_uniform == pytest.approx(3 / 8)
-    assert found[0].hit_centre == 1  # (40, 30) touches its corner
+    assert found[0].figures["hit_uniform"] == pytest.approx(3 / 8)
+    assert found[0].figures["hit_centre"] == 1  # (40, 30) touches its corner
 
 
 def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:
@@ -130,7 +132,9 @@ def test_boxes_and_outlines_differ(tmp_path: Path) -> None:
     boxed = list(
         ground(caption(["dog"], np.ones((1, 2, 4)), GEOMETRIES[0]), KEY, objects, boxes=True)
     )
-    assert (words[0].correctness, boxed[0].correctness) == pytest.approx((1 / 8, 1 / 4))
+    assert (words[0].figures["correctness"], boxed[0].figures["correctness"]) == pytest.approx(
+        (1 / 8, 1 / 4)
+    )
 
 
 def test_an_object_without_an_outline_is_its_box(tmp_path: Path) -> None:
@@ -201,9 +205,7 @@ def test_a_photo_of_another_size_than_its_annotations_is_grounded_alike(
     scaled = next(
         ground(caption(["dog"], maps, Geometry(width, height, 0, 0, width, height)), KEY, objects)
     )
-    for name, value in vars(whole).items():
-        if isinstance(value, float):
-            assert getattr(scaled, name) == pytest.approx(value), name
+    assert scaled.figures == pytest.approx(whole.figures)
 
 
 def test_attention_on_the_bars_of_a_letterbox_does_not_count(tmp_path: Path) -> None:
@@ -216,8 +218,8 @@ def test_attention_on_the_bars_of_a_letterbox_does_not_count(tmp_path: Path) -> 
     partly, outside = ground(caption(["dog", "dog"], maps, geometry), KEY, objects)
     for name in ("correctness", "hit"):
         for kind in ("", "_uniform", "_centre"):
-            assert getattr(partly, name + kind) == pytest.approx(1)
-    assert outside.correctness == 0
+            assert partly.figures[name + kind] == pytest.approx(1)
+    assert outside.figures["correctness"] == 0
 
 
 def test_two_words_can_name_one_thing() -> None:
@@ -278,13 +280,15 @@ def test_the_other_words_of_the_caption_are_a_control(tmp_path: Path) -> None:
     maps[1, 0, 2] = 1.0  # "dog": on it too
     maps[2, 1, 0] = 1.0  # "sleeps": not
     (word,) = ground(caption(["a", "dog", "sleeps"], maps, GEOMETRIES[0]), KEY, objects)
-    assert (word.correctness, word.correctness_others) == pytest.approx((1.0, 0.5))
+    assert (word.figures["correctness"], word.figures["correctness_others"]) == pytest.approx(
+        (1.0, 0.5)
+    )
     found = summary([word])
     assert found["correctness_gain"] == pytest.approx(0.5)
     assert found["intervals"]["correctness_gain"] == pytest.approx((0.5, 0.5))
     (alone,) = ground(caption(["dog"], maps[:1], GEOMETRIES[0]), KEY, objects)
-    assert alone.correctness_others == alone.correctness_uniform
-    assert alone.hit_others == alone.hit_uniform
+    assert alone.figures["correctness_others"] == alone.figures["correctness_uniform"]
+    assert alone.figures["hit_others"] == alone.figures["hit_uniform"]
 
 
 def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
@@ -323,9 +327,11 @@ def test_summaries_are_means_over_words(tmp_path: Path) -> None:
     words = list(ground(caption(["man", "dog", "puppy"], maps, GEOMETRIES[0]), KEY, objects))
     found = summary(words)
     assert found["num_words"] == 3
-    assert found["correctness"] == pytest.approx(np.mean([word.correctness for word in words]))
+    assert found["correctness"] == pytest.approx(
+        np.mean([word.figures["correctness"] for word in words])
+    )
     assert list(found["by_category"]) == ["dog", "person"]
-    assert found["by_category"]["person"]["hit"] == words[0].hit
+    assert found["by_category"]["person"]["hit"] == words[0].figures["hit"]
     for name in ("correctness", "hit_centre"):
         low, high = found["intervals"][name]
         assert low == high == pytest.approx(found[name]), "one photo is drawn again and again"
@@ -334,7 +340,7 @@ def test_summaries_are_means_over_words(tmp_path: Path) -> None:
 
 def test_intervals_draw_photos_and_not_words() -> None:
     words = [
-        GroundedWord(photo, "dog", "dog", correctness=float(photo), **dict.fromkeys(OTHERS, 0.5))
+        GroundedWord(photo, "dog", "dog", {"correctness": float(photo)})
         for photo in (0, 1)
         for _ in range(1 + 3 * photo)
     ]
