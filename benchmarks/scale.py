@@ -16,37 +16,27 @@ import random
 import statistics
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SIMULATIONS = 20
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the simulation knows. Times in seconds.
-
-    Attributes:
-        machines, cores: Their number, and of each the workers.
-        photo_s: Of one worker for a photo.
-        start_s: Of a worker until its first shard.
-        fail_every_s: Mean time between failures of one machine.
-        replace_s: From a failure until a new machine is there.
-        kill_every_s: Mean time between failures of the run itself.
-        plan_s, verify_s: For a photo, by the run alone, before any work.
-    """
+    """What the simulation knows; times in seconds."""
 
     machines: int
-    cores: int
-    photo_s: float
-    start_s: float
-    fail_every_s: float
-    replace_s: float
-    kill_every_s: float
-    plan_s: float
-    verify_s: float
+    cores: int  # workers of a machine
+    photo_s: float  # of one worker for a photo
+    start_s: float  # of a worker until its first shard
+    fail_every_s: float  # mean time between failures of one machine
+    replace_s: float  # from a failure until a new machine is there
+    kill_every_s: float  # mean time between failures of the run itself
+    plan_s: float  # for a photo, by the run alone, before any work
+    verify_s: float  # the same, of what is done
 
 
-@dataclass
-class Result:
+class Result(NamedTuple):
     """Of a simulated collection."""
 
     hours: float
@@ -148,10 +138,7 @@ def main() -> int:
             verify_s=arguments.verify,
         )
         results = [simulate(cluster, photos, shard_size, seed) for seed in range(SIMULATIONS)]
-        hours, failed, restarts, lost_hours = (
-            statistics.fmean(values)
-            for values in zip(*(vars(result).values() for result in results), strict=True)
-        )
+        hours, failed, restarts, lost_hours = map(statistics.fmean, zip(*results, strict=True))
         work = photos * cluster.photo_s / 3600
         failures = f"{failed:.1f}, of the run {restarts:.1f}"
         lost = f"{lost_hours:,.1f} core hours, {lost_hours / work:.2%}"

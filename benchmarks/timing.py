@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 ROUNDS = 5
+K = TypeVar("K")  # names a call
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,16 @@ def _shown(value: object) -> str:
 
 
 def in_turns(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[K, Callable[[], object]],
     *,
     device: torch.device | None = None,
     rounds: int = ROUNDS,
-) -> dict[str, Timing]:
+) -> dict[K, Timing]:
     """Time each call once a round, after one to warm up: what slows one round slows all of it.
 
     Processes apart end with it.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[K, list[float]] = {name: [] for name in calls}
     for round_ in range(rounds + 1):
         for name, call in calls.items():
             _wait(device)

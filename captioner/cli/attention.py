@@ -65,7 +65,7 @@ def settings(images: Sequence[CaptionedImage], arguments: argparse.Namespace) ->
 
     objects = None
     if arguments.objects:
-        objects = Objects.read(*arguments.objects)
+        objects = Objects(*arguments.objects)
         files = ", ".join(map(str, arguments.objects))
         verb = "knows" if len(arguments.objects) == 1 else "know"
         known = object_keys(objects, images)

@@ -225,10 +225,9 @@ def area_under_curve(confidence: np.ndarray, right: np.ndarray) -> float | None:
     """
     if right.all() or not right.any():
         return None
-    _, inverse, counts = np.unique(confidence, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # mean rank of ties, from 1
-    positive, negative = int(right.sum()), int((~right).sum())
-    return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    wrong = np.sort(confidence[~right])
+    less, not_more = (np.searchsorted(wrong, confidence[right], side) for side in ("left", "right"))
+    return float((less + not_more).mean() / 2 / len(wrong))
 
 
 def write_calibrator(folder: Path, calibrator: Calibrator) -> None:

@@ -235,15 +235,14 @@ def score_results(
     if captioner.calibrator is not None:
         further["calibration"] = _calibration(captioner, images, captions, scores.per_image)
     return results_of(
-        metrics=scores.metrics,
-        captions=texts,
+        scores,
+        texts,
         signature={
             **scores.signature,
             **search_signature(captioner, beam_size, at_test),
             **(signature or {}),
             "photos": digest_of(names, references),
         },
-        scores=scores,
         names=names,
         intervals=bootstrap_intervals(per_image),
         statistics=corpus_statistics(list(texts.values()), training_captions),

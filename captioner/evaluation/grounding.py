@@ -134,8 +134,7 @@ def _overlaps(
     edges = (np.arange(pixels + 1) * (image_px / pixels) - start_px) * (cells / length_px)
     low = np.maximum(edges[:-1], np.arange(cells)[:, None])
     high = np.minimum(edges[1:], np.arange(cells)[:, None] + 1)
-    overlaps: np.ndarray = np.maximum(high - low, 0.0)
-    return overlaps
+    return np.maximum(high - low, 0.0)
 
 
 def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> np.ndarray:

@@ -14,31 +14,24 @@ from captioner.visualization.files import (
     sheet_name,
     word_names,
 )
-from captioner.visualization.heat import attention_heat
 from captioner.visualization.matrix import alignment_matrix, vector_matrix
 from captioner.visualization.notebook import save_caption
-from captioner.visualization.overlay import outline_cell, overlay, word_overlay
+from captioner.visualization.overlay import overlay
 from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
 from captioner.visualization.report import ReportedImage, report_page
 from captioner.visualization.sheet import (
     attention_sheet,
     comparison_sheet,
     vector_comparison,
-    vector_sheet,
 )
-from captioner.visualization.style import COLOUR_MAPS, STYLES, ColourMap, OverlayStyle, StyleName
+from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
 
 __all__ = [
-    "COLOUR_MAPS",
-    "STYLES",
-    "ColourMap",
     "Entry",
     "OverlayStyle",
     "ReportedImage",
-    "StyleName",
     "alignment_matrix",
-    "attention_heat",
     "attention_sheet",
     "caption_arrays",
     "caption_from_arrays",
@@ -51,7 +44,6 @@ __all__ = [
     "is_picture_of",
     "jpeg",
     "matrix_name",
-    "outline_cell",
     "output_names",
     "overlay",
     "report_page",
@@ -62,9 +54,7 @@ __all__ = [
     "shrunk",
     "vector_comparison",
     "vector_matrix",
-    "vector_sheet",
     "viewer_script",
     "word_images",
     "word_names",
-    "word_overlay",
 ]

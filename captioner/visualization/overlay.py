@@ -120,21 +120,17 @@ def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
 
     On a photo with bright and dark parts, brightness alone does not show where the maximum is.
     """
-    left, top, right, bottom = _scaled(
-        _box_px(caption, int(caption.maps[index].argmax())), image, caption
-    )
+    most = int(caption.maps[index].argmax())
+    left, top, right, bottom = map(round, _box_px(caption, most, image.size))
     line, rim = _line_px(image, caption)
     wide, high = (max(line, int(0.3 * side + 0.5)) for side in (right - left, bottom - top))
     draw = ImageDraw.Draw(image)
     for colour, grown in (("black", rim), ("white", 0)):
-        for x in (left, right - wide):
-            for y in (top, bottom - line):
-                box = (x - grown, y - grown, x + wide + grown - 1, y + line + grown - 1)
-                draw.rectangle(box, fill=colour)
-        for x in (left, right - line):
-            for y in (top, bottom - high):
-                box = (x - grown, y - grown, x + line + grown - 1, y + high + grown - 1)
-                draw.rectangle(box, fill=colour)
+        for width, height in ((wide, line), (line, high)):
+            for x in (left, right - width):
+                for y in (top, bottom - height):
+                    box = (x - grown, y - grown, x + width + grown - 1, y + height + grown - 1)
+                    draw.rectangle(box, fill=colour)
 
 
 def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
@@ -148,7 +144,7 @@ def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
     line, rim = _line_px(image, caption)
     draw = ImageDraw.Draw(image)
     for cell in np.unique(caption.cells[index]).tolist():
-        left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
+        left, top, right, bottom = map(round, _box_px(caption, cell, image.size))
         right, bottom = max(left, right - 1), max(top, bottom - 1)
         # White between black lines shows on every colour.
         box = (left - rim, top - rim, right + rim, bottom + rim)
@@ -189,7 +185,7 @@ def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
     casing = max(1, round(unit / 2))
 
     def centre(cell: int) -> tuple[float, float]:
-        left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
+        left, top, right, bottom = map(round, _box_px(caption, cell, image.size))
         return (left + right) / 2, (top + bottom) / 2
 
     def disc(cell: int, radius: float, **colours: str) -> None:
@@ -224,8 +220,8 @@ def cell_is_visible(caption: Caption, index: int) -> bool:
     """
     if caption.cells is None:
         raise ValueError("the caption has no sampled cells: its attention is soft")
-    width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
-    boxes = [_box_px(caption, cell) for cell in np.atleast_1d(caption.cells[index]).tolist()]
+    width, height = size = (caption.geometry.photo_width_px, caption.geometry.photo_height_px)
+    boxes = [_box_px(caption, cell, size) for cell in np.atleast_1d(caption.cells[index]).tolist()]
     return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
 
 
@@ -236,11 +232,8 @@ def _line_unit(image: Image.Image, caption: Caption) -> float:
     of an elongated photo are narrow, and a wider line would fill them.
     """
     rows, columns = caption.maps.shape[-2:]
-    geometry = caption.geometry
-    cell_px = min(
-        geometry.width_px / columns * image.width / geometry.photo_width_px,
-        geometry.height_px / rows * image.height / geometry.photo_height_px,
-    )
+    geometry = caption.geometry.scaled(*image.size)
+    cell_px = min(geometry.width_px / columns, geometry.height_px / rows)
     return min(max(image.size) / LINES_IN_PICTURE, cell_px / LINES_IN_CELL)
 
 
@@ -250,21 +243,13 @@ def _line_px(image: Image.Image, caption: Caption) -> tuple[int, int]:
     return line, max(1, line // RIMS_IN_LINE)
 
 
-def _box_px(caption: Caption, cell: int) -> tuple[float, float, float, float]:
-    """Return the box (x0, y0, x1, y1) of a cell, by its index, in pixels of the image."""
+def _box_px(
+    caption: Caption, cell: int, size: tuple[int, int]
+) -> tuple[float, float, float, float]:
+    """Return the box (x0, y0, x1, y1) of a cell, by its index, in a drawing of this size."""
     rows, columns = caption.maps.shape[-2:]
     row, column = np.unravel_index(cell, (rows, columns))
-    return caption.geometry.cell_box_px(int(row), int(column), rows, columns)
-
-
-def _scaled(
-    box_px: tuple[float, float, float, float], image: Image.Image, caption: Caption
-) -> tuple[int, int, int, int]:
-    """Return a box of the original image in pixels of a drawing of it."""
-    x_scale = image.width / caption.geometry.photo_width_px
-    y_scale = image.height / caption.geometry.photo_height_px
-    x0, y0, x1, y1 = box_px
-    return round(x0 * x_scale), round(y0 * y_scale), round(x1 * x_scale), round(y1 * y_scale)
+    return caption.geometry.scaled(*size).cell_box_px(int(row), int(column), rows, columns)
 
 
 def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from PIL import Image
 
 from captioner.visualization.page import document, explorable, viewer_content
 from captioner.visualization.style import OverlayStyle
+from captioner.visualization.vector import figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,12 +92,7 @@ def report_page(
         sections.append("</div>")
     signature = [[name, str(value)] for name, value in results["signature"].items()]
     sections += ["<h2>How this was computed</h2>", _table(["", ""], signature), "</main>"]
-    return document(
-        title=title,
-        body="\n".join(sections),
-        css=_CSS,
-        with_viewer=True,
-    )
+    return document(title=title, body="\n".join(sections), css=_CSS, with_viewer=True)
 
 
 def _scores(results: Mapping[str, Any]) -> str:
@@ -221,9 +216,7 @@ def _axes(label: str) -> Axes:
 
 def _picture(axes: Axes, alt: str) -> str:
     """Return a plot as an image of SVG: styles inside an image pass the page's security policy."""
-    file = io.BytesIO()
     figure = axes.get_figure(root=True)
     assert figure is not None
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    content = base64.b64encode(file.getvalue()).decode()
+    content = base64.b64encode(figure_bytes(figure, "svg", title=alt)).decode()
     return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{content}">'

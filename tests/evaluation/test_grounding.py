@@ -91,7 +91,7 @@ def test_coverage_is_that_of_a_loop_over_fine_points(geometry: Geometry) -> None
 
 def test_a_word_is_grounded_by_the_attention_on_its_object(tmp_path: Path) -> None:
     # The dog's outline is x 40 to 60, y 0 to 30: cells 2 of 4 in the upper of two rows.
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.zeros((4, 2, 4), np.float32)
     maps[1, 0, 2], maps[1, 1, 0] = 0.75, 0.25  # "dog": three quarters on it
     maps[2], maps[3], maps[0] = 1 / 8, 1 / 8, 1 / 8
@@ -113,7 +113,7 @@ def test_a_word_is_grounded_by_the_attention_on_its_object(tmp_path: Path) -> No
 
 
 def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.random.default_rng(1).random((1, 2, 4)).astype(np.float32)
     plain = next(ground(caption(["dog"], maps, GEOMETRIES[0]), KEY, objects))
     mirrored = next(ground(caption(["dog"], maps[:, :, ::-1], GEOMETRIES[1]), KEY, objects))
@@ -121,7 +121,7 @@ def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:
 
 
 def test_boxes_and_outlines_differ(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     outline, box = objects.mask(KEY, "dog"), objects.mask(KEY, "dog", boxes=True)
     assert outline is not None
     assert box is not None
@@ -143,7 +143,7 @@ def test_an_object_without_an_outline_is_its_box(tmp_path: Path) -> None:
     content["annotations"][0]["segmentation"] = []
     del content["annotations"][1]["segmentation"]
     path.write_text(json.dumps(content))
-    objects = Objects.read(path)
+    objects = Objects(path)
     dog, cat = objects.mask(KEY, "dog"), objects.mask(KEY, "cat")
     assert dog is not None
     assert cat is not None
@@ -159,7 +159,7 @@ def test_an_outline_must_enclose_an_area(tmp_path: Path, outline: list[list[int]
     for segmentation in (outline, [*outline, triangle], [triangle]):
         content["annotations"][0]["segmentation"] = segmentation
         path.write_text(json.dumps(content))
-        mask = Objects.read(path).mask(KEY, "dog")
+        mask = Objects(path).mask(KEY, "dog")
         assert mask is not None
         masks.append(mask)
     assert masks[0].sum() == 40 * 30, "the box"
@@ -183,11 +183,11 @@ def test_an_outline_that_cannot_be_drawn_is_refused(tmp_path: Path, outline: obj
     content["annotations"][0]["segmentation"] = outline
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="is no file of COCO instances"):
-        Objects.read(path)
+        Objects(path)
 
 
 def test_photos_are_found_by_name_under_both_of_coco_s(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {}))
+    objects = Objects(instances(tmp_path, {}))
     assert objects.image(Path("a/COCO_val2014_000000000007.jpg")) == KEY
     assert objects.image(Path("val2017/000000000007.jpg")) == KEY
     assert objects.image(Path("7.jpg")) is None
@@ -198,7 +198,7 @@ def test_photos_are_found_by_name_under_both_of_coco_s(tmp_path: Path) -> None:
 def test_a_photo_of_another_size_than_its_annotations_is_grounded_alike(
     tmp_path: Path, scale: float
 ) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.random.default_rng(3).random((1, 2, 4)).astype(np.float32)
     width, height = round(WIDTH * scale), round(HEIGHT * scale)
     whole = next(ground(caption(["dog"], maps, GEOMETRIES[0]), KEY, objects))
@@ -210,7 +210,7 @@ def test_a_photo_of_another_size_than_its_annotations_is_grounded_alike(
 
 def test_attention_on_the_bars_of_a_letterbox_does_not_count(tmp_path: Path) -> None:
     # The photo fills the middle row of three; the dog fills the photo.
-    objects = Objects.read(instances(tmp_path, {"dog": [0, 0, 2 * WIDTH, HEIGHT]}))
+    objects = Objects(instances(tmp_path, {"dog": [0, 0, 2 * WIDTH, HEIGHT]}))
     geometry = Geometry(WIDTH, HEIGHT, 0, -HEIGHT, WIDTH, 3 * HEIGHT)
     maps = np.zeros((2, 3, 2), np.float32)
     maps[0, 0], maps[0, 1, 0] = 0.4, 0.2  # mostly above the photo
@@ -274,7 +274,7 @@ def test_the_categories_are_coco_s_own(shared_data: Path) -> None:
 
 
 def test_the_other_words_of_the_caption_are_a_control(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.zeros((3, 2, 4), np.float32)
     maps[0, 0, 2] = 1.0  # "a": on the dog
     maps[1, 0, 2] = 1.0  # "dog": on it too
@@ -299,7 +299,7 @@ def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
     content["images"].append(content["images"][0] | {"id": 8, "file_name": "000000000008.jpg"})
     content["annotations"][0]["image_id"] = 8
     second.write_text(json.dumps(content))
-    objects = Objects.read(first, second)
+    objects = Objects(first, second)
     assert objects.image(Path("000000000007.jpg")) == (0, 7), "of two files the first"
     eighth = objects.image(Path("000000000008.jpg"))
     assert eighth == (1, 8)
@@ -317,12 +317,12 @@ def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
 def test_a_box_ends_at_the_edges_of_its_photo(
     tmp_path: Path, box: list[float], pixels: int
 ) -> None:
-    mask = Objects.read(instances(tmp_path, {"dog": box})).mask(KEY, "dog", boxes=True)
+    mask = Objects(instances(tmp_path, {"dog": box})).mask(KEY, "dog", boxes=True)
     assert (0 if mask is None else mask.sum()) == pixels
 
 
 def test_summaries_are_means_over_words(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30], "person": [0, 0, 20, 60]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30], "person": [0, 0, 20, 60]}))
     maps = np.random.default_rng(2).dirichlet(np.ones(8), 3).astype(np.float32).reshape(3, 2, 4)
     words = list(ground(caption(["man", "dog", "puppy"], maps, GEOMETRIES[0]), KEY, objects))
     found = summary(words)
@@ -354,6 +354,6 @@ def test_a_file_without_instances_is_refused_in_one_sentence(tmp_path: Path, con
     path = tmp_path / "captions.json"
     path.write_text(content)
     with pytest.raises(DataError, match=r"is no file of COCO instances; name one such as"):
-        Objects.read(path)
+        Objects(path)
     with pytest.raises(DataError, match="there is no file"):
-        Objects.read(tmp_path / "none.json")
+        Objects(tmp_path / "none.json")
