@@ -142,11 +142,10 @@ def fit(
         fitted_on=", ".join(f"{each.name} ({len(each.scores)} photos)" for each in data),
     )
     report: dict[str, Any] = {"all": calibration_report(predicted, right, calibrator.threshold)}
-    first = 0
-    for each in data:
-        part = slice(first, first + len(each.scores))
-        report[each.name] = calibration_report(predicted[part], right[part], calibrator.threshold)
-        first += len(each.scores)
+    ends = np.cumsum([len(each.scores) for each in data])[:-1]
+    parts = zip(data, np.split(predicted, ends), np.split(right, ends), strict=True)
+    for each, confidence, is_right in parts:
+        report[each.name] = calibration_report(confidence, is_right, calibrator.threshold)
     return calibrator, report
 
 

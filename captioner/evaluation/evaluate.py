@@ -234,12 +234,16 @@ def score_results(
     further: dict[str, object] = {"bias": bias_counts(texts, references)}
     if captioner.calibrator is not None:
         further["calibration"] = _calibration(captioner, images, captions, scores.per_image)
+    decoding = captioner.config.decoding
+    mode = at_test or captioner.config.attention.at_test
     return results_of(
         scores,
         texts,
         signature={
             **scores.signature,
-            **search_signature(captioner, beam_size, at_test),
+            **vars(decoding),
+            "beam_size": beam_size or decoding.beam_size,
+            "at_test": mode if captioner.has_hard_attention else None,
             **(signature or {}),
             "photos": digest_of(names, references),
         },
@@ -249,19 +253,6 @@ def score_results(
         groups=groups,
         **further,
     )
-
-
-def search_signature(
-    captioner: Captioner, beam_size: int | None, at_test: HardAttentionMode | None
-) -> dict[str, object]:
-    """Return the settings of the search for the signature of results."""
-    decoding = captioner.config.decoding
-    mode = at_test or captioner.config.attention.at_test
-    return {
-        **vars(decoding),
-        "beam_size": beam_size or decoding.beam_size,
-        "at_test": mode if captioner.has_hard_attention else None,
-    }
 
 
 def _calibration(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.visualization.page import document, explorable, viewer_content
+from captioner.visualization.page import document, explorable, resource, viewer_content
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.vector import figure_bytes
 
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from captioner.types import Caption
 
 IMAGE_SIDE_PX = 640  # of the images in a report
-
-_CSS = """
-main { display: block; }
-h2 { font-size: 1.15rem; margin: 2rem 0 0.6rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 0.4rem; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2rem 0.9rem 0.2rem 0; text-align: left; vertical-align: top; }
-td.number, th.number { text-align: right; }
-thead th { border-bottom: 1px solid #8a94a3; font-weight: 600; }
-.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); }
-.plots img { background: #fff; border-radius: 6px; height: auto; width: 100%; }
-.photos { display: grid; gap: 2rem 1.5rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); }
-.photos article { min-width: 0; }
-.references { color: #5a6472; margin: 0.4rem 0 0; padding-left: 1.2rem; }
-@media (prefers-color-scheme: dark) { .references { color: #a3adba; } }
-"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,9 @@ def report_page(
         sections.append("</div>")
     signature = [[name, str(value)] for name, value in results["signature"].items()]
     sections += ["<h2>How this was computed</h2>", _table(["", ""], signature), "</main>"]
-    return document(title=title, body="\n".join(sections), css=_CSS, with_viewer=True)
+    return document(
+        title=title, body="\n".join(sections), css=resource("report.css"), with_viewer=True
+    )
 
 
 def _scores(results: Mapping[str, Any]) -> str:

@@ -128,19 +128,16 @@ def vector_comparison(
     return _draw_comparison(image, captions, style, vector=True)
 
 
-def panel_size(
-    image_size: tuple[int, int],
-    *,
-    area: int = _SHEET.panel_area,
-    longest_side: int = _SHEET.longest_side,
-) -> tuple[int, int]:
+def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[int, int]:
     """Return width and height of a panel: the image's shape, one area, no side too long.
 
     >>> panel_size((4000, 3000)), panel_size((100, 1000))
     ((360, 270), (72, 720))
     """
     width, height = image_size
-    scale = min(math.sqrt(area / (width * height)), longest_side / max(image_size))
+    scale = min(
+        math.sqrt(layout.panel_area / (width * height)), layout.longest_side / max(image_size)
+    )
     return scaled_size(image_size, scale)
 
 
@@ -200,7 +197,7 @@ def _draw_comparison(
     style, layout = style or OverlayStyle(), _COMPARISON
     margin, gap, text = layout.margin, layout.gap, layout.text
     shown = [caption for _, caption in captions]
-    size = panel_size(image.size, area=layout.panel_area, longest_side=layout.longest_side)
+    size = panel_size(image.size, layout)
     longest = max(len(caption.words) for caption in shown)
     across = across or min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
     small = resize_captioned(image, shown[0].geometry, finer(size, image.size, vector=vector))
