@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from captioner.checkpoint import add_files
-from captioner.data.transforms import open_image
+from captioner.data.opening import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.scorers import tokenize
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 RIGHT_FROM = 0.5
 FOLDS = 5
 BINS = 10
-BATCH = 16
 RIDGE = 1.0  # weight of the squared weights, in captions
 MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
 LEAST_IMAGES = 20
@@ -90,20 +89,21 @@ def collect(
         DataError: No image can be read.
     """
     rows, texts, references = [], [], []
-    for first in progress_bar(range(0, len(images), BATCH), desc=name, unit="batch"):
-        readable, opened = [], []
-        for image in images[first : first + BATCH]:
-            try:
-                opened.append(open_image(image.path))
-                readable.append(image)
-            except ImageError as error:
-                logger.warning(f"{image.path}: left out: {error}")
-        for image, (found, statistics) in zip(readable, captioner.hypotheses(opened), strict=True):
-            features = confidence_features(found, statistics)
-            rows.append(np.array([features[name] for name in FEATURES]))
-            words = captioner.vocabulary.decode(found[0].tokens)
-            texts.append(captioner.vocabulary.tokenizer.join(words))
-            references.append(image.captions)
+
+    def failed(image: CaptionedImage, error: ImageError) -> None:
+        bar.update()
+        logger.warning(f"{image.path}: left out: {error}")
+
+    with progress_bar(total=len(images), desc=name, unit="photo") as bar:
+        for batch in opened(((image, image.path) for image in images), failed, captioner.device):
+            hypotheses = captioner.hypotheses([photo for _, photo in batch])
+            for (image, _), (found, statistics) in zip(batch, hypotheses, strict=True):
+                features = confidence_features(found, statistics)
+                rows.append(np.array([features[name] for name in FEATURES]))
+                words = captioner.vocabulary.decode(found[0].tokens)
+                texts.append(captioner.vocabulary.tokenizer.join(words))
+                references.append(image.captions)
+            bar.update(len(batch))
     if not rows:
         raise DataError(f"{name}: none of the {len(images)} photos can be read")
     scores = caption_scores(texts, references, [image.captions for image in training])

@@ -266,15 +266,10 @@ def removal_in_image(
         for cells in removed:
             variant = image.copy()
             for row, column in np.argwhere(cells.reshape(grid.height, grid.width)):
-                x0, y0, x1, y1 = geometry.cell_box_px(row, column, grid.height, grid.width)
-                box = (
-                    max(0, round(x0)),
-                    max(0, round(y0)),
-                    min(image.width, round(x1)),
-                    min(image.height, round(y1)),
-                )
-                if box[0] < box[2] and box[1] < box[3]:
-                    variant.paste(blurred.crop(box), box[:2])
+                box_px = geometry.cell_box_px(row, column, grid.height, grid.width)
+                x0, y0, x1, y1 = map(round, box_px)
+                # What lies beyond the image, on a letterbox, is cropped and pasted nowhere.
+                variant.paste(blurred.crop((x0, y0, x1, y1)), (x0, y0))
             variants.append(variant)
         return encode(variants)
 

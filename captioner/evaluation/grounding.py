@@ -145,10 +145,9 @@ def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> 
     down = mask.shape[0] / geometry.photo_height_px
     across = mask.shape[1] / geometry.photo_width_px
     hits = np.zeros((rows, columns), bool)
-    for row in range(rows):
-        for column in range(columns):
-            x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
-            hits[row, column] = point_hits(mask, across * (x0 + x1) / 2, down * (y0 + y1) / 2)
+    for row, column in np.ndindex(rows, columns):
+        x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
+        hits[row, column] = point_hits(mask, across * (x0 + x1) / 2, down * (y0 + y1) / 2)
     return hits
 
 

@@ -112,15 +112,9 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for group in groups:
         low, high = group["from"], group["to"]
-        span = " and ".join(
-            part
-            for part in (
-                "" if low is None else f"{low:.4g} or more",
-                "" if high is None else f"under {high:.4g}",
-            )
-            if part
-        )
-        rows.append([span or "all", *(group[name] for name in names)])
+        bounds = [] if low is None else [f"{low:.4g} or more"]
+        bounds += [] if high is None else [f"under {high:.4g}"]
+        rows.append([" and ".join(bounds) or "all", *(group[name] for name in names)])
     return _table(["", *(name.replace("num_images", "photos") for name in names)], rows)
 
 
