@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,9 +109,9 @@ def _contours(image: Image.Image, heat: np.ndarray, style: OverlayStyle) -> Imag
 def mark_cells(image: Image.Image, caption: Caption, index: int) -> None:
     """Draw, in place, a word's sampled paths and sampled cell; else mark its most attended cell."""
     if caption.paths is not None:
-        draw_paths(image, caption, index)
+        draw_paths(image, caption, frequent_steps(caption.paths, index))
     if caption.cells is not None:
-        outline_cell(image, caption, index)
+        outline_cells(image, caption, caption.cells[index])
     elif peak(caption.maps[index]) >= PEAK_MARKED_FROM:
         mark_peak(image, caption, index)
 
@@ -133,17 +134,11 @@ def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
                     draw.rectangle(box, fill=colour)
 
 
-def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, the border of the cell that each head attended for a word.
-
-    Raises:
-        ValueError: A caption without such cells, or a cell that is not in its grid.
-    """
-    if caption.cells is None:
-        raise ValueError("the caption has no sampled cells: its attention is soft")
+def outline_cells(image: Image.Image, caption: Caption, cells: np.ndarray) -> None:
+    """Draw, in place, the borders of cells: of the one that each head attended for a word."""
     line, rim = _line_px(image, caption)
     draw = ImageDraw.Draw(image)
-    for cell in np.unique(caption.cells[index]).tolist():
+    for cell in np.unique(cells).tolist():
         left, top, right, bottom = map(round, _box_px(caption, cell, image.size))
         right, bottom = max(left, right - 1), max(top, bottom - 1)
         # White between black lines shows on every colour.
@@ -169,17 +164,12 @@ def frequent_steps(paths: np.ndarray, index: int) -> list[tuple[int, int, int]]:
     return [(start, end, -count) for count, start, end in steps[:MOST_LINES]]
 
 
-def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, the most frequent steps of the caption's sampled paths to a word.
+def draw_paths(image: Image.Image, caption: Caption, steps: Sequence[tuple[int, int, int]]) -> None:
+    """Draw, in place, steps of sampled paths to a word, as `frequent_steps` returns them.
 
     A line leads from a ring (the cell of the word before) to a dot (the cell of this word); line
     and dot are the thicker the more paths took the step. A step that stays is a ring with a dot.
-
-    Raises:
-        ValueError: A caption without paths.
     """
-    if caption.paths is None:
-        raise ValueError("the caption has no sampled paths")
     draw = ImageDraw.Draw(image)
     unit = _line_unit(image, caption)
     casing = max(1, round(unit / 2))
@@ -192,7 +182,6 @@ def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
         x, y = centre(cell)
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), width=casing, **colours)
 
-    steps = frequent_steps(caption.paths, index)
     widths = [unit * (0.4 + 2.6 * count / steps[0][2]) for _, _, count in steps]
     for colour, grown in (("black", 2 * casing), ("white", 0)):
         for (start, end, _), width in zip(steps, widths, strict=True):
@@ -212,16 +201,10 @@ def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
         disc(end, radius, fill="white", outline="black")
 
 
-def cell_is_visible(caption: Caption, index: int) -> bool:
-    """Return whether any of the attended cells of a word lies on the image, not its letterbox.
-
-    Raises:
-        ValueError: A caption without such cells, or a cell that is not in its grid.
-    """
-    if caption.cells is None:
-        raise ValueError("the caption has no sampled cells: its attention is soft")
+def cells_are_visible(caption: Caption, cells: np.ndarray) -> bool:
+    """Return whether any of these cells lies on the image, not on its letterbox."""
     width, height = size = (caption.geometry.photo_width_px, caption.geometry.photo_height_px)
-    boxes = [_box_px(caption, cell, size) for cell in np.atleast_1d(caption.cells[index]).tolist()]
+    boxes = [_box_px(caption, cell, size) for cell in np.unique(cells).tolist()]
     return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
 
 
