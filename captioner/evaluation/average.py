@@ -16,8 +16,9 @@ from captioner.errors import CheckpointError
 from captioner.models.build import CaptionModel
 
 # Settings of training, which leave no trace in a model.
-TRAINING_ONLY = {"weights", "trainable_from", "batch_norm", "dropout", "drop_path", "embed_dropout"}
-TRAINING_ONLY |= {"semi_sampling"}
+TRAINING_ONLY = frozenset(
+    "weights trainable_from batch_norm dropout drop_path embed_dropout semi_sampling".split()
+)
 # Settings that may differ between models of the same weights: the average has the first model's.
 FROM_THE_FIRST = {"height_px", "width_px", "select", "at_test"}
 # Mean cosine of two decoders' weight matrices: about 0 for models that began apart, which average
