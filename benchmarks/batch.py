@@ -82,7 +82,9 @@ def main() -> int:
         return 0
     reference = folder / "undisturbed"
     begun = time.monotonic()
-    run([*command, "--output", reference])
+    shutil.rmtree(reference, ignore_errors=True)
+    ended = subprocess.run(list(map(str, [*command, "--output", reference])), check=False)
+    assert ended.returncode in (0, 1), ended
     print(f"undisturbed: {time.monotonic() - begun:.0f} s, {figures(reference)}", flush=True)
     failed = False
     for engine in arguments.engines:
@@ -131,12 +133,6 @@ def small_model(folder: Path) -> Path:
         save_model(folder, *tiny.model(), card="# A small model\n")
         export_graphs(folder)
     return folder
-
-
-def run(command: list[Any]) -> None:
-    shutil.rmtree(command[command.index("--output") + 1], ignore_errors=True)
-    ended = subprocess.run(list(map(str, command)), check=False)
-    assert ended.returncode in (0, 1), ended
 
 
 def disturb(command: list[Any], kill_after: int) -> Counter[str]:

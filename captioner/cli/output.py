@@ -219,10 +219,10 @@ class CaptionWriter:
             ImageError: The photo cannot be read any more.
         """
         from captioner.data.transforms import open_image
-        from captioner.visualization import Entry, comparison_name, sheet_name
+        from captioner.visualization import Entry, picture_name
 
-        page_name = comparison_name if self.arguments.compare else sheet_name
-        page = page_name(self.names[path], "html")
+        content = "comparison" if self.arguments.compare else "attention"
+        page = picture_name(self.names[path], content, "html")
         entry = Entry.of(open_image(path), name=path.name, page=page, caption=text, unsure=unsure)
         self.entries.append(entry)
 
@@ -253,7 +253,7 @@ class CaptionWriter:
         style, name, folder = self.style, self.names[path], self.arguments.output
         caption = replace(captions[0][1], image=image)
         for kind in self.arguments.save:
-            file = folder / v.sheet_name(name, kind)
+            file = folder / v.picture_name(name, kind=kind)
             if kind in ("png", "pdf", "svg", "gif", "npz"):
                 v.save_caption(caption, file, style)
             elif kind == "html":
@@ -264,10 +264,10 @@ class CaptionWriter:
                     v.save_png(picture, folder / word)
                     yield folder / word
             elif kind == "matrix":
-                file = folder / v.matrix_name(name)
+                file = folder / v.picture_name(name, "matrix")
                 v.save_png(v.alignment_matrix(caption, style), file)
                 for vector in {"pdf", "svg"} & set(self.arguments.save):
-                    further = folder / v.matrix_name(name, vector)
+                    further = folder / v.picture_name(name, "matrix", vector)
                     v.vector_matrix(caption, style).save(further)
                     yield further
             if kind != "words":
@@ -284,7 +284,7 @@ class CaptionWriter:
         from captioner import visualization as v
 
         for kind in self.arguments.save:
-            file = self.arguments.output / v.comparison_name(self.names[path], kind)
+            file = self.arguments.output / v.picture_name(self.names[path], "comparison", kind)
             if kind == "png":
                 v.save_png(v.comparison_sheet(image, captions, self.style), file)
             elif kind == "html":

@@ -185,9 +185,8 @@ def caption_images(
             return {image.image_id: replace(caption, heads=None) for (image, _), caption in pairs}
 
         batches = opened(((image, image.path) for image in images), failed, captioner.device)
-        results: Iterator[dict[ImageId, Caption]]
         if captioner.samples_cells(at_test):  # batches must come in one order
-            results = map(captioned, batches)
+            results: Iterator[dict[ImageId, Caption]] = map(captioned, batches)
         else:
             results = parallel_map(captioned, batches, captioner.device)
         for found in results:

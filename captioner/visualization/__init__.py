@@ -5,13 +5,11 @@ from __future__ import annotations
 from captioner.visualization.animation import caption_gif, growth_gif
 from captioner.visualization.arrays import caption_arrays, caption_from_arrays, jpeg, shrunk
 from captioner.visualization.files import (
-    comparison_name,
     is_picture_of,
-    matrix_name,
     output_names,
+    picture_name,
     save_npz,
     save_png,
-    sheet_name,
     word_names,
 )
 from captioner.visualization.matrix import alignment_matrix, vector_matrix
@@ -37,20 +35,18 @@ __all__ = [
     "caption_from_arrays",
     "caption_gif",
     "caption_page",
-    "comparison_name",
     "comparison_sheet",
     "gallery_page",
     "growth_gif",
     "is_picture_of",
     "jpeg",
-    "matrix_name",
     "output_names",
     "overlay",
+    "picture_name",
     "report_page",
     "save_caption",
     "save_npz",
     "save_png",
-    "sheet_name",
     "shrunk",
     "vector_comparison",
     "vector_matrix",
