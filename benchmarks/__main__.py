@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import matplotlib.cbook
 import torch
 
 from benchmarks import encoder, folder, growth, peer, search, startup, step
-from benchmarks.timing import ROUNDS, Table, as_json, machine
+from benchmarks.timing import ROUNDS, machine
 from captioner.runtime.device import choose_device
 
 NAMES = ("step", "search", "folder", "encoder", "startup", "growth")
@@ -40,56 +42,37 @@ def main() -> int:
         peer.check(arguments.peer)
     device = choose_device(arguments.device)
     quick, rounds = arguments.quick, arguments.rounds
-    tables: dict[str, Table] = {}
-
-    def done(name: str, table: Table) -> None:
-        tables[name] = table
-        print(f"\n{table.text()}", flush=True)
-
+    gpu = device.type == "cuda"
+    photo = Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+    settings = {"checkout": arguments.peer, "device": device, "rounds": rounds}
+    runs = {
+        f"step {batch} {dtype}": partial(step.run, batch=batch, dtype=dtype, **settings)
+        for batch in ((4,) if quick else (32, 256) if gpu else (32,))
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    batch = 4 if quick else 256 if gpu else 32
+    photos = 4 if quick else 1000
+    runs |= {
+        "search": partial(search.run, photos=photos, batch=batch, **settings),
+        "folder": partial(folder.run, photos=16 if quick else 500, device=device, rounds=rounds),
+        "encoder": partial(encoder.run, batch=4 if quick else 32, device=device, rounds=rounds),
+        "startup": partial(startup.run, photo=photo, rounds=rounds),
+        "growth": partial(growth.run, quick=quick, device=device, rounds=rounds),
+    }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     print(json.dumps(machine(device)))
-    for name in arguments.names or NAMES:
-        if name == "step":
-            types = [torch.float32, torch.bfloat16]
-            for batch in (4,) if quick else (32, 256) if device.type == "cuda" else (32,):
-                for dtype in types:
-                    done(
-                        f"step {batch} {dtype}",
-                        step.run(
-                            checkout=arguments.peer,
-                            device=device,
-                            batch=batch,
-                            dtype=dtype,
-                            rounds=rounds,
-                        ),
-                    )
-        elif name == "search":
-            photos = 4 if quick else 1000
-            done(
-                name,
-                search.run(
-                    checkout=arguments.peer,
-                    device=device,
-                    photos=photos,
-                    batch=4 if quick else 256 if device.type == "cuda" else 32,
-                    rounds=rounds,
-                ),
-            )
-        elif name == "folder":
-            done(name, folder.run(device=device, photos=16 if quick else 500, rounds=rounds))
-        elif name == "encoder":
-            done(name, encoder.run(device=device, batch=4 if quick else 32, rounds=rounds))
-        elif name == "startup":
-            photo = Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
-            done(name, startup.run(photo=photo, rounds=rounds))
-        elif name == "growth":
-            done(name, growth.run(device=device, rounds=rounds, quick=quick))
-            growth.draw(tables[name], arguments.output.with_name("growth.png"))
+    tables = {}
+    for name, run in runs.items():
+        if name.split()[0] in (arguments.names or NAMES):
+            tables[name] = run()
+            print(f"\n{tables[name].text()}", flush=True)
+    if "growth" in tables:
+        growth.draw(tables["growth"], arguments.output.with_name("growth.png"))
     content = {
         "machine": machine(device),
-        "tables": {name: {"title": t.title, "rows": t.rows} for name, t in tables.items()},
+        "tables": {name: asdict(table) for name, table in tables.items()},
     }
-    arguments.output.write_text(json.dumps(content, indent=1, default=as_json), encoding="utf-8")
+    arguments.output.write_text(json.dumps(content, indent=1), encoding="utf-8")
     print(f"\n{arguments.output}", file=sys.stderr)
     return 0
 

@@ -36,7 +36,7 @@ import torch
 from matplotlib import cbook
 from PIL import Image
 
-from benchmarks.timing import machine
+from benchmarks.timing import descendants, machine
 from captioner import Captioner
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
@@ -82,7 +82,9 @@ def main() -> int:
         return 0
     reference = folder / "undisturbed"
     begun = time.monotonic()
-    run([*command, "--output", reference])
+    shutil.rmtree(reference, ignore_errors=True)
+    ended = subprocess.run(list(map(str, [*command, "--output", reference])), check=False)
+    assert ended.returncode in (0, 1), ended
     print(f"undisturbed: {time.monotonic() - begun:.0f} s, {figures(reference)}", flush=True)
     failed = False
     for engine in arguments.engines:
@@ -133,12 +135,6 @@ def small_model(folder: Path) -> Path:
     return folder
 
 
-def run(command: list[Any]) -> None:
-    shutil.rmtree(command[command.index("--output") + 1], ignore_errors=True)
-    ended = subprocess.run(list(map(str, command)), check=False)
-    assert ended.returncode in (0, 1), ended
-
-
 def disturb(command: list[Any], kill_after: int) -> Counter[str]:
     """Kill a random worker after every few shards, and the run once, half-way; begin it again."""
     output = Path(command[command.index("--output") + 1])
@@ -168,28 +164,20 @@ def disturb(command: list[Any], kill_after: int) -> Counter[str]:
 
 def workers(run_pid: int) -> list[int]:
     """Return the processes that hold the model: of the local engine, or Ray's actors."""
-    parents: dict[int, int] = {}
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (process / "stat").read_text()
-            line = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        pid = int(process.name)
-        parents[pid] = int(stat.rpartition(")")[2].split()[1])
-        if b"ray::MapWorker" in line or b"multiprocessing.forkserver" in line:
-            found.append(pid)
-    # The server that forks the workers has their name, and is the child of the run itself.
-    return [pid for pid in found if run_pid in ancestors(pid, parents) and parents[pid] != run_pid]
-
-
-def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
-    found = set()
-    while pid in parents and pid not in found:
-        found.add(pid)
-        pid = parents[pid]
+    for pid in descendants(run_pid):
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            is_worker = b"ray::MapWorker" in line or b"multiprocessing.forkserver" in line
+            # The server that forks the workers has their name, and is the child of the run itself.
+            if is_worker and int(stat_fields(pid)[1]) != run_pid:
+                found.append(pid)
     return found
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return what /proc says of a process, from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def compare(output: Path, reference: Path, paths: list[Path]) -> dict[str, int]:
@@ -254,17 +242,11 @@ def engine_rates(command: list[Any], output: Path) -> tuple[float, float]:
 
 def processor_seconds(run_pid: int) -> float:
     """Return the processor time of a process and of all that it started."""
-    parents, seconds = {}, {}
-    for process in Path("/proc").glob("[0-9]*"):
+    ticks = 0
+    for pid in descendants(run_pid):
         with contextlib.suppress(OSError):
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            parents[int(process.name)] = int(fields[1])
-            seconds[int(process.name)] = sum(map(int, fields[11:15]))  # with children that ended
-    return sum(
-        ticks
-        for pid, ticks in seconds.items()
-        if pid == run_pid or run_pid in ancestors(pid, parents)
-    ) / os.sysconf("SC_CLK_TCK")
+            ticks += sum(map(int, stat_fields(pid)[11:15]))  # with children that ended
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def figures(output: Path) -> str:

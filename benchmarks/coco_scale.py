@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import io
 import json
-import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
+from benchmarks.timing import peak_memory_mib
 from captioner.config import SourceConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
 from captioner.data.feature_cache import CHUNK, build_feature_cache
@@ -75,7 +75,7 @@ def measure(folder: Path) -> None:
 
     def done(stage: str) -> None:
         nonlocal began
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        memory = peak_memory_mib(torch.device("cpu"))
         print(f"{stage:58} {time.process_time() - began:7.2f} CPU s {memory:7.0f} MiB", flush=True)
         began = time.process_time()
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.timing import Table, in_turns
 from captioner.config import Config, read_recipe
 from captioner.data.batch import Batch
 from captioner.data.readers import read_split
@@ -103,36 +102,26 @@ PHOTOS, CAPTIONS, WORDS, VOCABULARY, BEAM = 32, 160, 12, 2500, 5  # as the train
 
 
 def measure_speed(
-    names: Sequence[str], arguments: argparse.Namespace, *, rounds: int = 7
+    names: Sequence[str], arguments: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Median seconds of a training step and milliseconds of a word in a search, a family.
 
     Random photos and captions of the sizes that training has; the families take turns.
     """
     device = choose_device(arguments.device)
-    steps: dict[str, Callable[[], None]] = {}
-    looks: dict[str, Callable[[], None]] = {}
+    calls: dict[str, Callable[[], None]] = {}
     for name in names:
         config = family_config(name, arguments)
         model = build_model(config, VOCABULARY, pretrained=False).to(device)
-        steps[name], looks[name] = _training_step(model, config, device), _word(model, device)
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for round_ in range(rounds + 1):
-        for kind, calls in (("seconds_a_step", steps), ("milliseconds_a_word", looks)):
-            for name, call in calls.items():
-                started = time.perf_counter()
-                call()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                if round_:  # the first warms up
-                    times = seconds.setdefault(name, {}).setdefault(kind, [])
-                    times.append(time.perf_counter() - started)
+        calls[f"step of {name}"] = _training_step(model, config, device)
+        calls[f"word of {name}"] = _word(model, device)
+    found = in_turns(calls, device=device, rounds=7)
     return {
         name: {
-            "seconds_a_step": statistics.median(found["seconds_a_step"]),
-            "milliseconds_a_word": 1000 * statistics.median(found["milliseconds_a_word"]) / PHOTOS,
+            "seconds_a_step": found[f"step of {name}"].median_s,
+            "milliseconds_a_word": 1000 * found[f"word of {name}"].median_s / PHOTOS,
         }
-        for name, found in seconds.items()
+        for name in names
     }
 
 
@@ -187,24 +176,6 @@ def _frozen(model: CaptionModel, device: torch.device) -> torch.Tensor:
     return model.encoder.eval().frozen_features(photos.to(device))
 
 
-def table(rows: list[dict[str, float | str | None]]) -> str:
-    names = [name for name in rows[0] if name != "family"]
-    lines = ["| family | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
-    for row in rows:
-        cells = []
-        for name in names:
-            value = row[name]
-            cells.append(
-                "not computed"
-                if value is None
-                else f"{value:,}"
-                if isinstance(value, int)
-                else f"{value:.3f}"
-            )
-        lines.append(f"| {row['family']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def main() -> int:
     known = [BASE, *sorted(file.stem for file in (CONFIGS / "families").glob("*.yaml"))]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -227,7 +198,8 @@ def main() -> int:
         rows.append(json.loads(results.read_text(encoding="utf-8")))
     speed = measure_speed([row["family"] for row in rows], arguments)
     rows = [row | speed[row["family"]] for row in rows]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n\n{table(rows)}")
+    title = f"Families, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    print(Table(title, rows).text())
     return 0
 
 

@@ -59,14 +59,13 @@ def run(*, device: torch.device, rounds: int, quick: bool) -> Table:
         }
         rows = []
         for name, calls in sweeps.items():
-            found = in_turns({str(n): c for n, c in calls.items()}, device=device, rounds=rounds)
-            before = None
-            for size in calls:
-                timing = found[str(size)]
-                exponent = None
-                if before is not None:
-                    earlier, earlier_s = before
-                    exponent = math.log(timing.median_s / earlier_s) / math.log(size / earlier)
+            found = in_turns(calls, device=device, rounds=rounds)
+            earlier = [None, *found]
+            for before, (size, timing) in zip(earlier, found.items(), strict=False):
+                exponent: float | str = ""
+                if before:
+                    growth = timing.median_s / found[before].median_s
+                    exponent = math.log(growth) / math.log(size / before)
                 rows.append(
                     {
                         "work": name,
@@ -74,11 +73,10 @@ def run(*, device: torch.device, rounds: int, quick: bool) -> Table:
                         "s": timing.median_s,
                         "least": timing.least_s,
                         "most": timing.most_s,
-                        "exponent": "" if exponent is None else exponent,
+                        "exponent": exponent,
                         "peak MiB so far": peak_memory_mib(device),
                     }
                 )
-                before = size, timing.median_s
     title = f"Growth, from L {L}, T {T}, B {B}, K {K}, D {D}, V {VOCABULARY}"
     return Table(title, rows)
 

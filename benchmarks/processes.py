@@ -11,8 +11,8 @@ too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
-import json
 import os
 import shutil
 import statistics
@@ -25,6 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.batch import draw
+from captioner.cli.plot import read_metrics
+from captioner.errors import CheckpointError
 
 PHOTOS, WORDS, CAPTION = 400, 500, 11
 SENT = Path("/sys/class/net/lo/statistics/tx_bytes")
@@ -80,24 +82,16 @@ def train(run: Path, options: list[str], processes: int, threads: int) -> tuple[
     ) as running:
         while running.poll() is None:
             time.sleep(0.02)
-            entries = read(run / "metrics.jsonl")
             sent = int(SENT.read_text()) if SENT.exists() else 0
-            seen += [(entry["step_s"], sent) for entry in entries[len(seen) :]]
+            with contextlib.suppress(CheckpointError):  # nothing is logged yet
+                steps = [entry for entry in read_metrics(run) if "step_s" in entry]
+                seen += [(entry["step_s"], sent) for entry in steps[len(seen) :]]
     assert running.returncode == 0
     steps = seen[2:-1]
     return (
         statistics.median(seconds for seconds, _ in steps),
         statistics.median(b - a for (_, a), (_, b) in pairwise(steps)),
     )
-
-
-def read(log: Path) -> list[dict[str, float]]:
-    """Return the steps that a run has logged so far."""
-    if not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    entries = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [entry for entry in entries if "step_s" in entry]
 
 
 if __name__ == "__main__":

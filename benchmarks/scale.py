@@ -15,38 +15,12 @@ import heapq
 import random
 import statistics
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SIMULATIONS = 20
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """What the simulation knows. Times in seconds.
-
-    Attributes:
-        machines, cores: Their number, and of each the workers.
-        photo_s: Of one worker for a photo.
-        start_s: Of a worker until its first shard.
-        fail_every_s: Mean time between failures of one machine.
-        replace_s: From a failure until a new machine is there.
-        kill_every_s: Mean time between failures of the run itself.
-        plan_s, verify_s: For a photo, by the run alone, before any work.
-    """
-
-    machines: int
-    cores: int
-    photo_s: float
-    start_s: float
-    fail_every_s: float
-    replace_s: float
-    kill_every_s: float
-    plan_s: float
-    verify_s: float
-
-
-@dataclass
-class Result:
+class Result(NamedTuple):
     """Of a simulated collection."""
 
     hours: float
@@ -55,35 +29,37 @@ class Result:
     lost_worker_hours: float
 
 
-def simulate(cluster: Cluster, photos: int, shard_size: int, seed: int = 0) -> Result:
-    """Return how a collection goes; the same seed gives the same failures."""
+def simulate(
+    options: argparse.Namespace, photos: int, machines: int, shard_size: int, seed: int
+) -> Result:
+    """Return how a collection goes; the same seed gives the same failures. Times in seconds."""
     draw = random.Random(seed)
     todo = -(-photos // shard_size)
     shards = todo
-    shard_s = shard_size * cluster.photo_s
+    shard_s = shard_size * options.seconds_per_photo
     lost_s, failures, restarts = 0.0, 0, 0
-    now = photos * cluster.plan_s
+    now = photos * options.plan
     while todo:
         # One life of the run: from its start to its end, or until it is killed.
-        killed_at = now + draw.expovariate(1 / cluster.kill_every_s)
+        killed_at = now + draw.expovariate(1 / (3600 * options.run_killed_every))
         # Ends of shards and failures, by time. A machine's generation tells whether the worker
         # that would end a shard is still alive.
-        generation = [0] * cluster.machines
-        busy: list[dict[int, float]] = [{} for _ in range(cluster.machines)]
+        generation = [0] * machines
+        busy: list[dict[int, float]] = [{} for _ in range(machines)]
         events: list[tuple[float, str, int, int, int]] = []
         waiting = todo
-        for machine in range(cluster.machines):
-            failing = now + draw.expovariate(1 / cluster.fail_every_s)
+        for machine in range(machines):
+            failing = now + draw.expovariate(1 / (3600 * options.machines_fail_every))
             heapq.heappush(events, (failing, "fails", machine, 0, 0))
-            for core in range(cluster.cores):
-                heapq.heappush(events, (now + cluster.start_s, "free", machine, core, 0))
+            for core in range(options.cores):
+                heapq.heappush(events, (now + options.start, "free", machine, core, 0))
         while todo and events:
             at, event, machine, core, of = heapq.heappop(events)
             if at > killed_at:
                 restarts += 1
                 lost_s += sum(killed_at - begun for each in busy for begun in each.values())
                 done = (shards - todo) * shard_size
-                now = killed_at + photos * cluster.plan_s + done * cluster.verify_s
+                now = killed_at + photos * options.plan + done * options.verify
                 break
             now = at
             if event == "fails":
@@ -92,11 +68,11 @@ def simulate(cluster: Cluster, photos: int, shard_size: int, seed: int = 0) -> R
                 waiting += len(busy[machine])
                 busy[machine].clear()
                 generation[machine] += 1
-                back = now + cluster.replace_s
+                back = now + options.replaced_after
                 new = generation[machine]
-                for each in range(cluster.cores):
-                    heapq.heappush(events, (back + cluster.start_s, "free", machine, each, new))
-                failing = back + draw.expovariate(1 / cluster.fail_every_s)
+                for each in range(options.cores):
+                    heapq.heappush(events, (back + options.start, "free", machine, each, new))
+                failing = back + draw.expovariate(1 / (3600 * options.machines_fail_every))
                 heapq.heappush(events, (failing, "fails", machine, 0, new))
                 continue
             if of != generation[machine]:
@@ -118,12 +94,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds-per-photo", type=float, default=0.05)
     parser.add_argument("--cores", type=int, default=16, help="of a machine")
-    parser.add_argument("--start", type=float, default=10, help="seconds of a worker")
+    parser.add_argument(
+        "--start", type=float, default=10, help="seconds of a worker until its first shard"
+    )
     parser.add_argument("--machines-fail-every", type=float, default=20, metavar="HOURS")
     parser.add_argument("--replaced-after", type=float, default=300, metavar="S")
     parser.add_argument("--run-killed-every", type=float, default=24, metavar="HOURS")
-    parser.add_argument("--plan", type=float, default=3e-6, help="seconds a photo")
-    parser.add_argument("--verify", type=float, default=1e-6, help="seconds a photo")
+    parser.add_argument(
+        "--plan", type=float, default=3e-6, help="seconds a photo, by the run alone"
+    )
+    parser.add_argument("--verify", type=float, default=1e-6, help="the same, of what is done")
     parser.add_argument("--bytes", type=float, default=120, help="of the output, a photo")
     arguments = parser.parse_args()
     print("| photos | machines | shard | hours | machine hours | failures | work lost | output |")
@@ -136,23 +116,11 @@ def main() -> int:
         (10**9, 100, 10_000),
         (10**9, 400, 10_000),
     ):
-        cluster = Cluster(
-            machines=machines,
-            cores=arguments.cores,
-            photo_s=arguments.seconds_per_photo,
-            start_s=arguments.start,
-            fail_every_s=arguments.machines_fail_every * 3600,
-            replace_s=arguments.replaced_after,
-            kill_every_s=arguments.run_killed_every * 3600,
-            plan_s=arguments.plan,
-            verify_s=arguments.verify,
-        )
-        results = [simulate(cluster, photos, shard_size, seed) for seed in range(SIMULATIONS)]
-        hours, failed, restarts, lost_hours = (
-            statistics.fmean(values)
-            for values in zip(*(vars(result).values() for result in results), strict=True)
-        )
-        work = photos * cluster.photo_s / 3600
+        results = [
+            simulate(arguments, photos, machines, shard_size, seed) for seed in range(SIMULATIONS)
+        ]
+        hours, failed, restarts, lost_hours = map(statistics.fmean, zip(*results, strict=True))
+        work = photos * arguments.seconds_per_photo / 3600
         failures = f"{failed:.1f}, of the run {restarts:.1f}"
         lost = f"{lost_hours:,.1f} core hours, {lost_hours / work:.2%}"
         print(

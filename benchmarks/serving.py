@@ -11,6 +11,7 @@ in seconds, requests a second, and the ratio of both. Exit code 1 if one was los
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import math
@@ -18,79 +19,86 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-
-from captioner import Captioner
+from typing import IO, Any
 
 TIMEOUT_S = 120
 
 
+@contextlib.contextmanager
+def server(
+    *options: str, log: IO[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run `captioner serve` on loopback; yield its process and port."""
+    command = [sys.executable, "-m", "captioner", "serve", "--model", "soft", "--port", "0"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline().rpartition(":")[2])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(TIMEOUT_S)
+
+
+def post(port: int, path: str, body: bytes, address: str = "") -> tuple[int, bytes]:
+    """Send a photo from an address of this machine; return status and content."""
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", port, timeout=TIMEOUT_S, source_address=(address, 0)
+    )
+    try:
+        connection.request("POST", path, body, {"Content-Type": "image/jpeg"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def caption_of(content: bytes) -> str:
+    return str(json.loads(content)["captions"][0]["caption"])
+
+
 @dataclass(frozen=True)
 class Response:
-    photo: int
+    """What became of an honest request."""
+
     seconds: float
-    status: int
-    caption: str
+    status: int  # 0: no answer
+    is_mixed_up: bool
 
 
-def send_all(
-    host: str, port: int, photos: list[bytes], *, requests: int, clients: int
-) -> tuple[list[Response], float]:
-    """Return the responses to `requests` requests, photo after photo, and the seconds they took."""
-    work: SimpleQueue[int] = SimpleQueue()
-    for number in range(requests):
-        work.put(number % len(photos))
-    answers: SimpleQueue[Response] = SimpleQueue()
+def ask(port: int, path: str, photo: bytes, expected: str | None) -> Response:
+    """Send a photo as an honest client does.
 
-    def client() -> None:
-        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-        while True:
-            try:
-                photo = work.get_nowait()
-            except Empty:
-                return
-            began = time.perf_counter()
-            headers = {"Content-Type": "image/jpeg"}
-            try:
-                connection.request("POST", "/v1/captions", photos[photo], headers)
-                response = connection.getresponse()
-                content = json.loads(response.read())
-            except (OSError, http.client.HTTPException):
-                connection.close()
-                continue  # counted as lost
-            caption = content["captions"][0]["caption"] if response.status == 200 else ""
-            seconds = time.perf_counter() - began
-            answers.put(Response(photo, seconds, response.status, caption))
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
+    Args:
+        expected: The photo's caption; None where it is not the answer, as for pictures.
+    """
     began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        status, content = post(port, path, photo)
+    except (OSError, http.client.HTTPException):
+        status, content = 0, b""
     seconds = time.perf_counter() - began
-    return [answers.get() for _ in range(answers.qsize())], seconds
+    with_caption = status == 200 and expected is not None
+    return Response(seconds, status, with_caption and caption_of(content) != expected)
 
 
-def figures(answers: list[Response], seconds: float, sent: int, expected: list[str]) -> dict:
-    """Return the counts and times of one run."""
-    good = [answer for answer in answers if answer.status == 200]
-    times = sorted(answer.seconds for answer in good)
+def figures(responses: Sequence[Response]) -> dict[str, Any]:
+    """Return the counts and times of honest requests."""
+    times = sorted(response.seconds for response in responses)
 
     def percentile(share: float) -> float:
         return round(times[math.ceil(share * len(times)) - 1], 3)
 
     return {
-        "requests": sent,
-        "lost": sent - len(good),
-        "mixed_up": sum(answer.caption != expected[answer.photo] for answer in good),
-        "p50_s": percentile(0.50),
+        "requests": len(responses),
+        "lost": sum(response.status != 200 for response in responses),
+        "mixed_up": sum(response.is_mixed_up for response in responses),
+        "p50_s": percentile(0.5),
         "p99_s": percentile(0.99),
-        "requests_per_s": round(len(good) / seconds, 2),
     }
 
 
@@ -104,33 +112,33 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
 
+    from captioner import Captioner  # not in the clients of soak.py, which need no model
+
     paths = sorted(arguments.photos.glob("*.jpg"))[: arguments.distinct]
     photos = [path.read_bytes() for path in paths]
     python = Captioner.from_pretrained(device=arguments.device)
     expected = [python.caption(photo).text for photo in photos]
     del python
 
-    command = [sys.executable, "-m", "captioner", "serve", "--model", "soft", "--port", "0"]
-    server = subprocess.Popen(
-        [*command, "--device", arguments.device, "--deadline", "60"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        address = server.stdout.readline().rpartition("//")[2].strip()
-        host, _, port = address.rpartition(":")
-        send_all(host, int(port), photos[:32], requests=32, clients=16)  # warm
-        runs = {}
-        for name, count, clients in (
-            ("together", arguments.requests, arguments.clients),
-            ("one_at_a_time", arguments.alone, 1),
-        ):
-            answers, seconds = send_all(host, int(port), photos, requests=count, clients=clients)
-            runs[name] = figures(answers, seconds, count, expected)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        code = server.wait(TIMEOUT_S)
+    with server("--device", arguments.device, "--deadline", "60") as (process, port):
+
+        def run(requests: int, clients: int) -> dict[str, Any]:
+            def request(number: int) -> Response:
+                photo = number % len(photos)
+                return ask(port, "/v1/captions", photos[photo], expected[photo])
+
+            began = time.perf_counter()
+            with ThreadPoolExecutor(clients) as pool:
+                found = figures(list(pool.map(request, range(requests))))
+            answered = requests - found["lost"]
+            seconds = time.perf_counter() - began
+            return {**found, "requests_per_s": round(answered / seconds, 2)}
+
+        run(32, 16)  # warm
+        runs = {
+            "together": run(arguments.requests, arguments.clients),
+            "one_at_a_time": run(arguments.alone, 1),
+        }
     ratio = runs["together"]["requests_per_s"] / runs["one_at_a_time"]["requests_per_s"]
     result = {
         "clients": arguments.clients,
@@ -139,10 +147,11 @@ def main() -> int:
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         **runs,
         "ratio": round(ratio, 2),
-        "server_exit_code": code,
+        "server_exit_code": process.returncode,
     }
     print(json.dumps(result, indent=1))
-    return int(any(run["lost"] or run["mixed_up"] for run in runs.values()) or code != 0)
+    failed = any(run["lost"] or run["mixed_up"] for run in runs.values())
+    return int(failed or process.returncode != 0)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,8 @@ import contextlib
 import http.client
 import io
 import json
-import math
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -33,12 +31,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
-TIMEOUT_S = 60
+from benchmarks.serving import TIMEOUT_S, Response, ask, caption_of, figures, post, server
+
 HOSTILE_EVERY_S = 0.2  # each kind of hostile client, once it has done its worst
 
 
@@ -57,70 +59,37 @@ def images(count: int) -> list[bytes]:
     return files
 
 
-def post(port: int, path: str, body: bytes, address: str = "") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(
-        "127.0.0.1", port, timeout=TIMEOUT_S, source_address=(address, 0)
-    )
-    try:
-        connection.request("POST", path, body, {"Content-Type": "image/jpeg"})
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
+def honest(
+    port: int, photos: list[bytes], expected: list[str], seconds: float, clients: int
+) -> dict[str, Any]:
+    """Send one request after another from each client; every fifth is for a picture."""
+    end = time.monotonic() + seconds
+    responses: list[Response] = []
 
-
-def caption_of(content: bytes) -> str:
-    return str(json.loads(content)["captions"][0]["caption"])
-
-
-class Honest:
-    """Clients that send one request after another, and what became of the requests."""
-
-    def __init__(self, port: int, photos: list[bytes], expected: list[str]) -> None:
-        self.port, self.photos, self.expected = port, photos, expected
-        self.seconds: list[float] = []
-        self.outcomes: Counter[str] = Counter()
-
-    def run(self, seconds: float, clients: int) -> None:
-        end = time.monotonic() + seconds
-        threads = [threading.Thread(target=self._client, args=(n, end)) for n in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _client(self, number: int, end: float) -> None:
+    def client(number: int) -> None:
         while time.monotonic() < end:
             number += 1
-            photo = number % len(self.photos)
-            picture = number % 5 == 0
-            began = time.monotonic()
-            try:
-                path = "/v1/pictures" if picture else "/v1/captions"
-                status, content = post(self.port, path, self.photos[photo])
-            except (OSError, http.client.HTTPException):
-                status, content = 0, b""
-            self.seconds.append(time.monotonic() - began)
-            outcome = "answered"
-            if status != 200:
-                outcome = "lost"
-            elif not picture and caption_of(content) != self.expected[photo]:
-                outcome = "mixed up"
-            self.outcomes[outcome] += 1
+            photo = number % len(photos)
+            if number % 5:
+                response = ask(port, "/v1/captions", photos[photo], expected[photo])
+            else:
+                response = ask(port, "/v1/pictures", photos[photo], None)
+            responses.append(response)
 
-    def figures(self) -> dict[str, float]:
-        times = sorted(self.seconds)
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(client, range(clients)))
+    return figures(responses)
 
-        def percentile(share: float) -> float:
-            return round(times[math.ceil(share * len(times)) - 1], 3)
 
-        return {
-            "requests": len(times),
-            "lost": self.outcomes["lost"],
-            "mixed_up": self.outcomes["mixed up"],
-            "p50_s": percentile(0.5),
-            "p99_s": percentile(0.99),
-        }
+@contextlib.contextmanager
+def in_threads(calls: Iterable[Callable[[], object]]) -> Iterator[None]:
+    """Run calls in threads of their own; at the end, wait for them."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
 
 
 def hostile_clients(port: int, photo: bytes, address: str) -> dict[str, Callable[[], object]]:
@@ -178,60 +147,43 @@ def probe(port: int, photo: bytes, address: str) -> dict[str, object]:
     """
 
     def seconds(path: str = "/v1/captions") -> tuple[int, float]:
-        began = time.monotonic()
-        return post(port, path, photo)[0], round(time.monotonic() - began, 2)
-
-    def stalled(content: bytes, count: int) -> list[socket.socket]:
-        opened = [socket.create_connection(("127.0.0.1", port), TIMEOUT_S) for _ in range(count)]
-        for each in opened:
-            each.sendall(content)
-        return opened
+        response = ask(port, path, photo, None)
+        return response.status, round(response.seconds, 2)
 
     upload = "POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
     ligatures, words = "%EF%B7%BA+" * 500, "+".join(["dog"] * 60)
-    figures: dict[str, object] = {"alone": seconds()}
-    figures["picture of 500 ligatures"] = seconds(f"/v1/pictures?caption={ligatures}")
-    figures["13,000 options"] = seconds("/v1/captions?" + "&".join(["a=1"] * 13_000))
-    scores = [
-        threading.Thread(target=post, args=(port, f"/v1/scores?caption={words}", photo))
-        for _ in range(8)
-    ]
-    for thread in scores:
-        thread.start()
-    figures["during 8 scores of 60 words"] = seconds()
-    for thread in scores:
-        thread.join()
-    figures["picture alone"] = seconds("/v1/pictures")
-    animation = f"/v1/pictures?format=gif&caption={words}"
-    animations = [
-        threading.Thread(target=post, args=(port, animation, photo, address)) for _ in range(6)
-    ]
-    for thread in animations:
-        thread.start()
-    time.sleep(2)
-    figures["picture during 6 animations"] = [seconds("/v1/pictures") for _ in range(3)]
-    for thread in animations:
-        thread.join()
+    found: dict[str, object] = {"alone": seconds()}
+    found["picture of 500 ligatures"] = seconds(f"/v1/pictures?caption={ligatures}")
+    found["13,000 options"] = seconds("/v1/captions?" + "&".join(["a=1"] * 13_000))
+    score = partial(post, port, f"/v1/scores?caption={words}", photo)
+    with in_threads([score] * 8):
+        found["during 8 scores of 60 words"] = seconds()
+    found["picture alone"] = seconds("/v1/pictures")
+    animate = partial(post, port, f"/v1/pictures?format=gif&caption={words}", photo, address)
+    with in_threads([animate] * 6):
+        time.sleep(2)
+        found["picture during 6 animations"] = [seconds("/v1/pictures") for _ in range(3)]
     for name, content, count in (
         ("1,100 unfinished heads", b"POST / HTTP/1.1\r\n", 1100),
         ("128 stalled uploads", f"{upload}Content-Length: 99999\r\n\r\nx".encode(), 128),
     ):
-        opened = stalled(content, count)
-        figures[f"during {name}"] = seconds()
-        for each in opened:
-            each.close()
-    return figures
+        with contextlib.ExitStack() as opened:
+            for _ in range(count):
+                connection = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+                opened.enter_context(connection).sendall(content)
+            found[f"during {name}"] = seconds()
+    return found
 
 
 def memory_mb(pid: int) -> float:
     """Memory of a process and its descendants, shared pages counted once (Linux)."""
+    from benchmarks.timing import descendants  # with PyTorch, which the clients do not need
+
     kibibytes = 0
-    with contextlib.suppress(OSError, IndexError):
-        status = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        kibibytes = int(status.split("Pss:")[1].split()[0])
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                kibibytes += round(1024 * memory_mb(int(child)))
+    for process in descendants(pid):
+        with contextlib.suppress(OSError, IndexError):
+            status = Path(f"/proc/{process}/smaps_rollup").read_text()
+            kibibytes += int(status.split("Pss:")[1].split()[0])
     return round(kibibytes / 1024, 1)
 
 
@@ -249,13 +201,9 @@ def attack(port: int, address: str) -> None:
             actions[kind] += 1
 
     kinds = hostile_clients(port, images(1)[0], address).items()
-    threads = [threading.Thread(target=repeat, args=kind) for kind in kinds]
-    for thread in threads:
-        thread.start()
-    sys.stdin.read()
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with in_threads([partial(repeat, *kind) for kind in kinds]):
+        sys.stdin.read()
+        stop.set()
     print(json.dumps(actions))
 
 
@@ -286,39 +234,26 @@ def hostile_address() -> str:
 def soak(seconds: float, clients: int, attack_from: str) -> dict[str, object]:
     """The figures of the module's docstring."""
     photos = images(12)
-    command = [sys.executable, "-m", "captioner", "serve", "--model", "soft", "--port", "0"]
     with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(
-            [*command, "--device", "cpu"], stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().rpartition(":")[2])
+        with server("--device", "cpu", log=log) as (process, port):
             expected = [caption_of(post(port, "/v1/captions", photo)[1]) for photo in photos]
             for photo in photos[:4]:  # the first pictures wait for imports
                 post(port, "/v1/pictures", photo)
             probes = probe(port, photos[0], attack_from)
-            quiet = Honest(port, photos, expected)
-            quiet.run(seconds / 10, clients)
-            before_mb = memory_mb(server.pid)
-            memory = [before_mb]
+            quiet = honest(port, photos, expected, seconds / 10, clients)
+            memory = [memory_mb(process.pid)]
             stop = threading.Event()
 
             def watch() -> None:
                 while not stop.wait(5):
-                    memory.append(memory_mb(server.pid))
+                    memory.append(memory_mb(process.pid))
 
-            watching = threading.Thread(target=watch)
-            watching.start()
-            with attackers(port, attack_from) as actions:
-                together = Honest(port, photos, expected)
-                together.run(seconds * 0.9, clients)
-            stop.set()
-            watching.join()
-        finally:
-            server.send_signal(signal.SIGTERM)
+            with in_threads([watch]):
+                with attackers(port, attack_from) as actions:
+                    together = honest(port, photos, expected, seconds * 0.9, clients)
+                stop.set()
             began = time.monotonic()
-            code = server.wait(TIMEOUT_S)
+        ended = time.monotonic()
         log.seek(0)
         return {
             "seconds": seconds,
@@ -326,13 +261,13 @@ def soak(seconds: float, clients: int, attack_from: str) -> dict[str, object]:
             "honest_clients": clients,
             "hostile_address": attack_from,
             "hostile_actions": actions,
-            "quiet": quiet.figures(),
-            "with_hostile": together.figures(),
-            "p99_ratio": round(together.figures()["p99_s"] / quiet.figures()["p99_s"], 2),
-            "memory_mb": {"before": before_mb, "most": max(memory), "after": memory[-1]},
+            "quiet": quiet,
+            "with_hostile": together,
+            "p99_ratio": round(together["p99_s"] / quiet["p99_s"], 2),
+            "memory_mb": {"before": memory[0], "most": max(memory), "after": memory[-1]},
             "log_lines": len(log.readlines()),
-            "shutdown_s": round(time.monotonic() - began, 1),
-            "server_exit_code": code,
+            "shutdown_s": round(ended - began, 1),
+            "server_exit_code": process.returncode,
         }
 
 
@@ -346,8 +281,8 @@ def main() -> int:
     if arguments.port is not None:
         attack(arguments.port, arguments.attack_from)
         return 0
-    figures = soak(arguments.seconds, arguments.clients, arguments.attack_from)
-    print(json.dumps(figures, indent=1))
+    found = soak(arguments.seconds, arguments.clients, arguments.attack_from)
+    print(json.dumps(found, indent=1))
     return 0
 
 

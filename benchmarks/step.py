@@ -65,17 +65,12 @@ def run(
 
     The peer is in a process apart, so that neither takes the other's freed memory.
     """
-    grids, tokens, lengths = _inputs(batch, device)
-    calls: dict[str, Callable[[], None]] = {}
-    for name in ("soft", "hard"):
-        torch.manual_seed(0)
-        decoder = build_decoder(hard=name == "hard").to(device)
-        hard = None
-        if name == "hard":
-            hard = Reinforce(MovingAverage(), credit="caption", reward_scale=1.0, entropy=0.01).to(
-                device
-            )
-        calls[name] = _ours(decoder, hard, grids, tokens, lengths, dtype)
+    inputs = _inputs(batch, device)
+    lengths = inputs[2]
+    calls: dict[str, Callable[[], None]] = {
+        "soft": _ours(*inputs, dtype, hard=False),
+        "hard": _ours(*inputs, dtype, hard=True),
+    }
     if checkout is not None:
         calls["peer"] = Apart(_peers, checkout, batch, str(device), dtype)
     found = in_turns(calls, device=device, rounds=rounds)
@@ -113,21 +108,22 @@ def _inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ours(
-    decoder: LSTMDecoder,
-    hard: Reinforce | None,
-    grids: Tensor,
-    tokens: Tensor,
-    lengths: Tensor,
-    dtype: torch.dtype,
+    grids: Tensor, tokens: Tensor, lengths: Tensor, dtype: torch.dtype, *, hard: bool
 ) -> Callable[[], None]:
-    grid = Grid(grids, 14, 14)
+    grid, device = Grid(grids, 14, 14), grids.device
+    torch.manual_seed(0)
+    decoder = build_decoder(hard=hard).to(device)
+    reinforce = None
+    if hard:
+        reinforce = Reinforce(MovingAverage(), credit="caption", reward_scale=1.0, entropy=0.01)
+        reinforce.to(device)
 
     def step() -> None:
         decoder.zero_grad()
-        with torch.autocast(grids.device.type, dtype, enabled=dtype != torch.float32):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
         parts = caption_losses(
-            forced, tokens[:, 1:], lengths, doubly_stochastic=1.0, reinforce=hard
+            forced, tokens[:, 1:], lengths, doubly_stochastic=1.0, reinforce=reinforce
         )
         parts["total"].backward()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import platform
@@ -9,13 +10,15 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 ROUNDS = 5
+K = TypeVar("K")  # names a call
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,6 @@ class Timing:
     median_s: float
     least_s: float
     most_s: float
-    rounds: int
 
 
 @dataclass
@@ -48,20 +50,20 @@ def _shown(value: object) -> str:
         return "not measured"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def in_turns(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[K, Callable[[], object]],
     *,
     device: torch.device | None = None,
     rounds: int = ROUNDS,
-) -> dict[str, Timing]:
+) -> dict[K, Timing]:
     """Time each call once a round, after one to warm up: what slows one round slows all of it.
 
     Processes apart end with it.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[K, list[float]] = {name: [] for name in calls}
     for round_ in range(rounds + 1):
         for name, call in calls.items():
             _wait(device)
@@ -74,7 +76,7 @@ def in_turns(
         if isinstance(call, Apart):
             call.close()
     return {
-        name: Timing(statistics.median(each), min(each), max(each), rounds)
+        name: Timing(statistics.median(each), min(each), max(each))
         for name, each in seconds.items()
     }
 
@@ -139,14 +141,6 @@ def matrix_rate(
     return 2 * products * rows * inner * columns / timing.median_s
 
 
-def memory_rate(*, device: torch.device, mebibytes: int = 256) -> float:
-    """Bytes a second of a copy, read and written."""
-    source = torch.zeros(mebibytes << 18, device=device)
-    target = torch.empty_like(source)
-    timing = in_turns({"copy": lambda: target.copy_(source)}, device=device)["copy"]
-    return 2 * source.numel() * 4 / timing.median_s
-
-
 def peak_memory_mib(device: torch.device) -> float:
     """Most memory that the process has had: in RAM, or on a GPU since this was last asked."""
     if device.type == "cuda":
@@ -154,6 +148,16 @@ def peak_memory_mib(device: torch.device) -> float:
         torch.cuda.reset_peak_memory_stats(device)
         return peak
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that it has started and that still run (Linux)."""
+    found = [pid]
+    for process in found:  # which grows
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{process}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -171,10 +175,3 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def as_json(value: object) -> object:
-    """For json.dumps: timings as their fields."""
-    if isinstance(value, Timing):
-        return asdict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")

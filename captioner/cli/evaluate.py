@@ -185,7 +185,7 @@ def _attention_settings(
 
     objects = None
     if arguments.objects:
-        objects = Objects.read(*arguments.objects)
+        objects = Objects(*arguments.objects)
         files = ", ".join(map(str, arguments.objects))
         verb = "knows" if len(arguments.objects) == 1 else "know"
         known = object_keys(objects, images)

@@ -213,11 +213,11 @@ class CaptionWriter:
     ) -> None:
         self.arguments, self.names, self.failed = arguments, names, failed
         self.entries: list[Entry] = []
+        self.content = "comparison" if arguments.compare else "attention"  # in the files' names
         if arguments.output is None:
             return
-        from captioner.visualization import OverlayStyle, comparison_name, sheet_name
+        from captioner.visualization import OverlayStyle
 
-        self.file_name = comparison_name if arguments.compare else sheet_name
         self.style = OverlayStyle(
             kind=arguments.style,
             smooth=not arguments.cells,
@@ -274,9 +274,9 @@ class CaptionWriter:
             ImageError: The photo cannot be read any more.
         """
         from captioner.data.transforms import open_image
-        from captioner.visualization import Entry
+        from captioner.visualization import Entry, picture_name
 
-        page = self.file_name(self.names[path], "html")
+        page = picture_name(self.names[path], self.content, "html")
         entry = Entry.of(open_image(path), name=path.name, page=page, caption=text, unsure=unsure)
         self.entries.append(entry)
 
@@ -307,7 +307,7 @@ class CaptionWriter:
         style, name, folder = self.style, self.names[path], self.arguments.output
         caption = replace(captions[0][1], image=image)
         for kind in self.arguments.save:
-            file = folder / self.file_name(name, kind)
+            file = folder / v.picture_name(name, self.content, kind)
             if kind == "html":
                 self._save_page(path, image, with_heads, file)
             elif self.arguments.compare and kind == "png":
@@ -322,10 +322,10 @@ class CaptionWriter:
                     v.save_png(picture, folder / word)
                     yield folder / word
             elif kind == "matrix":
-                file = folder / v.matrix_name(name)
+                file = folder / v.picture_name(name, "matrix")
                 v.save_png(v.alignment_matrix(caption, style), file)
                 for vector in {"pdf", "svg"} & set(self.arguments.save):
-                    further = folder / v.matrix_name(name, vector)
+                    further = folder / v.picture_name(name, "matrix", vector)
                     v.vector_matrix(caption, style).save(further)
                     yield further
             if kind != "words":

@@ -16,8 +16,9 @@ from captioner.errors import CheckpointError
 from captioner.models.build import CaptionModel
 
 # Settings of training, which leave no trace in a model.
-TRAINING_ONLY = {"weights", "trainable_from", "batch_norm", "dropout", "drop_path", "embed_dropout"}
-TRAINING_ONLY |= {"semi_sampling"}
+TRAINING_ONLY = frozenset(
+    "weights trainable_from batch_norm dropout drop_path embed_dropout semi_sampling".split()
+)
 # Settings that may differ between models of the same weights: the average has the first model's.
 FROM_THE_FIRST = {"height_px", "width_px", "select", "at_test"}
 # Mean cosine of two decoders' weight matrices: about 0 for models that began apart, which average
@@ -49,21 +50,18 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
     sums = {name: value.double() for name, value in first_weights.items()}
     for folder in others:
         model, other_config, other_vocabulary = load_model(folder)
+        weights = model.state_dict()
         difference = _difference(config, other_config)
         if other_vocabulary.tokens != vocabulary.tokens:
-            difference = "its vocabulary"
+            difference = "its vocabulary differs"
+        elif not difference:
+            resized = [name for name in weights if weights[name].shape != sums[name].shape]
+            difference = f"{resized[0]} has another size" if resized else ""
         if difference:
             raise CheckpointError(
-                f"{folder}: is not a model like {first} ({difference} differs); average models of "
-                "one kind, trained on from the same model"
+                f"{folder}: is not a model like {first} ({difference}); average models of one "
+                "kind, trained on from the same model"
             )
-        weights = model.state_dict()
-        for name, value in weights.items():
-            if value.shape != sums[name].shape:
-                raise CheckpointError(
-                    f"{folder}: is not a model like {first} ({name} has another size); average "
-                    "models of one kind, trained on from the same model"
-                )
         cosine = _mean_cosine(first_weights, weights)
         if cosine < LEAST_ALIKE:
             raise CheckpointError(
@@ -88,11 +86,11 @@ def _mean_cosine(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 def _difference(one: ModelConfig, other: ModelConfig) -> str:
-    """Return the first setting in which two models are of different kinds, or ""."""
+    """Return in which setting two models are of different kinds, or ""."""
     for section in ("preprocess", "encoder", "attention", "decoder"):
         first: dict[str, Any] = vars(getattr(one, section))
         second: dict[str, Any] = vars(getattr(other, section))
         for name in first:
             if name not in TRAINING_ONLY | FROM_THE_FIRST and first[name] != second[name]:
-                return f"{section}.{name}"
+                return f"{section}.{name} differs"
     return ""

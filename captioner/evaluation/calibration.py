@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from captioner.checkpoint import add_files
-from captioner.data.transforms import open_image
+from captioner.data.opening import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.scorers import tokenize
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 RIGHT_FROM = 0.5
 FOLDS = 5
 BINS = 10
-BATCH = 16
 RIDGE = 1.0  # weight of the squared weights, in captions
 MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
 LEAST_IMAGES = 20
@@ -90,20 +89,21 @@ def collect(
         DataError: No image can be read.
     """
     rows, texts, references = [], [], []
-    for first in progress_bar(range(0, len(images), BATCH), desc=name, unit="batch"):
-        readable, opened = [], []
-        for image in images[first : first + BATCH]:
-            try:
-                opened.append(open_image(image.path))
-                readable.append(image)
-            except ImageError as error:
-                logger.warning(f"{image.path}: left out: {error}")
-        for image, (found, statistics) in zip(readable, captioner.hypotheses(opened), strict=True):
-            features = confidence_features(found, statistics)
-            rows.append(np.array([features[name] for name in FEATURES]))
-            words = captioner.vocabulary.decode(found[0].tokens)
-            texts.append(captioner.vocabulary.tokenizer.join(words))
-            references.append(image.captions)
+
+    def failed(image: CaptionedImage, error: ImageError) -> None:
+        bar.update()
+        logger.warning(f"{image.path}: left out: {error}")
+
+    with progress_bar(total=len(images), desc=name, unit="photo") as bar:
+        for batch in opened(((image, image.path) for image in images), failed, captioner.device):
+            hypotheses = captioner.hypotheses([photo for _, photo in batch])
+            for (image, _), (found, statistics) in zip(batch, hypotheses, strict=True):
+                features = confidence_features(found, statistics)
+                rows.append(np.array([features[name] for name in FEATURES]))
+                words = captioner.vocabulary.decode(found[0].tokens)
+                texts.append(captioner.vocabulary.tokenizer.join(words))
+                references.append(image.captions)
+            bar.update(len(batch))
     if not rows:
         raise DataError(f"{name}: none of the {len(images)} photos can be read")
     scores = caption_scores(texts, references, [image.captions for image in training])
@@ -142,11 +142,10 @@ def fit(
         fitted_on=", ".join(f"{each.name} ({len(each.scores)} photos)" for each in data),
     )
     report: dict[str, Any] = {"all": calibration_report(predicted, right, calibrator.threshold)}
-    first = 0
-    for each in data:
-        part = slice(first, first + len(each.scores))
-        report[each.name] = calibration_report(predicted[part], right[part], calibrator.threshold)
-        first += len(each.scores)
+    ends = np.cumsum([len(each.scores) for each in data])[:-1]
+    parts = zip(data, np.split(predicted, ends), np.split(right, ends), strict=True)
+    for each, confidence, is_right in parts:
+        report[each.name] = calibration_report(confidence, is_right, calibrator.threshold)
     return calibrator, report
 
 
@@ -225,10 +224,9 @@ def area_under_curve(confidence: np.ndarray, right: np.ndarray) -> float | None:
     """
     if right.all() or not right.any():
         return None
-    _, inverse, counts = np.unique(confidence, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # mean rank of ties, from 1
-    positive, negative = int(right.sum()), int((~right).sum())
-    return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    wrong = np.sort(confidence[~right])
+    less, not_more = (np.searchsorted(wrong, confidence[right], side) for side in ("left", "right"))
+    return float((less + not_more).mean() / 2 / len(wrong))
 
 
 def write_calibrator(folder: Path, calibrator: Calibrator) -> None:

@@ -185,9 +185,8 @@ def caption_images(
             return {image.image_id: replace(caption, heads=None) for (image, _), caption in pairs}
 
         batches = opened(((image, image.path) for image in images), failed, captioner.device)
-        results: Iterator[dict[ImageId, Caption]]
         if captioner.samples_cells(at_test):  # batches must come in one order
-            results = map(captioned, batches)
+            results: Iterator[dict[ImageId, Caption]] = map(captioned, batches)
         else:
             results = parallel_map(captioned, batches, captioner.device)
         for found in results:
@@ -234,35 +233,25 @@ def score_results(
     further: dict[str, object] = {"bias": bias_counts(texts, references)}
     if captioner.calibrator is not None:
         further["calibration"] = _calibration(captioner, images, captions, scores.per_image)
+    decoding = captioner.config.decoding
+    mode = at_test or captioner.config.attention.at_test
     return results_of(
-        metrics=scores.metrics,
-        captions=texts,
+        scores,
+        texts,
         signature={
             **scores.signature,
-            **search_signature(captioner, beam_size, at_test),
+            **vars(decoding),
+            "beam_size": beam_size or decoding.beam_size,
+            "at_test": mode if captioner.has_hard_attention else None,
             **(signature or {}),
             "photos": digest_of(names, references),
         },
-        scores=scores,
         names=names,
         intervals=bootstrap_intervals(per_image),
         statistics=corpus_statistics(list(texts.values()), training_captions),
         groups=groups,
         **further,
     )
-
-
-def search_signature(
-    captioner: Captioner, beam_size: int | None, at_test: HardAttentionMode | None
-) -> dict[str, object]:
-    """Return the settings of the search for the signature of results."""
-    decoding = captioner.config.decoding
-    mode = at_test or captioner.config.attention.at_test
-    return {
-        **vars(decoding),
-        "beam_size": beam_size or decoding.beam_size,
-        "at_test": mode if captioner.has_hard_attention else None,
-    }
 
 
 def _calibration(

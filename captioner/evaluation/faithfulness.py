@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
-from captioner.generation import Hypothesis, score, score_captions
+from captioner.generation import score, score_captions
 from captioner.models.attention import Attention, Select, hard_attention_mode
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Geometry, Grid
@@ -31,7 +31,7 @@ SHARES = (0.05, 0.1, 0.2, 0.4)
 ORDERS = ("attention", "random", "reverse")
 
 Replacement = Literal["frozen", "random_cell", "uniform"]
-REPLACEMENTS: tuple[Replacement, ...] = ("frozen", "random_cell", "uniform")
+REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 DELETIONS = ("deleted_in_grid", "deleted_before_mixing")
 DELETED_SHARE = 0.2
 
@@ -62,8 +62,7 @@ class ReplacedSelect(nn.Module):
 
     def draw_expected(self, *arguments: Any) -> Tensor | None:
         """Return the same as the model's own stage: nothing outside training."""
-        result: Tensor | None = self.select.draw_expected(*arguments)
-        return result
+        return self.select.draw_expected(*arguments)
 
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
         """Return the attention for scores [B, K, L], with the replaced weights."""
@@ -80,8 +79,7 @@ class ReplacedSelect(nn.Module):
         # Scores whose softmax these weights are: the stage then takes the expectation over them.
         as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
         with hard_attention_mode("expectation"):
-            output: AttentionOutput = self.select(as_scores, *arguments)
-        return output
+            return self.select(as_scores, *arguments)
 
 
 def _one_hot(cells: Tensor, like: Tensor) -> Tensor:
@@ -125,14 +123,14 @@ class AttentionMeasure:
         before = np.concatenate([hypothesis.log_probs for hypothesis in own])
 
         def loss(decoder: Decoder, grids: list[Grid]) -> np.ndarray:
-            found: list[Hypothesis] = []
             if len(grids) == 1:
                 found = score_captions(decoder, grids[0], [captions])[0]
             else:  # a grid for each caption
-                for each, tokens in zip(grids, captions, strict=True):
-                    found += score_captions(decoder, each, [[tokens]])[0]
-            after: np.ndarray = np.concatenate([hypothesis.log_probs for hypothesis in found])
-            return before - after
+                found = [
+                    score_captions(decoder, each, [[tokens]])[0][0]
+                    for each, tokens in zip(grids, captions, strict=True)
+                ]
+            return before - np.concatenate([hypothesis.log_probs for hypothesis in found])
 
         losses: dict[str, np.ndarray] = {}
         for kind, decoder in self.replaced.items():
@@ -207,24 +205,20 @@ def attention_summary(
         For each name `value` and `interval`, and for deletions `control` and `control_interval`,
         those of as many random cells. Nothing where there are no words.
     """
+
+    def mean_and_interval(name: str) -> tuple[float, tuple[float, float]]:
+        groups = [image[name].tolist() for image in images if len(image[name])]
+        return float(np.concatenate(groups).mean()), interval_of_mean(groups)
+
     found: dict[str, dict[str, Any]] = {}
     for name in (*REPLACEMENTS, *DELETIONS, "cell_changes"):
-        groups = [image[name].tolist() for image in images if len(image[name])]
-        if not groups:
-            continue
-        found[name] = {"value": _mean(groups), "interval": interval_of_mean(groups)}
-        if name in DELETIONS:
-            controls = [image[f"{name}_control"].tolist() for image in images if len(image[name])]
-            found[name] |= {
-                "control": _mean(controls),
-                "control_interval": interval_of_mean(controls),
-            }
+        if any(len(image[name]) for image in images):
+            value, interval = mean_and_interval(name)
+            found[name] = {"value": value, "interval": interval}
+            if name in DELETIONS:
+                control, interval = mean_and_interval(f"{name}_control")
+                found[name] |= {"control": control, "control_interval": interval}
     return found
-
-
-def _mean(groups: Sequence[Sequence[float]]) -> float:
-    """Return the mean of all values of all groups."""
-    return float(np.concatenate(groups).mean())
 
 
 # --- deletion test --------------------------------------------------------------------------------
@@ -272,15 +266,10 @@ def removal_in_image(
         for cells in removed:
             variant = image.copy()
             for row, column in np.argwhere(cells.reshape(grid.height, grid.width)):
-                x0, y0, x1, y1 = geometry.cell_box_px(row, column, grid.height, grid.width)
-                box = (
-                    max(0, round(x0)),
-                    max(0, round(y0)),
-                    min(image.width, round(x1)),
-                    min(image.height, round(y1)),
-                )
-                if box[0] < box[2] and box[1] < box[3]:
-                    variant.paste(blurred.crop(box), box[:2])
+                box_px = geometry.cell_box_px(row, column, grid.height, grid.width)
+                x0, y0, x1, y1 = map(round, box_px)
+                # What lies beyond the image, on a letterbox, is cropped and pasted nowhere.
+                variant.paste(blurred.crop((x0, y0, x1, y1)), (x0, y0))
             variants.append(variant)
         return encode(variants)
 

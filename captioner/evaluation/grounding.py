@@ -22,8 +22,6 @@ from captioner.types import Caption, Geometry
 
 TOLERANCE_PX = 15.0  # of the pointing game, as its authors have it
 CENTRE_SIGMA = 0.25  # of the centred map, in sides of the image
-FIGURES = ("correctness", "hit")
-CONTROLS = ("uniform", "centre", "others")
 
 
 @dataclass(frozen=True)
@@ -33,24 +31,15 @@ class GroundedWord:
     Attributes:
         image: The image's key in the annotations; words of one image share it.
         category: COCO's category that it names.
-        correctness, hit: Figures of the model's map, from 0 to 1.
-        correctness_uniform, hit_uniform: Those of a uniform map, the chance of a random cell.
-        correctness_centre, hit_centre: Those of a Gaussian at the centre of the image.
-        correctness_others, hit_others: Those of the mean map of the caption's other words, or of
-            the uniform map if there are none.
+        figures: `correctness` and `hit` of the model's map, from 0 to 1; those of the controls,
+            `..._uniform` (the chance of a random cell), `..._centre`, and `..._others` (uniform
+            where the caption has no other words); and `..._gain`, the model's minus `..._others`.
     """
 
     image: Hashable
     word: str
     category: str
-    correctness: float
-    correctness_uniform: float
-    correctness_centre: float
-    correctness_others: float
-    hit: float
-    hit_uniform: float
-    hit_centre: float
-    hit_others: float
+    figures: dict[str, float]
 
 
 def ground(
@@ -76,29 +65,28 @@ def ground(
         covered, seen = coverage(mask, caption.geometry, rows, columns)
         hits = cell_hits(mask, caption.geometry, rows, columns)
         others = (total - attention) / others_count if others_count else uniform
-
-        def correctness(
-            weights: np.ndarray, covered: np.ndarray = covered, seen: np.ndarray = seen
-        ) -> float:
-            inside = weights * seen
-            on_image = inside.sum()
-            # all of it outside the image: nothing lies on the object
-            return float((inside * covered).sum() / on_image) if on_image > 0 else 0.0
-
+        maps = {"": attention, "_uniform": uniform, "_centre": centre, "_others": others}
+        figures = {
+            f"correctness{kind}": _correctness(weights, covered, seen)
+            for kind, weights in maps.items()
+        }
         chance = float(np.average(hits, weights=seen))
-        yield GroundedWord(
-            image=image,
-            word=word,
-            category=category,
-            correctness=correctness(attention),
-            correctness_uniform=correctness(uniform),
-            correctness_centre=correctness(centre),
-            correctness_others=correctness(others),
-            hit=float(hits.flat[(attention * seen).argmax()]),
-            hit_uniform=chance,
-            hit_centre=float(point_hits(mask, mask.shape[1] / 2, mask.shape[0] / 2)),
-            hit_others=float(hits.flat[(others * seen).argmax()]) if others_count else chance,
+        figures["hit"] = float(hits.flat[(attention * seen).argmax()])
+        figures["hit_uniform"] = chance
+        figures["hit_centre"] = float(point_hits(mask, mask.shape[1] / 2, mask.shape[0] / 2))
+        figures["hit_others"] = (
+            float(hits.flat[(others * seen).argmax()]) if others_count else chance
         )
+        for name in ("correctness", "hit"):
+            figures[f"{name}_gain"] = figures[name] - figures[f"{name}_others"]
+        yield GroundedWord(image, word, category, figures)
+
+
+def _correctness(weights: np.ndarray, covered: np.ndarray, seen: np.ndarray) -> float:
+    """Return the share of attention on the image that lies on the object; 0 if none is on it."""
+    inside = weights * seen
+    on_image = inside.sum()
+    return float((inside * covered).sum() / on_image) if on_image > 0 else 0.0
 
 
 def centred_map(geometry: Geometry, rows: int, columns: int) -> np.ndarray:
@@ -146,8 +134,7 @@ def _overlaps(
     edges = (np.arange(pixels + 1) * (image_px / pixels) - start_px) * (cells / length_px)
     low = np.maximum(edges[:-1], np.arange(cells)[:, None])
     high = np.minimum(edges[1:], np.arange(cells)[:, None] + 1)
-    overlaps: np.ndarray = np.maximum(high - low, 0.0)
-    return overlaps
+    return np.maximum(high - low, 0.0)
 
 
 def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> np.ndarray:
@@ -158,10 +145,9 @@ def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> 
     down = mask.shape[0] / geometry.photo_height_px
     across = mask.shape[1] / geometry.photo_width_px
     hits = np.zeros((rows, columns), bool)
-    for row in range(rows):
-        for column in range(columns):
-            x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
-            hits[row, column] = point_hits(mask, across * (x0 + x1) / 2, down * (y0 + y1) / 2)
+    for row, column in np.ndindex(rows, columns):
+        x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
+        hits[row, column] = point_hits(mask, across * (x0 + x1) / 2, down * (y0 + y1) / 2)
     return hits
 
 
@@ -176,47 +162,36 @@ def point_hits(mask: np.ndarray, x_px: float, y_px: float) -> bool:
 
 
 def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
-    """Return means over words with their 95 % intervals, and means by category.
+    """Return means of the figures over words with their 95 % intervals, and means by category.
 
-    Besides the fields of a word, `correctness_gain` and `hit_gain` are the model's minus those of
-    the caption's other words. The intervals are of the percentile bootstrap over images, whose
-    words are drawn together. Categories are ordered by falling frequency. Without words there is
-    `num_words` alone.
+    The intervals are of the percentile bootstrap over images, whose words are drawn together.
+    Categories are ordered by falling frequency. Without words there is `num_words` alone.
     """
     if not words:
         return {"num_words": 0}
     by_category: dict[str, list[GroundedWord]] = {}
+    by_image: dict[Hashable, list[GroundedWord]] = {}
     for word in words:
         by_category.setdefault(word.category, []).append(word)
+        by_image.setdefault(word.image, []).append(word)
     ranked = sorted(by_category.items(), key=lambda entry: (-len(entry[1]), entry[0]))
-    names = [*_figures(words[0])]
     return {
         **_means(words),
-        "intervals": {name: _interval(words, name) for name in names},
+        "intervals": {
+            name: interval_of_mean(
+                [[word.figures[name] for word in group] for group in by_image.values()]
+            )
+            for name in words[0].figures
+        },
         "by_category": {name: _means(members) for name, members in ranked},
     }
 
 
-def _figures(word: GroundedWord) -> dict[str, float]:
-    """Return the figures of a word by name: the model's, those of the controls, and the gain."""
-    figures: dict[str, float] = {}
-    for name in FIGURES:
-        figures[name] = getattr(word, name)
-        figures |= {f"{name}_{control}": getattr(word, f"{name}_{control}") for control in CONTROLS}
-        figures[f"{name}_gain"] = figures[name] - figures[f"{name}_others"]
-    return figures
-
-
 def _means(words: Sequence[GroundedWord]) -> dict[str, Any]:
-    rows = [_figures(word) for word in words]
     return {
         "num_words": len(words),
-        **{name: float(np.mean([row[name] for row in rows])) for name in rows[0]},
+        **{
+            name: float(np.mean([word.figures[name] for word in words]))
+            for name in words[0].figures
+        },
     }
-
-
-def _interval(words: Sequence[GroundedWord], figure: str) -> tuple[float, float]:
-    by_image: dict[Hashable, list[float]] = {}
-    for word in words:
-        by_image.setdefault(word.image, []).append(_figures(word)[figure])
-    return interval_of_mean(list(by_image.values()))

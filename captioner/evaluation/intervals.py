@@ -37,8 +37,7 @@ def bleu(counts: np.ndarray) -> np.ndarray:
     precision = (matches + 1e-15) / (guesses + 1e-9)
     means = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, 5))
     ratio = (words + 1e-15) / (reference + 1e-9)
-    result: np.ndarray = means * np.exp(np.minimum(0, 1 - 1 / ratio))
-    return result
+    return means * np.exp(np.minimum(0, 1 - 1 / ratio))
 
 
 def meteor(counts: np.ndarray) -> np.ndarray:
@@ -58,8 +57,7 @@ def meteor(counts: np.ndarray) -> np.ndarray:
         precision, recall = np.moveaxis(np.nan_to_num(found / present), -1, 0)
         mean = 1 / ((1 - _ALPHA) / precision + _ALPHA / recall)
         fragments = np.nan_to_num(chunks / aligned.mean(-1))
-    result: np.ndarray = mean * (1 - _GAMMA * fragments**_BETA)
-    return result
+    return mean * (1 - _GAMMA * fragments**_BETA)
 
 
 @dataclass(frozen=True)
@@ -135,9 +133,7 @@ def bootstrap_intervals(
     return {name: _interval(values) for name, values in drawn.items()}
 
 
-def interval_of_mean(
-    groups: Sequence[Sequence[float]], *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
+def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the mean of all values, over groups.
 
     Args:
@@ -146,8 +142,8 @@ def interval_of_mean(
     sums = np.array([sum(group) for group in groups])
     sizes = np.array([len(group) for group in groups])
     count = len(groups)
-    generator = np.random.default_rng(seed)
-    weights = generator.multinomial(count, np.full(count, 1 / count), resamples)
+    generator = np.random.default_rng(0)
+    weights = generator.multinomial(count, np.full(count, 1 / count), RESAMPLES)
     return _interval((weights @ sums) / (weights @ sizes))
 
 

@@ -19,9 +19,10 @@ from captioner.evaluation.scorers import (
     MetricTable,
     Scored,
     clean,
+    compute_score,
     meteor_language,
+    package,
     pycocoevalcap_folder,
-    pycocoevalcap_version,
 )
 
 
@@ -94,19 +95,6 @@ class _Meteor(Meteor):
         self.counts.append(counts)
         return line
 
-    def ended(self) -> str:
-        """Return how the process ended, if it did."""
-        try:
-            code = self.meteor_p.wait(1)
-        except subprocess.TimeoutExpired:
-            return ""
-        return f"its process was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-
-    def error_text(self) -> str:
-        """Return what the process has written to standard error."""
-        self.errors.seek(0)
-        return self.errors.read().decode(errors="replace")
-
 
 def meteor_scores(
     candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
@@ -118,11 +106,21 @@ def meteor_scores(
     """
     meteor = _Meteor(java, meteor_language(references))
     try:
-        corpus, images = meteor.compute_score(*_by_index(candidates, references))
+        corpus, images = compute_score(meteor, candidates, references)
     except (ValueError, OSError, IndexError) as error:  # no number where METEOR died or complained
-        reason = _last_line(meteor.error_text()) or meteor.ended() or error
+        meteor.errors.seek(0)
+        reason = _last_line(meteor.errors.read().decode(errors="replace")) or _end(meteor) or error
         raise JavaFailure(f"METEOR failed: {reason}") from error
     return {"METEOR": Scored(corpus, images, meteor.counts)}
+
+
+def _end(meteor: _Meteor) -> str:
+    """Return how the process of METEOR ended, if it did."""
+    try:
+        code = meteor.meteor_p.wait(1)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f"its process was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 def spice_scores(
@@ -137,18 +135,10 @@ def spice_scores(
     from pycocoevalcap.spice.spice import Spice
 
     try:
-        corpus, images = Spice().compute_score(*_by_index(candidates, references))
+        corpus, images = compute_score(Spice(), candidates, references)
     except (subprocess.CalledProcessError, ValueError, OSError) as error:
         raise JavaFailure(f"SPICE failed: {error}") from error
     return {"SPICE": Scored(float(corpus), [float(image["All"]["f"]) for image in images])}
-
-
-def _by_index(
-    candidates: Sequence[str], references: Sequence[Sequence[str]]
-) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """Return ground truths and results in the form of pycocoevalcap's scorers."""
-    truths = {index: list(texts) for index, texts in enumerate(references)}
-    return truths, {index: [text] for index, text in enumerate(candidates)}
 
 
 def _run(command: list[str], source: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -176,13 +166,13 @@ def spice_is_installed() -> bool:
 METEOR = Metric(
     ("METEOR",),
     meteor_scores,
-    lambda: f"METEOR 1.5 via pycocoevalcap {pycocoevalcap_version()}",
+    lambda: f"METEOR 1.5 via {package()}",
     needs_java=True,
 )
 SPICE = Metric(
     ("SPICE",),
     spice_scores,
-    lambda: f"SPICE 1.0 via pycocoevalcap {pycocoevalcap_version()}",
+    lambda: f"SPICE 1.0 via {package()}",
     needs_java=True,
     available=spice_is_installed,
 )

@@ -127,9 +127,8 @@ def score_captions(
     if meteor_language(truths) == "other":
         signature["METEOR"] += ", -l other (equal words only)"
     names = [name for metric in chosen.values() for name in metric.names]
-    figures: dict[str, float | None] = {}
+    figures = {name: table[name].corpus if name in table else None for name in names}
     for name in names:
-        figures[name] = table[name].corpus if name in table else None
         if name not in table:
             signature[name] = f"{NOT_COMPUTED}: {failed.get(name, early_end)}"
     per_image = {

@@ -8,7 +8,6 @@ import io
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,37 +104,23 @@ def named_categories(words: Sequence[str]) -> list[str | None]:
 ImageKey: TypeAlias = "tuple[int, int]"  # number of the file, number of the image in it
 
 
-@dataclass(frozen=True)
-class _InstanceFile:
-    """One annotation file: pycocotools' index of it, and its categories' numbers by name."""
-
-    coco: Any  # pycocotools.coco.COCO
-    categories: dict[str, int]
-
-
 class Objects:
     """The instances of one or more COCO annotation files, by image.
 
     An image is found by the name of its file. One that several files know is taken from the first.
+
+    Raises:
+        DataError: A file is no COCO instances file.
     """
 
-    def __init__(self, files: Sequence[_InstanceFile]) -> None:
-        self._files = list(files)
+    def __init__(self, *paths: Path) -> None:
+        self._files = [_read_instances(path) for path in paths]
         self._by_name: dict[str, ImageKey] = {}
         for index, file in enumerate(self._files):
-            for number, image in file.coco.imgs.items():
+            for number, image in file.imgs.items():
                 name = Path(str(image.get("file_name", ""))).name
                 for key in {name, _number_in(name)} - {""}:
                     self._by_name.setdefault(key, (index, number))
-
-    @classmethod
-    def read(cls, *paths: Path) -> Objects:
-        """Read annotation files.
-
-        Raises:
-            DataError: A file is no COCO instances file.
-        """
-        return cls([_read_instances(path) for path in paths])
 
     def image(self, path: ImagePath) -> ImageKey | None:
         """Return the key of an image, found by its name; COCO's two names are one image."""
@@ -144,7 +129,7 @@ class Objects:
 
     def count(self, image: ImageKey) -> int:
         """Return the number of annotated objects in an image."""
-        return len(self._files[image[0]].coco.imgToAnns.get(image[1], ()))
+        return len(self._files[image[0]].imgToAnns.get(image[1], ()))
 
     def mask(self, image: ImageKey, category: str, *, boxes: bool = False) -> np.ndarray | None:
         """Return where an image shows objects of a category.
@@ -156,16 +141,15 @@ class Objects:
             bool [height, width] of the annotation, or None where there is none.
         """
         file, number = self._files[image[0]], image[1]
-        if category not in file.categories:
-            return None
+        categories = file.getCatIds(catNms=[category])
         found = [
             annotation
-            for annotation in file.coco.imgToAnns.get(number, ())
-            if annotation["category_id"] == file.categories[category]
+            for annotation in file.imgToAnns.get(number, ())
+            if annotation["category_id"] in categories
         ]
         if not found:
             return None
-        size = file.coco.imgs[number]
+        size = file.imgs[number]
         mask = np.zeros((size["height"], size["width"]), bool)
         for annotation in found:
             outlines = _outlines(annotation)
@@ -173,13 +157,13 @@ class Objects:
                 x, y, width, height = annotation["bbox"]
                 mask[_pixels(y, height), _pixels(x, width)] = True
             else:
-                drawn = file.coco.annToMask(annotation | {"segmentation": outlines})
+                drawn = file.annToMask(annotation | {"segmentation": outlines})
                 mask |= drawn.astype(bool)
         return mask if mask.any() else None
 
 
-def _read_instances(path: Path) -> _InstanceFile:
-    """Read one annotation file, and check all that drawing its masks needs."""
+def _read_instances(path: Path) -> Any:
+    """Return pycocotools' index of a file, which has all that drawing its masks needs."""
     from pycocotools.coco import COCO
 
     if not path.is_file():
@@ -187,7 +171,7 @@ def _read_instances(path: Path) -> _InstanceFile:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO(str(path))
-        categories = {c["name"]: c["id"] for c in coco.dataset["categories"]}
+        coco.getCatIds(catNms=[""])  # other annotations have no names of categories
         for annotation in coco.dataset["annotations"]:
             annotation["category_id"], annotation["image_id"]  # captions have none
             x, y, width, height = annotation["bbox"]
@@ -200,7 +184,7 @@ def _read_instances(path: Path) -> _InstanceFile:
         raise DataError(
             f"{path} is no file of COCO instances; name one such as instances_val2017.json"
         ) from error
-    return _InstanceFile(coco, categories)
+    return coco
 
 
 def _pixels(start: float, length: float) -> slice:

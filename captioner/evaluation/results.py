@@ -17,28 +17,24 @@ if TYPE_CHECKING:
 
 
 def results_of(
+    scores: Scores,
+    captions: Mapping[Any, str],
     *,
-    metrics: Mapping[str, float | None],
-    captions: Mapping[int, str] | Mapping[str, str] | Mapping[int | str, str],
     signature: Mapping[str, object],
-    scores: Scores | None = None,
     names: Mapping[Any, str] | None = None,
     **further: object,
 ) -> dict[str, Any]:
-    """Return the content of results.json: metrics, num_images, captions, signature, further.
+    """Return the content of results.json; further fields are taken as given.
 
     "captions" is what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...].
-    "images", from `scores`, holds what `read_results` needs of each image, and its file name from
-    `names`; other fields are taken as given.
+    "images" holds what `read_results` needs of each image, and its file name from `names`.
     """
-    content: dict[str, Any] = {
-        "metrics": dict(metrics),
+    return {
+        "metrics": scores.metrics,
         "num_images": len(captions),
         "captions": captions_list(captions),
         "signature": dict(signature),
-    }
-    if scores is not None:
-        content["images"] = [
+        "images": [
             {
                 "image_id": image_id,
                 **({"file_name": names[image_id]} if names else {}),
@@ -46,8 +42,9 @@ def results_of(
                 "counts": {name: each[image_id] for name, each in scores.counts.items()},
             }
             for image_id in captions
-        ]
-    return content | further
+        ],
+        **further,
+    }
 
 
 def captions_list(captions: Mapping[Any, str]) -> list[dict[str, Any]]:
@@ -103,14 +100,7 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
         raise DataError(
             f"cannot read {path} ({error.strerror}); name a file of captioner evaluate --output"
         ) from error
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        StopIteration,
-    ) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise DataError(
             f"{path} has no scores of each image; give a results file that captioner evaluate "
             "--output wrote"

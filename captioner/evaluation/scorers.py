@@ -148,22 +148,28 @@ def rouge_scores(candidates: Sequence[str], references: Sequence[Sequence[str]])
     """Return ROUGE-L (Lin 2004) with beta 1.2."""
     from pycocoevalcap.rouge.rouge import Rouge
 
-    return {"ROUGE_L": _coco_scored(Rouge(), candidates, references)}
+    return {"ROUGE_L": _scored(Rouge(), candidates, references)}
 
 
 def cider_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
     """Return CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
     from pycocoevalcap.cider.cider import Cider
 
-    return {"CIDEr": _coco_scored(Cider(), candidates, references)}
+    return {"CIDEr": _scored(Cider(), candidates, references)}
 
 
-def _coco_scored(
-    scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]
-) -> Scored:
-    truths = {index: list(texts) for index, texts in enumerate(references)}
-    corpus, images = scorer.compute_score(truths, {i: [text] for i, text in enumerate(candidates)})
+def _scored(scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
+    corpus, images = compute_score(scorer, candidates, references)
     return Scored(float(corpus), [float(score) for score in images])
+
+
+def compute_score(
+    scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]
+) -> tuple[float, list[Any]]:
+    """Return what a scorer of pycocoevalcap gives for the corpus and for each image."""
+    truths = {index: list(texts) for index, texts in enumerate(references)}
+    found = {index: [text] for index, text in enumerate(candidates)}
+    return scorer.compute_score(truths, found)
 
 
 def pycocoevalcap_folder() -> Path:
@@ -174,18 +180,15 @@ def pycocoevalcap_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def pycocoevalcap_version() -> str:
-    return importlib.metadata.version("pycocoevalcap")
+def package() -> str:
+    """Return pycocoevalcap with its version, for signatures."""
+    return f"pycocoevalcap {importlib.metadata.version('pycocoevalcap')}"
 
 
-def _package() -> str:
-    return f"pycocoevalcap {pycocoevalcap_version()}"
-
-
-BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores, _package)
-ROUGE_L = Metric(("ROUGE_L",), rouge_scores, _package)
+BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores, package)
+ROUGE_L = Metric(("ROUGE_L",), rouge_scores, package)
 CIDER = Metric(
     ("CIDEr",),
     cider_scores,
-    lambda: f"{_package()} (CIDEr-D, document frequencies of these references)",
+    lambda: f"{package()} (CIDEr-D, document frequencies of these references)",
 )

@@ -5,66 +5,52 @@ from __future__ import annotations
 from captioner.visualization.animation import caption_gif, growth_gif
 from captioner.visualization.arrays import caption_arrays, caption_from_arrays, jpeg, shrunk
 from captioner.visualization.files import (
-    comparison_name,
     is_picture_of,
-    matrix_name,
     output_names,
+    picture_name,
     save_npz,
     save_png,
-    sheet_name,
     word_names,
 )
-from captioner.visualization.heat import attention_heat
 from captioner.visualization.matrix import alignment_matrix, vector_matrix
 from captioner.visualization.notebook import save_caption
-from captioner.visualization.overlay import outline_cell, overlay, word_overlay
+from captioner.visualization.overlay import overlay
 from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
 from captioner.visualization.report import ReportedImage, report_page
 from captioner.visualization.sheet import (
     attention_sheet,
     comparison_sheet,
     vector_comparison,
-    vector_sheet,
 )
-from captioner.visualization.style import COLOUR_MAPS, STYLES, ColourMap, OverlayStyle, StyleName
+from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
 
 __all__ = [
-    "COLOUR_MAPS",
-    "STYLES",
-    "ColourMap",
     "Entry",
     "OverlayStyle",
     "ReportedImage",
-    "StyleName",
     "alignment_matrix",
-    "attention_heat",
     "attention_sheet",
     "caption_arrays",
     "caption_from_arrays",
     "caption_gif",
     "caption_page",
-    "comparison_name",
     "comparison_sheet",
     "gallery_page",
     "growth_gif",
     "is_picture_of",
     "jpeg",
-    "matrix_name",
-    "outline_cell",
     "output_names",
     "overlay",
+    "picture_name",
     "report_page",
     "save_caption",
     "save_npz",
     "save_png",
-    "sheet_name",
     "shrunk",
     "vector_comparison",
     "vector_matrix",
-    "vector_sheet",
     "viewer_script",
     "word_images",
     "word_names",
-    "word_overlay",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from captioner.files import save_bytes
 from captioner.visualization.typography import INK, MUTED, RULE
+from captioner.visualization.vector import figure_bytes
 
 # Title, and which figures (kind, name) share a panel. Those that a run did not log are left out.
 _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -74,8 +74,6 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
         "axes.edgecolor": RULE,
         "xtick.color": MUTED,
         "ytick.color": MUTED,
-        "pdf.fonttype": 42,
-        "svg.hashsalt": "captioner",
     }
     with matplotlib.rc_context(settings):
         size = (_PANEL_INCHES[0] * _ACROSS, _PANEL_INCHES[1] * down + 0.5)
@@ -88,11 +86,7 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
         for axes in places[len(panels) :]:
             axes.set_axis_off()
         for path in paths:
-            kind = path.suffix[1:]
-            undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
-            file = io.BytesIO()
-            figure.savefig(file, format=kind, dpi=160, metadata={"Title": title, **undated})
-            save_bytes(file.getvalue(), path)
+            save_bytes(figure_bytes(figure, path.suffix[1:], title=title, dpi=160), path)
 
 
 def _lines(

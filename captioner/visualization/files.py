@@ -77,19 +77,13 @@ def _name(path: Path, level: int) -> str:
     return "-".join(part for part in parts if part)
 
 
-def sheet_name(name: str, kind: str = "png") -> str:
-    """Return the file name of a sheet, animation, page or maps: NAME.attention.png, .gif, ..."""
-    return f"{name}.attention.{kind}"
+def picture_name(name: str, content: str = "attention", kind: str = "png") -> str:
+    """Return the file name of a sheet, animation, page, maps, comparison or matrix.
 
-
-def comparison_name(name: str, kind: str = "png") -> str:
-    """Return the file name of a comparison of models: NAME.comparison.png, ..."""
-    return f"{name}.comparison.{kind}"
-
-
-def matrix_name(name: str, kind: str = "png") -> str:
-    """Return the file name of an alignment matrix: NAME.matrix.png, ..."""
-    return f"{name}.matrix.{kind}"
+    >>> picture_name("dog"), picture_name("dog", "matrix", "pdf")
+    ('dog.attention.png', 'dog.matrix.pdf')
+    """
+    return f"{name}.{content}.{kind}"
 
 
 def word_names(name: str, words: Sequence[str]) -> list[str]:

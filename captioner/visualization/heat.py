@@ -62,8 +62,7 @@ def attention_heat(
     if geometry.flipped:
         across = across[:, ::-1]
     # The Gaussian and the cells are separable: two small products in place of a blur.
-    heat: np.ndarray = (down @ (maps * (rows * columns))) @ across.T
-    return heat
+    return (down @ (maps * (rows * columns))) @ across.T
 
 
 def peak(cells: np.ndarray) -> float:
@@ -121,5 +120,4 @@ def _weights(
 
 def _normal_cdf(values: np.ndarray) -> np.ndarray:
     """Return the cumulative distribution of the standard normal at each value."""
-    erf = np.array([math.erf(value) for value in (values / math.sqrt(2)).ravel()])
-    return 0.5 + 0.5 * erf.reshape(values.shape)
+    return 0.5 + 0.5 * np.vectorize(math.erf, otypes=[float])(values / math.sqrt(2))

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from captioner.visualization.heat import is_flat, peak
-from captioner.visualization.overlay import cell_is_visible
+from captioner.visualization.overlay import cells_are_visible
 from captioner.visualization.style import (
     MOST_LINES,
     PEAK_MARKED_FROM,
@@ -187,12 +187,10 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
         for caption in captions
     ):
         key.append(("⌜⌟", KEY["peak"]))
-    hard = [caption for caption in captions if caption.cells is not None]
+    hard = [(caption, caption.cells) for caption in captions if caption.cells is not None]
     if hard:
         all_visible = all(
-            cell_is_visible(caption, index)
-            for caption in hard
-            for index in range(len(caption.words))
+            cells_are_visible(caption, of_word) for caption, cells in hard for of_word in cells
         )
         key.append(("□", KEY["cell"] + ("" if all_visible else KEY["outside"])))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]

@@ -31,41 +31,29 @@ def alignment_matrix(caption: Caption, style: OverlayStyle | None = None) -> Ima
     Rows and columns are sums over the grid as the image shows it. All are on the scale of every
     picture, in multiples of uniform attention. The cells that hard attention sampled are marked.
     """
-    matrix: Image.Image = _draw_matrix(caption, style or OverlayStyle(), vector=False)
-    return matrix
+    return _draw_matrix(caption, style or OverlayStyle(), vector=False)
 
 
 def vector_matrix(caption: Caption, style: OverlayStyle | None = None) -> VectorPage:
     """Draw the same as a page to save as PDF or SVG."""
-    matrix: VectorPage = _draw_matrix(caption, style or OverlayStyle(), vector=True)
-    return matrix
-
-
-def alignments(caption: Caption) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return attention [T, L] over cells, [T, rows] and [T, columns], in multiples of uniform.
-
-    Columns run from the image's left to its right.
-    """
-    maps = caption.maps[:, :, ::-1] if caption.geometry.flipped else caption.maps
-    count, rows, columns = maps.shape
-    cells = maps.reshape(count, -1) * (rows * columns)
-    return cells, maps.sum(2) * rows, maps.sum(1) * columns
+    return _draw_matrix(caption, style or OverlayStyle(), vector=True)
 
 
 def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
     """Draw the matrix on a new page of pixels or vectors, and return the page."""
-    cells, by_row, by_column = alignments(caption)
-    count, length = cells.shape
-    rows, columns = caption.maps.shape[1:]
+    # Columns run from the image's left to its right; all in multiples of uniform attention.
+    maps = caption.maps[:, :, ::-1] if caption.geometry.flipped else caption.maps
+    count, rows, columns = maps.shape
+    length = rows * columns
     unit = min(max(_CELLS_WIDTH // length, _NARROWEST), _WIDEST)
     label_width = round(
         max([font(_TEXT, text=word).getlength(one_line(word)) for word in caption.words], default=0)
     )
     label_width = min(label_width, _WIDEST_WORD) + _TEXT // 2
     parts = [
-        (f"{length} cells, row by row", cells, unit),
-        (f"{rows} rows, from the top", by_row, _WIDEST),
-        (f"{columns} columns, from the left", by_column, _WIDEST),
+        (f"{length} cells, row by row", maps.reshape(count, length) * length, unit),
+        (f"{rows} rows, from the top", maps.sum(2) * rows, _WIDEST),
+        (f"{columns} columns, from the left", maps.sum(1) * columns, _WIDEST),
     ]
     lefts, left = [], _MARGIN + label_width
     for heading, values, wide in parts:

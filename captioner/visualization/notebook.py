@@ -1,4 +1,7 @@
-"""The pictures behind the methods of `Caption`: save, show, figure, and those of notebooks."""
+"""The pictures behind the methods of `Caption`: save, show, figure, and those of notebooks.
+
+All raise CaptionerError where the caption has no image, or one that can no longer be read.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +62,7 @@ def save_caption(caption: Caption, path: str | Path, style: OverlayStyle | None 
 
 
 def show_caption(caption: Caption, style: OverlayStyle | None = None) -> None:
-    """Show the attention sheet: in the notebook, or in the system's image viewer.
-
-    Raises:
-        CaptionerError: The caption has no image, or it can no longer be read.
-    """
+    """Show the attention sheet: in the notebook, or in the system's image viewer."""
     sheet = attention_sheet(_image(caption), caption, style)
     display = sys.modules.get("IPython.display")  # loaded wherever it can display anything
     if display is not None and sys.modules["IPython"].get_ipython() is not None:
@@ -73,11 +72,7 @@ def show_caption(caption: Caption, style: OverlayStyle | None = None) -> None:
 
 
 def caption_figure(caption: Caption, style: OverlayStyle | None = None) -> Figure:
-    """Return the attention sheet as a matplotlib figure, which needs no display.
-
-    Raises:
-        CaptionerError: The caption has no image, or it can no longer be read.
-    """
+    """Return the attention sheet as a matplotlib figure, which needs no display."""
     from matplotlib.figure import Figure  # slow to import: only here
 
     sheet = attention_sheet(_image(caption), caption, style)
@@ -94,9 +89,6 @@ def caption_png(caption: Caption, *, original_size: tuple[int, int] | None = Non
 
     Args:
         original_size: As for `attention_sheet`.
-
-    Raises:
-        CaptionerError: The caption has no image, or it can no longer be read.
     """
     file = io.BytesIO()
     sheet = attention_sheet(_image(caption), caption, original_size=original_size)
@@ -105,11 +97,7 @@ def caption_png(caption: Caption, *, original_size: tuple[int, int] | None = Non
 
 
 def caption_html(caption: Caption) -> str:
-    """Return the page of a caption in a frame of its own, for notebooks.
-
-    Raises:
-        CaptionerError: The caption has no image, or it can no longer be read.
-    """
+    """Return the page of a caption in a frame of its own, for notebooks."""
     image = _image(caption)
     page = caption_page(image, [("caption", caption)], name="photo")
     height = 620 if image.width >= image.height else 760

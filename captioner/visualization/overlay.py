@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,9 +109,9 @@ def _contours(image: Image.Image, heat: np.ndarray, style: OverlayStyle) -> Imag
 def mark_cells(image: Image.Image, caption: Caption, index: int) -> None:
     """Draw, in place, a word's sampled paths and sampled cell; else mark its most attended cell."""
     if caption.paths is not None:
-        draw_paths(image, caption, index)
+        draw_paths(image, caption, frequent_steps(caption.paths, index))
     if caption.cells is not None:
-        outline_cell(image, caption, index)
+        outline_cells(image, caption, caption.cells[index])
     elif peak(caption.maps[index]) >= PEAK_MARKED_FROM:
         mark_peak(image, caption, index)
 
@@ -120,35 +121,25 @@ def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
 
     On a photo with bright and dark parts, brightness alone does not show where the maximum is.
     """
-    left, top, right, bottom = _scaled(
-        _box_px(caption, int(caption.maps[index].argmax())), image, caption
-    )
+    most = int(caption.maps[index].argmax())
+    left, top, right, bottom = map(round, _box_px(caption, most, image.size))
     line, rim = _line_px(image, caption)
     wide, high = (max(line, int(0.3 * side + 0.5)) for side in (right - left, bottom - top))
     draw = ImageDraw.Draw(image)
     for colour, grown in (("black", rim), ("white", 0)):
-        for x in (left, right - wide):
-            for y in (top, bottom - line):
-                box = (x - grown, y - grown, x + wide + grown - 1, y + line + grown - 1)
-                draw.rectangle(box, fill=colour)
-        for x in (left, right - line):
-            for y in (top, bottom - high):
-                box = (x - grown, y - grown, x + line + grown - 1, y + high + grown - 1)
-                draw.rectangle(box, fill=colour)
+        for width, height in ((wide, line), (line, high)):
+            for x in (left, right - width):
+                for y in (top, bottom - height):
+                    box = (x - grown, y - grown, x + width + grown - 1, y + height + grown - 1)
+                    draw.rectangle(box, fill=colour)
 
 
-def outline_cell(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, the border of the cell that each head attended for a word.
-
-    Raises:
-        ValueError: A caption without such cells, or a cell that is not in its grid.
-    """
-    if caption.cells is None:
-        raise ValueError("the caption has no sampled cells: its attention is soft")
+def outline_cells(image: Image.Image, caption: Caption, cells: np.ndarray) -> None:
+    """Draw, in place, the borders of cells: of the one that each head attended for a word."""
     line, rim = _line_px(image, caption)
     draw = ImageDraw.Draw(image)
-    for cell in np.unique(caption.cells[index]).tolist():
-        left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
+    for cell in np.unique(cells).tolist():
+        left, top, right, bottom = map(round, _box_px(caption, cell, image.size))
         right, bottom = max(left, right - 1), max(top, bottom - 1)
         # White between black lines shows on every colour.
         box = (left - rim, top - rim, right + rim, bottom + rim)
@@ -173,30 +164,24 @@ def frequent_steps(paths: np.ndarray, index: int) -> list[tuple[int, int, int]]:
     return [(start, end, -count) for count, start, end in steps[:MOST_LINES]]
 
 
-def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, the most frequent steps of the caption's sampled paths to a word.
+def draw_paths(image: Image.Image, caption: Caption, steps: Sequence[tuple[int, int, int]]) -> None:
+    """Draw, in place, steps of sampled paths to a word, as `frequent_steps` returns them.
 
     A line leads from a ring (the cell of the word before) to a dot (the cell of this word); line
     and dot are the thicker the more paths took the step. A step that stays is a ring with a dot.
-
-    Raises:
-        ValueError: A caption without paths.
     """
-    if caption.paths is None:
-        raise ValueError("the caption has no sampled paths")
     draw = ImageDraw.Draw(image)
     unit = _line_unit(image, caption)
     casing = max(1, round(unit / 2))
 
     def centre(cell: int) -> tuple[float, float]:
-        left, top, right, bottom = _scaled(_box_px(caption, cell), image, caption)
+        left, top, right, bottom = map(round, _box_px(caption, cell, image.size))
         return (left + right) / 2, (top + bottom) / 2
 
     def disc(cell: int, radius: float, **colours: str) -> None:
         x, y = centre(cell)
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), width=casing, **colours)
 
-    steps = frequent_steps(caption.paths, index)
     widths = [unit * (0.4 + 2.6 * count / steps[0][2]) for _, _, count in steps]
     for colour, grown in (("black", 2 * casing), ("white", 0)):
         for (start, end, _), width in zip(steps, widths, strict=True):
@@ -216,16 +201,10 @@ def draw_paths(image: Image.Image, caption: Caption, index: int) -> None:
         disc(end, radius, fill="white", outline="black")
 
 
-def cell_is_visible(caption: Caption, index: int) -> bool:
-    """Return whether any of the attended cells of a word lies on the image, not its letterbox.
-
-    Raises:
-        ValueError: A caption without such cells, or a cell that is not in its grid.
-    """
-    if caption.cells is None:
-        raise ValueError("the caption has no sampled cells: its attention is soft")
-    width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
-    boxes = [_box_px(caption, cell) for cell in np.atleast_1d(caption.cells[index]).tolist()]
+def cells_are_visible(caption: Caption, cells: np.ndarray) -> bool:
+    """Return whether any of these cells lies on the image, not on its letterbox."""
+    width, height = size = (caption.geometry.photo_width_px, caption.geometry.photo_height_px)
+    boxes = [_box_px(caption, cell, size) for cell in np.unique(cells).tolist()]
     return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
 
 
@@ -236,11 +215,8 @@ def _line_unit(image: Image.Image, caption: Caption) -> float:
     of an elongated photo are narrow, and a wider line would fill them.
     """
     rows, columns = caption.maps.shape[-2:]
-    geometry = caption.geometry
-    cell_px = min(
-        geometry.width_px / columns * image.width / geometry.photo_width_px,
-        geometry.height_px / rows * image.height / geometry.photo_height_px,
-    )
+    geometry = caption.geometry.scaled(*image.size)
+    cell_px = min(geometry.width_px / columns, geometry.height_px / rows)
     return min(max(image.size) / LINES_IN_PICTURE, cell_px / LINES_IN_CELL)
 
 
@@ -250,21 +226,13 @@ def _line_px(image: Image.Image, caption: Caption) -> tuple[int, int]:
     return line, max(1, line // RIMS_IN_LINE)
 
 
-def _box_px(caption: Caption, cell: int) -> tuple[float, float, float, float]:
-    """Return the box (x0, y0, x1, y1) of a cell, by its index, in pixels of the image."""
+def _box_px(
+    caption: Caption, cell: int, size: tuple[int, int]
+) -> tuple[float, float, float, float]:
+    """Return the box (x0, y0, x1, y1) of a cell, by its index, in a drawing of this size."""
     rows, columns = caption.maps.shape[-2:]
     row, column = np.unravel_index(cell, (rows, columns))
-    return caption.geometry.cell_box_px(int(row), int(column), rows, columns)
-
-
-def _scaled(
-    box_px: tuple[float, float, float, float], image: Image.Image, caption: Caption
-) -> tuple[int, int, int, int]:
-    """Return a box of the original image in pixels of a drawing of it."""
-    x_scale = image.width / caption.geometry.photo_width_px
-    y_scale = image.height / caption.geometry.photo_height_px
-    x0, y0, x1, y1 = box_px
-    return round(x0 * x_scale), round(y0 * y_scale), round(x1 * x_scale), round(y1 * y_scale)
+    return caption.geometry.scaled(*size).cell_box_px(int(row), int(column), rows, columns)
 
 
 def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:

@@ -31,36 +31,6 @@ if TYPE_CHECKING:
 LONGEST_SIDE_PX = 1600  # of the image in a page; the viewer paints no finer either
 _THUMBNAIL_PX = 480
 
-_PAGE_CSS = """
-body { background: #fff; color: #16191d; margin: 0 auto; max-width: 84rem; padding: 1rem;
-  font: 1rem/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1rem; font-weight: 400; margin: 0 0 0.8rem; overflow-wrap: anywhere; }
-h1, footer, .about { color: #5a6472; }
-footer { font-size: 0.85rem; margin-top: 1.5rem; max-width: 60rem; }
-a { color: inherit; }
-noscript, .plain { display: block; }
-.plain img { height: auto; max-width: 100%; }
-.gallery { display: grid; gap: 1.2rem; list-style: none; margin: 0; padding: 0;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 15rem), 1fr)); }
-.gallery a { color: #16191d; display: block; text-decoration: none; }
-.gallery a:hover .caption, .gallery a:focus-visible .caption { text-decoration: underline; }
-.gallery a:focus-visible { outline: 3px solid #1f5fa8; outline-offset: 4px; }
-.gallery img { aspect-ratio: 4 / 3; background: #eef0f3; border: 1px solid #b8c0ca;
-  border-radius: 6px; box-sizing: border-box; display: block; height: auto; object-fit: contain;
-  width: 100%; }
-.gallery .caption { display: block; font-weight: 600; margin-top: 0.4rem; }
-.gallery .unsure { color: #b3471e; display: block; font-size: 0.85rem; }
-.gallery .about { display: block; font-size: 0.85rem; overflow-wrap: anywhere; }
-@media (prefers-color-scheme: dark) {
-  body { background: #15181c; color: #eceff3; }
-  h1, footer, .about { color: #a3adba; }
-  .gallery a { color: #eceff3; }
-  .gallery a:focus-visible { outline-color: #8bbcf0; }
-  .gallery .unsure { color: #f08a5d; }
-  .gallery img { background: #22272e; border-color: #3d4651; }
-}
-"""
-
 # The image is in the page once: as the picture that is there without scripts too.
 _START = """
 (function () {
@@ -153,7 +123,7 @@ def viewer_script() -> str:
     """Return the viewer with the tables that it paints by: the text of /viewer.js."""
     texts = {"key": KEY, "notes": NOTES}
     tables = json.dumps(viewer_tables() | texts, ensure_ascii=False, separators=(",", ":"))
-    return f"window.captionViewerTables = {tables};\n{_resource('viewer.js')}"
+    return f"window.captionViewerTables = {tables};\n{resource('viewer.js')}"
 
 
 def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
@@ -208,7 +178,7 @@ def gallery_page(entries: Sequence[Entry]) -> str:
 
 def document(*, title: str, body: str, css: str = "", with_viewer: bool = False) -> str:
     """Return an HTML file that loads nothing else; with_viewer: for what `explorable` returns."""
-    css = (_resource("viewer.css") if with_viewer else "") + _PAGE_CSS + css
+    css = (resource("viewer.css") if with_viewer else "") + resource("page.css") + css
     script = viewer_script() + _START if with_viewer else ""
     rules = ["default-src 'none'", "img-src data:", f"style-src {_hash(css)}"]
     if script:
@@ -241,5 +211,6 @@ def _data_url(image: Image.Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg(image)).decode()}"
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """Return the text of a script or style sheet of this package."""
     return files("captioner.visualization").joinpath(name).read_text(encoding="utf-8")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.visualization.page import document, explorable, viewer_content
+from captioner.visualization.page import document, explorable, resource, viewer_content
 from captioner.visualization.style import OverlayStyle
+from captioner.visualization.vector import figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from captioner.types import Caption
 
 IMAGE_SIDE_PX = 640  # of the images in a report
-
-_CSS = """
-main { display: block; }
-h2 { font-size: 1.15rem; margin: 2rem 0 0.6rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 0.4rem; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2rem 0.9rem 0.2rem 0; text-align: left; vertical-align: top; }
-td.number, th.number { text-align: right; }
-thead th { border-bottom: 1px solid #8a94a3; font-weight: 600; }
-.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); }
-.plots img { background: #fff; border-radius: 6px; height: auto; width: 100%; }
-.photos { display: grid; gap: 2rem 1.5rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); }
-.photos article { min-width: 0; }
-.references { color: #5a6472; margin: 0.4rem 0 0; padding-left: 1.2rem; }
-@media (prefers-color-scheme: dark) { .references { color: #a3adba; } }
-"""
 
 
 @dataclass(frozen=True)
@@ -93,10 +75,7 @@ def report_page(
     signature = [[name, str(value)] for name, value in results["signature"].items()]
     sections += ["<h2>How this was computed</h2>", _table(["", ""], signature), "</main>"]
     return document(
-        title=title,
-        body="\n".join(sections),
-        css=_CSS,
-        with_viewer=True,
+        title=title, body="\n".join(sections), css=resource("report.css"), with_viewer=True
     )
 
 
@@ -133,15 +112,9 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for group in groups:
         low, high = group["from"], group["to"]
-        span = " and ".join(
-            part
-            for part in (
-                "" if low is None else f"{low:.4g} or more",
-                "" if high is None else f"under {high:.4g}",
-            )
-            if part
-        )
-        rows.append([span or "all", *(group[name] for name in names)])
+        bounds = [] if low is None else [f"{low:.4g} or more"]
+        bounds += [] if high is None else [f"under {high:.4g}"]
+        rows.append([" and ".join(bounds) or "all", *(group[name] for name in names)])
     return _table(["", *(name.replace("num_images", "photos") for name in names)], rows)
 
 
@@ -221,9 +194,7 @@ def _axes(label: str) -> Axes:
 
 def _picture(axes: Axes, alt: str) -> str:
     """Return a plot as an image of SVG: styles inside an image pass the page's security policy."""
-    file = io.BytesIO()
     figure = axes.get_figure(root=True)
     assert figure is not None
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    content = base64.b64encode(file.getvalue()).decode()
+    content = base64.b64encode(figure_bytes(figure, "svg", title=alt)).decode()
     return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{content}">'

@@ -87,20 +87,14 @@ def attention_sheet(
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    sheet: Image.Image = _draw_sheet(
-        image, caption, style or OverlayStyle(), original_size or image.size, vector=False
-    )
-    return sheet
+    return _draw_sheet(image, caption, style, original_size, vector=False)
 
 
 def vector_sheet(
     image: Image.Image, caption: Caption, style: OverlayStyle | None = None
 ) -> VectorPage:
     """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
-    sheet: VectorPage = _draw_sheet(
-        image, caption, style or OverlayStyle(), image.size, vector=True
-    )
-    return sheet
+    return _draw_sheet(image, caption, style, vector=True)
 
 
 def comparison_sheet(
@@ -124,46 +118,39 @@ def comparison_sheet(
         ImageError: An image of another size than a caption's.
         ValueError: No captions.
     """
-    style = style or OverlayStyle()
-    sheet: Image.Image = _draw_comparison(image, captions, style, across, vector=False)
-    return sheet
+    return _draw_comparison(image, captions, style, across, vector=False)
 
 
 def vector_comparison(
     image: Image.Image, captions: Sequence[tuple[str, Caption]], style: OverlayStyle | None = None
 ) -> VectorPage:
     """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
-    style = style or OverlayStyle()
-    page: VectorPage = _draw_comparison(image, captions, style, 0, vector=True)
-    return page
+    return _draw_comparison(image, captions, style, vector=True)
 
 
-def panel_size(
-    image_size: tuple[int, int],
-    *,
-    area: int = _SHEET.panel_area,
-    longest_side: int = _SHEET.longest_side,
-) -> tuple[int, int]:
+def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[int, int]:
     """Return width and height of a panel: the image's shape, one area, no side too long.
 
     >>> panel_size((4000, 3000)), panel_size((100, 1000))
     ((360, 270), (72, 720))
     """
     width, height = image_size
-    scale = min(math.sqrt(area / (width * height)), longest_side / max(image_size))
+    scale = min(
+        math.sqrt(layout.panel_area / (width * height)), layout.longest_side / max(image_size)
+    )
     return scaled_size(image_size, scale)
 
 
 def _draw_sheet(
     image: Image.Image,
     caption: Caption,
-    style: OverlayStyle,
-    original_size: tuple[int, int],
+    style: OverlayStyle | None,
+    original_size: tuple[int, int] | None = None,
     *,
     vector: bool,
 ) -> Any:
     """Draw the sheet on a new page of pixels or vectors, and return the page."""
-    layout = _SHEET
+    style, layout = style or OverlayStyle(), _SHEET
     margin, gap, text = layout.margin, layout.gap, layout.text
     size = panel_size(image.size)
     small = resize_captioned(image, caption.geometry, finer(size, image.size, vector=vector))
@@ -188,7 +175,8 @@ def _draw_sheet(
             )
             continue
         paste_photo(sheet, small, (left, top, left + size[0], top + size[1]))
-        about, face = fit(_about(original_size), slot_width, size_px=text, smallest_px=text // 2)
+        about = _about(original_size or image.size)
+        about, face = fit(about, slot_width, size_px=text, smallest_px=text // 2)
         baseline = top + size[1] + round(1.95 * text)
         pen(sheet).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
     draw_footer(sheet, [caption], style, left=margin, top=footer_top, width=content, size=text)
@@ -198,18 +186,18 @@ def _draw_sheet(
 def _draw_comparison(
     image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
-    style: OverlayStyle,
-    across: int,
+    style: OverlayStyle | None,
+    across: int = 0,
     *,
     vector: bool,
 ) -> Any:
     """Draw the comparison on a new page of pixels or vectors, and return the page."""
     if not captions:
         raise ValueError("there is nothing to compare")
-    layout = _COMPARISON
+    style, layout = style or OverlayStyle(), _COMPARISON
     margin, gap, text = layout.margin, layout.gap, layout.text
     shown = [caption for _, caption in captions]
-    size = panel_size(image.size, area=layout.panel_area, longest_side=layout.longest_side)
+    size = panel_size(image.size, layout)
     longest = max(len(caption.words) for caption in shown)
     across = across or min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
     small = resize_captioned(image, shown[0].geometry, finer(size, image.size, vector=vector))

@@ -114,8 +114,7 @@ def scale_position(heat: float) -> float:
 def scale_levels(heat: np.ndarray) -> np.ndarray:
     """Return the level of each attention (multiples of uniform) on the scale, uint8 0 to 255."""
     octaves = np.log2(np.clip(heat, SCALE_LOW, SCALE_HIGH) * (1 / SCALE_LOW))
-    levels: np.ndarray = (octaves * (255 / OCTAVES) + 0.5).astype(np.uint8)
-    return levels
+    return (octaves * (255 / OCTAVES) + 0.5).astype(np.uint8)
 
 
 @lru_cache(maxsize=len(COLOUR_MAPS))
@@ -159,8 +158,7 @@ def lookup_table(kind: StyleName, colour_map: ColourMap, strength: float) -> np.
     factor, offset = (table.T[:, :, None] for table in effect_tables(kind, colour_map))
     values = np.arange(256.0)
     painted = values * (1 - strength * (1 - factor)) + strength * offset
-    table: np.ndarray = (painted + 0.5).astype(np.uint8)
-    return table
+    return (painted + 0.5).astype(np.uint8)
 
 
 def viewer_tables() -> dict[str, Any]:

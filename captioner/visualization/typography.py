@@ -6,6 +6,7 @@ DejaVu Sans comes with matplotlib; for letters that it lacks, a font of the syst
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
 
@@ -96,13 +97,11 @@ def shorten(text: str, face: ImageFont.FreeTypeFont, width_px: float) -> str:
     """Return the text, or as much of its start as fits in the width, and an ellipsis."""
     if face.getlength(text) <= width_px:
         return text
-    fits, too_long = 0, len(text)
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if face.getlength(text[:middle].rstrip() + "…") <= width_px:
-            fits = middle
-        else:
-            too_long = middle
+    fits = bisect_right(
+        range(1, len(text)),
+        width_px,
+        key=lambda end: face.getlength(text[:end].rstrip() + "…"),
+    )
     return text[:fits].rstrip() + "…"
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import io
 import warnings
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner.files import save_bytes
 from captioner.visualization.typography import RULE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
 
@@ -93,31 +96,41 @@ class VectorPage:
         Raises:
             CaptionerError: The file cannot be written.
         """
-        import matplotlib
-
         # imshow moves the limits.
         self._axes.set(xlim=(0, self.width), ylim=(self.height, 0))
-        kind = Path(path).suffix[1:]
-        undated: dict[str, Any] = {"CreationDate": None} if kind == "pdf" else {"Date": None}
-        # 42: TrueType, which journals ask for. Letters of an SVG are shapes, for want of the font.
-        settings: dict[Any, Any] = {
-            "pdf.fonttype": 42,
-            "svg.fonttype": "path",
-            "svg.hashsalt": "captioner",
-        }
-        file = io.BytesIO()
-        with matplotlib.rc_context(settings), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # Of letters that no font has: `font` says so, once.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            self._figure.savefig(
-                file, format=kind, facecolor="white", metadata={"Title": self.title, **undated}
+            content = figure_bytes(
+                self._figure, Path(path).suffix[1:], title=self.title, facecolor="white"
             )
-        save_bytes(file.getvalue(), path)
+        save_bytes(content, path)
 
     def _above(self) -> int:
         """Return the order of the next thing drawn, above all before it."""
         self._drawn += 1
         return self._drawn
+
+
+def figure_bytes(figure: Figure, kind: str, *, title: str, **options: Any) -> bytes:
+    """Return a figure as PNG, PDF or SVG: the same figure, the same bytes.
+
+    Args:
+        options: Of `Figure.savefig`.
+    """
+    import matplotlib
+
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+    # 42: TrueType, which journals ask for. Letters of an SVG are shapes, for want of the font.
+    settings: dict[Any, Any] = {
+        "pdf.fonttype": 42,
+        "svg.fonttype": "path",
+        "svg.hashsalt": "captioner",
+    }
+    file = io.BytesIO()
+    with matplotlib.rc_context(settings):
+        figure.savefig(file, format=kind, metadata={"Title": title, **undated}, **options)
+    return file.getvalue()
 
 
 Page: TypeAlias = "Image.Image | VectorPage"

@@ -19,12 +19,7 @@ def write(path: Path, captions: dict[int, str], references: dict[int, list[str]]
     scores = score_captions(captions, references, java="no-such-java")
     write_json(
         path,
-        results_of(
-            metrics=scores.metrics,
-            captions=captions,
-            signature=scores.signature,
-            scores=scores,
-        ),
+        results_of(scores, captions, signature=scores.signature),
     )
     return path
 
@@ -74,7 +69,7 @@ def test_results_that_cannot_be_compared_are_refused_in_one_sentence(
     part = {n: texts for n, texts in references.items() if n < 30}
     less = write(tmp_path / "b.json", {n: t[0] for n, t in part.items()}, part)
     old = tmp_path / "old.json"
-    write_json(old, results_of(metrics={}, captions={}, signature={}))
+    write_json(old, {"metrics": {}, "captions": [], "signature": {}})
     text = tmp_path / "text.json"
     text.write_text("no JSON")
     for other, said in (

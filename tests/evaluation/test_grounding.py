@@ -28,8 +28,6 @@ from captioner.types import Caption, Geometry
 
 WIDTH, HEIGHT = 80, 60
 KEY = (0, 7)  # of the first file, the image of this number
-OTHERS = ("correctness_uniform", "correctness_centre", "correctness_others", "hit", "hit_uniform")
-OTHERS += ("hit_centre", "hit_others")
 
 
 def instances(tmp_path: Path, boxes: dict[str, list[float]]) -> Path:
@@ -93,25 +91,29 @@ def test_coverage_is_that_of_a_loop_over_fine_points(geometry: Geometry) -> None
 
 def test_a_word_is_grounded_by_the_attention_on_its_object(tmp_path: Path) -> None:
     # The dog's outline is x 40 to 60, y 0 to 30: cells 2 of 4 in the upper of two rows.
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.zeros((4, 2, 4), np.float32)
     maps[1, 0, 2], maps[1, 1, 0] = 0.75, 0.25  # "dog": three quarters on it
     maps[2], maps[3], maps[0] = 1 / 8, 1 / 8, 1 / 8
     words = ["a", "dog", "cat", "puppy"]
     found = list(ground(caption(words, maps, GEOMETRIES[0]), KEY, objects))
     assert [(word.word, word.category) for word in found] == [("dog", "dog"), ("puppy", "dog")]
-    assert found[0].correctness == pytest.approx(0.75)
-    assert found[0].correctness_uniform == found[1].correctness == pytest.approx(1 / 8)
-    assert found[0].correctness_centre > 1 / 8
-    assert found[0].hit == 1
+    assert found[0].figures["correctness"] == pytest.approx(0.75)
+    assert (
+        found[0].figures["correctness_uniform"]
+        == found[1].figures["correctness"]
+        == pytest.approx(1 / 8)
+    )
+    assert found[0].figures["correctness_centre"] > 1 / 8
+    assert found[0].figures["hit"] == 1
     # Three cells: its own, the one to the left, whose centre (30, 15) is 10 px away; the one to
     # the right, at (70, 15), too; below, at (50, 45), 15 px and half a pixel.
-    assert found[0].hit_uniform == pytest.approx(3 / 8)
-    assert found[0].hit_centre == 1  # (40, 30) touches its corner
+    assert found[0].figures["hit_uniform"] == pytest.approx(3 / 8)
+    assert found[0].figures["hit_centre"] == 1  # (40, 30) touches its corner
 
 
 def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.random.default_rng(1).random((1, 2, 4)).astype(np.float32)
     plain = next(ground(caption(["dog"], maps, GEOMETRIES[0]), KEY, objects))
     mirrored = next(ground(caption(["dog"], maps[:, :, ::-1], GEOMETRIES[1]), KEY, objects))
@@ -119,7 +121,7 @@ def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:
 
 
 def test_boxes_and_outlines_differ(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     outline, box = objects.mask(KEY, "dog"), objects.mask(KEY, "dog", boxes=True)
     assert outline is not None
     assert box is not None
@@ -130,7 +132,9 @@ def test_boxes_and_outlines_differ(tmp_path: Path) -> None:
     boxed = list(
         ground(caption(["dog"], np.ones((1, 2, 4)), GEOMETRIES[0]), KEY, objects, boxes=True)
     )
-    assert (words[0].correctness, boxed[0].correctness) == pytest.approx((1 / 8, 1 / 4))
+    assert (words[0].figures["correctness"], boxed[0].figures["correctness"]) == pytest.approx(
+        (1 / 8, 1 / 4)
+    )
 
 
 def test_an_object_without_an_outline_is_its_box(tmp_path: Path) -> None:
@@ -139,7 +143,7 @@ def test_an_object_without_an_outline_is_its_box(tmp_path: Path) -> None:
     content["annotations"][0]["segmentation"] = []
     del content["annotations"][1]["segmentation"]
     path.write_text(json.dumps(content))
-    objects = Objects.read(path)
+    objects = Objects(path)
     dog, cat = objects.mask(KEY, "dog"), objects.mask(KEY, "cat")
     assert dog is not None
     assert cat is not None
@@ -155,7 +159,7 @@ def test_an_outline_must_enclose_an_area(tmp_path: Path, outline: list[list[int]
     for segmentation in (outline, [*outline, triangle], [triangle]):
         content["annotations"][0]["segmentation"] = segmentation
         path.write_text(json.dumps(content))
-        mask = Objects.read(path).mask(KEY, "dog")
+        mask = Objects(path).mask(KEY, "dog")
         assert mask is not None
         masks.append(mask)
     assert masks[0].sum() == 40 * 30, "the box"
@@ -179,11 +183,11 @@ def test_an_outline_that_cannot_be_drawn_is_refused(tmp_path: Path, outline: obj
     content["annotations"][0]["segmentation"] = outline
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="is no file of COCO instances"):
-        Objects.read(path)
+        Objects(path)
 
 
 def test_photos_are_found_by_name_under_both_of_coco_s(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {}))
+    objects = Objects(instances(tmp_path, {}))
     assert objects.image(Path("a/COCO_val2014_000000000007.jpg")) == KEY
     assert objects.image(Path("val2017/000000000007.jpg")) == KEY
     assert objects.image(Path("7.jpg")) is None
@@ -194,21 +198,19 @@ def test_photos_are_found_by_name_under_both_of_coco_s(tmp_path: Path) -> None:
 def test_a_photo_of_another_size_than_its_annotations_is_grounded_alike(
     tmp_path: Path, scale: float
 ) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.random.default_rng(3).random((1, 2, 4)).astype(np.float32)
     width, height = round(WIDTH * scale), round(HEIGHT * scale)
     whole = next(ground(caption(["dog"], maps, GEOMETRIES[0]), KEY, objects))
     scaled = next(
         ground(caption(["dog"], maps, Geometry(width, height, 0, 0, width, height)), KEY, objects)
     )
-    for name, value in vars(whole).items():
-        if isinstance(value, float):
-            assert getattr(scaled, name) == pytest.approx(value), name
+    assert scaled.figures == pytest.approx(whole.figures)
 
 
 def test_attention_on_the_bars_of_a_letterbox_does_not_count(tmp_path: Path) -> None:
     # The photo fills the middle row of three; the dog fills the photo.
-    objects = Objects.read(instances(tmp_path, {"dog": [0, 0, 2 * WIDTH, HEIGHT]}))
+    objects = Objects(instances(tmp_path, {"dog": [0, 0, 2 * WIDTH, HEIGHT]}))
     geometry = Geometry(WIDTH, HEIGHT, 0, -HEIGHT, WIDTH, 3 * HEIGHT)
     maps = np.zeros((2, 3, 2), np.float32)
     maps[0, 0], maps[0, 1, 0] = 0.4, 0.2  # mostly above the photo
@@ -216,8 +218,8 @@ def test_attention_on_the_bars_of_a_letterbox_does_not_count(tmp_path: Path) -> 
     partly, outside = ground(caption(["dog", "dog"], maps, geometry), KEY, objects)
     for name in ("correctness", "hit"):
         for kind in ("", "_uniform", "_centre"):
-            assert getattr(partly, name + kind) == pytest.approx(1)
-    assert outside.correctness == 0
+            assert partly.figures[name + kind] == pytest.approx(1)
+    assert outside.figures["correctness"] == 0
 
 
 def test_two_words_can_name_one_thing() -> None:
@@ -272,19 +274,21 @@ def test_the_categories_are_coco_s_own(shared_data: Path) -> None:
 
 
 def test_the_other_words_of_the_caption_are_a_control(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30]}))
     maps = np.zeros((3, 2, 4), np.float32)
     maps[0, 0, 2] = 1.0  # "a": on the dog
     maps[1, 0, 2] = 1.0  # "dog": on it too
     maps[2, 1, 0] = 1.0  # "sleeps": not
     (word,) = ground(caption(["a", "dog", "sleeps"], maps, GEOMETRIES[0]), KEY, objects)
-    assert (word.correctness, word.correctness_others) == pytest.approx((1.0, 0.5))
+    assert (word.figures["correctness"], word.figures["correctness_others"]) == pytest.approx(
+        (1.0, 0.5)
+    )
     found = summary([word])
     assert found["correctness_gain"] == pytest.approx(0.5)
     assert found["intervals"]["correctness_gain"] == pytest.approx((0.5, 0.5))
     (alone,) = ground(caption(["dog"], maps[:1], GEOMETRIES[0]), KEY, objects)
-    assert alone.correctness_others == alone.correctness_uniform
-    assert alone.hit_others == alone.hit_uniform
+    assert alone.figures["correctness_others"] == alone.figures["correctness_uniform"]
+    assert alone.figures["hit_others"] == alone.figures["hit_uniform"]
 
 
 def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
@@ -295,7 +299,7 @@ def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
     content["images"].append(content["images"][0] | {"id": 8, "file_name": "000000000008.jpg"})
     content["annotations"][0]["image_id"] = 8
     second.write_text(json.dumps(content))
-    objects = Objects.read(first, second)
+    objects = Objects(first, second)
     assert objects.image(Path("000000000007.jpg")) == (0, 7), "of two files the first"
     eighth = objects.image(Path("000000000008.jpg"))
     assert eighth == (1, 8)
@@ -313,19 +317,21 @@ def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
 def test_a_box_ends_at_the_edges_of_its_photo(
     tmp_path: Path, box: list[float], pixels: int
 ) -> None:
-    mask = Objects.read(instances(tmp_path, {"dog": box})).mask(KEY, "dog", boxes=True)
+    mask = Objects(instances(tmp_path, {"dog": box})).mask(KEY, "dog", boxes=True)
     assert (0 if mask is None else mask.sum()) == pixels
 
 
 def test_summaries_are_means_over_words(tmp_path: Path) -> None:
-    objects = Objects.read(instances(tmp_path, {"dog": [40, 0, 40, 30], "person": [0, 0, 20, 60]}))
+    objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30], "person": [0, 0, 20, 60]}))
     maps = np.random.default_rng(2).dirichlet(np.ones(8), 3).astype(np.float32).reshape(3, 2, 4)
     words = list(ground(caption(["man", "dog", "puppy"], maps, GEOMETRIES[0]), KEY, objects))
     found = summary(words)
     assert found["num_words"] == 3
-    assert found["correctness"] == pytest.approx(np.mean([word.correctness for word in words]))
+    assert found["correctness"] == pytest.approx(
+        np.mean([word.figures["correctness"] for word in words])
+    )
     assert list(found["by_category"]) == ["dog", "person"]
-    assert found["by_category"]["person"]["hit"] == words[0].hit
+    assert found["by_category"]["person"]["hit"] == words[0].figures["hit"]
     for name in ("correctness", "hit_centre"):
         low, high = found["intervals"][name]
         assert low == high == pytest.approx(found[name]), "one photo is drawn again and again"
@@ -334,7 +340,7 @@ def test_summaries_are_means_over_words(tmp_path: Path) -> None:
 
 def test_intervals_draw_photos_and_not_words() -> None:
     words = [
-        GroundedWord(photo, "dog", "dog", correctness=float(photo), **dict.fromkeys(OTHERS, 0.5))
+        GroundedWord(photo, "dog", "dog", {"correctness": float(photo)})
         for photo in (0, 1)
         for _ in range(1 + 3 * photo)
     ]
@@ -348,6 +354,6 @@ def test_a_file_without_instances_is_refused_in_one_sentence(tmp_path: Path, con
     path = tmp_path / "captions.json"
     path.write_text(content)
     with pytest.raises(DataError, match=r"is no file of COCO instances; name one such as"):
-        Objects.read(path)
+        Objects(path)
     with pytest.raises(DataError, match="there is no file"):
-        Objects.read(tmp_path / "none.json")
+        Objects(tmp_path / "none.json")

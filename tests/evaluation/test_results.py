@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from captioner.errors import DataError
-from captioner.evaluation.metrics import score_captions
+from captioner.evaluation.metrics import Scores, score_captions
 from captioner.evaluation.results import read_results, results_of, write_json
 
 METRICS = {"Bleu_1": 0.5, "METEOR": None}
 CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
 SIGNATURE = {"tokenizer": "python (nltk)", "beam_size": 5}
+SCORES = Scores(METRICS, per_image={"CIDEr": {7: 0.25, 3: 1.5}}, counts={}, signature={})
 
 
 def test_results_have_the_promised_keys(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "results.json"
-    write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
+    write_json(path, results_of(SCORES, CAPTIONS, signature=SIGNATURE))
     assert json.loads(path.read_text()) == {
         "metrics": {"Bleu_1": 0.5, "METEOR": None},
         "num_images": 2,
@@ -30,6 +31,10 @@ def test_results_have_the_promised_keys(tmp_path: Path) -> None:
             {"image_id": 3, "caption": 'un café "noir" 犬'},
         ],
         "signature": {"tokenizer": "python (nltk)", "beam_size": 5},
+        "images": [
+            {"image_id": 7, "scores": {"CIDEr": 0.25}, "counts": {}},
+            {"image_id": 3, "scores": {"CIDEr": 1.5}, "counts": {}},
+        ],
     }
     assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
 
@@ -39,7 +44,7 @@ def test_further_fields_are_written_as_given(tmp_path: Path) -> None:
     statistics = {"num_captions": 2, "novel_ratio": None}
     write_json(
         path,
-        results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE, statistics=statistics),
+        results_of(SCORES, CAPTIONS, signature=SIGNATURE, statistics=statistics),
     )
     assert json.loads(path.read_text())["statistics"] == statistics
 
@@ -51,9 +56,7 @@ def test_scores_of_each_image_come_back_and_give_the_whole(tmp_path: Path) -> No
     scores = score_captions(captions, references, java="no-such-java")
     write_json(
         path,
-        results_of(
-            metrics=scores.metrics, captions=captions, signature=scores.signature, scores=scores
-        ),
+        results_of(scores, captions, signature=scores.signature),
     )
     signature, images = read_results(path)
     assert signature == scores.signature
@@ -85,7 +88,7 @@ def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None
     from pycocotools.coco import COCO
 
     path = tmp_path / "results.json"
-    write_json(path, results_of(metrics=METRICS, captions=CAPTIONS, signature=SIGNATURE))
+    write_json(path, results_of(SCORES, CAPTIONS, signature=SIGNATURE))
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
         coco.dataset = {"images": [{"id": 7}, {"id": 3}], "annotations": []}
@@ -97,5 +100,5 @@ def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None
 def test_no_nan_is_written(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     with pytest.raises(ValueError, match="JSON"):
-        write_json(path, results_of(metrics={"CIDEr": float("nan")}, captions={}, signature={}))
+        write_json(path, {"metrics": {"CIDEr": float("nan")}})
     assert not path.exists()

@@ -12,10 +12,9 @@ from PIL import Image
 import captioner.visualization
 from captioner.visualization.files import (
     is_picture_of,
-    matrix_name,
     output_names,
+    picture_name,
     save_png,
-    sheet_name,
     word_names,
 )
 
@@ -97,8 +96,8 @@ def test_many_words_still_sort_in_reading_order():
 
 
 def test_a_word_never_takes_the_name_of_a_sheet():
-    assert sheet_name("photo") == "photo.attention.png"
-    assert sheet_name("photo") not in word_names("photo", ["attention"])
+    assert picture_name("photo") == "photo.attention.png"
+    assert picture_name("photo") not in word_names("photo", ["attention"])
 
 
 def test_the_examples_in_the_documentation_are_true():
@@ -118,8 +117,8 @@ def test_the_examples_in_the_documentation_are_true():
 def test_every_picture_of_a_photo_is_known_by_its_name(photos):
     neighbours = {"dog", "dog.jpg", "dog.png"}
     for name in output_names(photos):
-        pictures = [sheet_name(name), *word_names(name, ["a", "l'été", ""] * 40)]
-        pictures += [sheet_name(name, "gif"), matrix_name(name)]
+        pictures = [picture_name(name), *word_names(name, ["a", "l'été", ""] * 40)]
+        pictures += [picture_name(name, kind="gif"), picture_name(name, "matrix")]
         assert all(is_picture_of(picture, neighbours) for picture in pictures)
         assert not any(is_picture_of(picture, {"cat", "cat.jpg"}) for picture in pictures)
 

@@ -19,9 +19,9 @@ from captioner.visualization import (
     alignment_matrix,
     attention_sheet,
     comparison_sheet,
-    word_overlay,
 )
 from captioner.visualization.animation import caption_frames
+from captioner.visualization.overlay import word_overlay
 
 GOLDEN = Path(__file__).parent / "golden"
 # Of 255: rounding and the hinting of letters stay below it, a shifted map or another colour do not.

@@ -13,10 +13,9 @@ from captioner.errors import ConfigError, ImageError
 from captioner.types import Geometry
 from captioner.visualization.heat import attention_heat
 from captioner.visualization.overlay import (
-    cell_is_visible,
+    cells_are_visible,
     frequent_steps,
     mark_cells,
-    outline_cell,
     overlay,
     resize_captioned,
 )
@@ -219,7 +218,7 @@ def test_the_outline_runs_along_the_border_of_the_sampled_cell(make_caption, sca
     maps[0, 3, 2] = 1
     caption = make_caption((900, 700), ["dog"], maps=maps, geometry=geometry, hard=True)
     image = Image.new("RGB", (round(900 * scale), round(700 * scale)), (90, 90, 90))
-    outline_cell(image, caption, 0)
+    mark_cells(image, caption, 0)
     white = np.asarray(image).min(axis=2) == 255
     rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
     drawn = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
@@ -251,18 +250,20 @@ def test_a_sampled_cell_may_lie_beyond_the_photo(make_caption):
     maps[0, 0, 4] = maps[1, 3, 4] = 1
     letterbox = Geometry(900, 100, 0, -400, 900, 900)
     caption = make_caption((900, 100), ["a", "dog"], maps=maps, geometry=letterbox, hard=True)
-    assert [cell_is_visible(caption, index) for index in (0, 1)] == [False, True]
+    assert [cells_are_visible(caption, cells) for cells in caption.cells] == [False, True]
     image = noise(900, 100)
     before = image.tobytes()
-    outline_cell(image, caption, 0)
+    mark_cells(image, caption, 0)
     assert image.tobytes() == before
-    outline_cell(image, caption, 1)
+    mark_cells(image, caption, 1)
     assert image.tobytes() != before
 
 
 def test_soft_attention_has_no_cell_to_outline(make_caption):
-    with pytest.raises(ValueError, match="soft"):
-        outline_cell(noise(30, 20), make_caption((30, 20), ["dog"]), 0)
+    image = noise(30, 20)
+    before = image.tobytes()
+    mark_cells(image, make_caption((30, 20), ["dog"], maps=np.full((1, 7, 9), 1 / 63)), 0)
+    assert image.tobytes() == before
 
 
 def test_drawing_never_imports_pyplot():

@@ -16,8 +16,9 @@ from PIL import Image
 
 import captioner.visualization
 from captioner.types import Geometry
-from captioner.visualization import OverlayStyle, viewer_script, word_overlay
+from captioner.visualization import OverlayStyle, viewer_script
 from captioner.visualization.labels import _key, caption_note
+from captioner.visualization.overlay import word_overlay
 from captioner.visualization.style import CONTOUR_LEVELS, scale_position
 
 FOLDER = Path(captioner.visualization.__file__).parent
