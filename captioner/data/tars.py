@@ -118,7 +118,7 @@ def sample_key(name: str) -> tuple[str, str]:
 
 def is_image(member: tarfile.TarInfo) -> bool:
     """Return whether a tar member is an image of a sample."""
-    from captioner.data.heif import HEIF_SUFFIXES
+    from captioner.data.codecs import HEIF_SUFFIXES
     from captioner.data.transforms import IMAGE_SUFFIXES
 
     suffix, suffixes = posixpath.splitext(member.name)[1].lower(), IMAGE_SUFFIXES | HEIF_SUFFIXES

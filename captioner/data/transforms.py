@@ -26,10 +26,9 @@ from PIL import (
 )
 
 from captioner.config import Interpolation, PreprocessConfig, ResizeMode
-from captioner.data.heif import is_heif, register_heif
+from captioner.data.codecs import is_heif, register_heif, silence_libtiff
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import ConfigError, ImageError
-from captioner.runtime.libtiff import silence_libtiff
 from captioner.types import Geometry
 
 if TYPE_CHECKING:

@@ -97,11 +97,7 @@ def processes(
 
 
 def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
-    """Make the process group of the run.
-
-    Raises:
-        CaptionerError: The environment does not name the processes, or some did not come in time.
-    """
+    """Make the process group of the run, once all its processes have come."""
     try:
         store, number, count = next(rendezvous("env://", timeout=join_timeout))
         # Each attempt has names of its own: processes that torchrun started again would otherwise
