@@ -130,7 +130,6 @@ class CaptionDataset(Dataset[Batch]):
         targets = torch.zeros(len(chosen), int(lengths.max(initial=0)), dtype=torch.long)
         for row, (caption, length) in enumerate(zip(chosen, lengths, strict=True)):
             targets[row, :length] = torch.from_numpy(self.captions.targets[caption])
-        start = torch.full((len(chosen), 1), Vocabulary.start)
         seed = torch.tensor(seed_of(self.seed, epoch))
         first = int(entries[0]) if len(entries) else -1  # an entry is in one batch of an epoch only
         row_of = {view: row for row, view in enumerate(inputs)}
@@ -138,7 +137,6 @@ class CaptionDataset(Dataset[Batch]):
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
             images=torch.tensor([view % len(self.images) for view in inputs], dtype=torch.long),
             image_index=torch.tensor([row_of[view] for view in views.tolist()], dtype=torch.long),
-            tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
             lengths=torch.from_numpy(lengths),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),

@@ -12,8 +12,6 @@ from captioner.config import Config
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step, unpack_by_step
 from captioner.runtime.distributed import mean_over_processes
 
-BaselineKind = Literal["none", "moving_average", "leave_one_out", "learned"]
-
 
 class Baseline(nn.Module, ABC):
     """Value subtracted from the reward of a sampled cell; it must not depend on that cell.
@@ -132,17 +130,6 @@ class LearnedBaseline(Baseline):
         return count * unpack_by_step(value.detach(), lengths), error
 
 
-def build_baseline(kind: BaselineKind, *, samples: int, hidden_dim: int) -> Baseline:
-    """Return the baseline of this name."""
-    if kind == "moving_average":
-        return MovingAverage()
-    if kind == "leave_one_out":
-        return LeaveOneOut(samples)
-    if kind == "learned":
-        return LearnedBaseline(hidden_dim)
-    return NoBaseline()
-
-
 class Reinforce(nn.Module):
     """Terms of equation 12 in addition to log p(y | s), which every decoder's loss has.
 
@@ -226,9 +213,13 @@ class Reinforce(nn.Module):
 def build_reinforce(config: Config) -> Reinforce:
     """Return the terms that `config.hard` describes."""
     hard = config.hard
-    baseline = build_baseline(
-        hard.baseline, samples=hard.samples, hidden_dim=config.decoder.hidden_dim
-    )
+    baseline: Baseline = NoBaseline()
+    if hard.baseline == "moving_average":
+        baseline = MovingAverage()
+    elif hard.baseline == "leave_one_out":
+        baseline = LeaveOneOut(hard.samples)
+    elif hard.baseline == "learned":
+        baseline = LearnedBaseline(config.decoder.hidden_dim)
     return Reinforce(
         baseline, credit=hard.credit, reward_scale=hard.reward_scale, entropy=hard.entropy
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,22 +39,12 @@ class GravesRMSprop(torch.optim.Optimizer):
         eps: float = 1e-4,
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "alpha": alpha,
-            "momentum": momentum,
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, defaults)
+        settings = {"lr": lr, "alpha": alpha, "momentum": momentum, "eps": eps}
+        super().__init__(params, {**settings, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the weights once; return the loss that `closure`, if given, computes anew."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the weights once."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if not params:
@@ -82,4 +72,3 @@ class GravesRMSprop(torch.optim.Optimizer):
             torch._foreach_mul_(updates, group["momentum"])
             torch._foreach_addcdiv_(updates, grads, variances, -group["lr"])
             torch._foreach_add_(params, updates)
-        return loss

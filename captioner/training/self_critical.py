@@ -151,23 +151,15 @@ class SelfCriticalTask(TrainingTask):
     def _as_batch(
         self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor
     ) -> tuple[Batch, Tensor]:
-        """Return sampled captions as a batch for teacher forcing, and their advantages [N].
-
-        Args:
-            tokens: [B, samples, T], ending in the end token.
-            lengths: [B, samples].
-            advantage: [B, samples].
-        """
+        """Return captions [B, samples, T] as a batch for teacher forcing, and advantages [N]."""
         count, samples, _ = tokens.shape
         falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
         order = order.to(tokens.device)
         targets = tokens.flatten(0, 1)[order]
-        start = torch.full_like(targets[:, :1], self.vocabulary.start)
         image_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
         sampled = replace(
             batch,
             image_index=image_index,
-            tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
             lengths=falling,
             weights=None,

@@ -257,11 +257,7 @@ def _roots(config: Config) -> str:
 
 
 def _check_complete(report: PretrainedReport) -> None:
-    """Refuse a checkpoint that lacks weights of its own run, although its manifest agrees.
-
-    Raises:
-        CheckpointError: It lacks some, or has others.
-    """
+    """Refuse a checkpoint that lacks weights of its own run, although its manifest agrees."""
     odd = [*report.absent, *report.other_shape, *report.unused]
     if odd:
         raise CheckpointError(
@@ -274,9 +270,6 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
     """Refuse a start without the decoder's weights: what it writes would be noise for long.
 
     Attention alone may begin anew, as another mechanism does.
-
-    Raises:
-        ConfigError: Says which settings of the model to start from differ.
     """
     names = [
         name
@@ -304,11 +297,7 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
 def _check_vocabulary(
     captions: EncodedCaptions, vocabulary: Vocabulary, start_from: Path | None
 ) -> None:
-    """Warn if the vocabulary lacks many words of the captions, which cannot be learned then.
-
-    Raises:
-        DataError: The model to start from knows no word at all.
-    """
+    """Refuse a vocabulary without a word of the captions, and warn of one that lacks many."""
     words = np.concatenate([target[:-1] for target in captions.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())
     if not known:
@@ -324,11 +313,7 @@ def _check_vocabulary(
 
 
 def _check_one_is_readable(photos: list[CaptionedImage], kind: str) -> None:
-    """Refuse data without a readable image; usually the first image is readable.
-
-    Raises:
-        DataError: Not one can be read.
-    """
+    """Refuse data without a readable image; usually the first image is readable."""
     reason = ""
     for photo in photos:
         try:

@@ -185,7 +185,7 @@ class StepLoop(ABC):
             return
         path = self.run / f"not_finite_batch{self.rank or ''}.pt"
         buffer = io.BytesIO()
-        torch.save([vars(batch) for batch in batches], buffer)
+        torch.save([{**vars(batch), "tokens": batch.tokens} for batch in batches], buffer)
         save_bytes(buffer.getvalue(), path)
         raise CaptionerError(
             f"the gradient was not finite in {MAX_SKIPPED_STEPS} steps in a row; the last batch is "

@@ -16,7 +16,7 @@ from captioner.log import logger
 from captioner.models.build import CaptionModel
 from captioner.runtime.distributed import from_first_process
 from captioner.runtime.draws import seed_of
-from captioner.training.checkpointing import restore_checkpoint, save_checkpoint
+from captioner.training.checkpointing import save_checkpoint
 from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
@@ -25,7 +25,7 @@ from captioner.training.validation import Validation, validate
 
 
 class Trainer(StepLoop):
-    """State of a run: what `save` writes is all that `restore` needs."""
+    """State of a run: what `save` writes is all that `restore_checkpoint` needs."""
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
         super().__init__(setup, run, device)
@@ -134,16 +134,8 @@ class Trainer(StepLoop):
         return bool(patience) and self.bad_epochs >= patience
 
     def save(self) -> None:
-        """Write the `last` folder, with all that `restore` needs."""
+        """Write the `last` folder, with all that a resumed run needs."""
         self._write("last", with_state=True)
 
     def _write(self, name: str, **options: Any) -> None:
         from_first_process(lambda: save_checkpoint(self, self.run / name, **options))
-
-    def restore(self, folder: Path) -> None:
-        """Load a checkpoint.
-
-        Raises:
-            CheckpointError: It does not belong to this recipe, or an earlier version wrote it.
-        """
-        restore_checkpoint(self, folder)

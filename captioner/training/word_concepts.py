@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.data.batch import Batch
+from captioner.data.batch import Batch, words_read
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
@@ -141,9 +141,10 @@ class WordConcepts(nn.Module):
         grid = self.table.as_grid(batch.cells.to(device, non_blocking=True))
         grid = replace(grid, seeds=child_seeds(seeds, 0))
         rows = torch.arange(len(batch.lengths), device=device)
-        tokens = batch.tokens.to(device, non_blocking=True)
         targets = batch.targets.to(device, non_blocking=True)
-        output: TeacherForcingOutput = model(grid, rows, tokens, batch.lengths, None, seeds)
+        output: TeacherForcingOutput = model(
+            grid, rows, words_read(targets), batch.lengths, None, seeds
+        )
         return caption_losses(
             output,
             targets,

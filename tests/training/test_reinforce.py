@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig
 from captioner.models.attention import select as selecting
 from captioner.models.build import build_decoder
 from captioner.models.decoders import Decoder, TeacherForcingOutput, unpack_by_step
@@ -25,7 +25,7 @@ from captioner.training.reinforce import (
     MovingAverage,
     NoBaseline,
     Reinforce,
-    build_baseline,
+    build_reinforce,
 )
 from captioner.types import Grid
 
@@ -150,8 +150,9 @@ def largest_z(gradients: Tensor, exact: Tensor) -> float:
 
 
 def hard_loss(kind: Any, credit: Any, samples: int = 2, hidden_dim: int = H) -> Reinforce:
-    baseline = build_baseline(kind, samples=samples, hidden_dim=hidden_dim).double()
-    return Reinforce(baseline, credit=credit, reward_scale=1.0, entropy=0.0)
+    hard = HardConfig(baseline=kind, samples=samples, credit=credit, reward_scale=1.0, entropy=0.0)
+    config = Config(hard=hard, decoder=DecoderConfig(hidden_dim=hidden_dim))
+    return build_reinforce(config).double()
 
 
 @functools.cache
