@@ -204,12 +204,12 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
         return
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
-        data, first = [], 0
-        for source in setup.validation_sources:
-            members = setup.validation[first : first + source.count]
-            first += source.count
-            data.append(collect(captioner, source.name, members, setup.dataset.images))
-        calibrator, report = fit(data)
+        calibrator, report = fit(
+            [
+                collect(captioner, name, members, setup.dataset.images)
+                for name, members in setup.validation_sources.items()
+            ]
+        )
         write_calibrator(best, calibrator)
     except (CaptionerError, OSError, RuntimeError) as error:
         logger.warning(f"{best}: without a calibrator ({error_summary(error)})")
