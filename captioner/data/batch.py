@@ -38,7 +38,8 @@ class Batch:
         image_seeds: int64 [B], seeds of random draws for the images.
         seed: Seed of dropout, a function of (seed, epoch, entries).
         words: Number of words that losses are divided by; None is that of this batch. Where
-            several processes share a batch, it is the mean of theirs.
+            several processes share a batch, it is the mean of theirs, so that the mean of their
+            losses is that of the whole batch.
         captions: Number of captions, likewise.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.

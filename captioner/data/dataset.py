@@ -121,9 +121,8 @@ class CaptionDataset(Dataset[Batch]):
                 inputs[view] = self._read(image, epoch, repeat, contents.get(image))
             except ImageError as error:
                 unreadable[str(self.images[image].path)] = str(error)
-        readable = np.isin(views, list(inputs))
-        chosen, views, repeats = chosen[readable], views[readable], repeats[readable]
         order = np.argsort(-self.captions.lengths[chosen], kind="stable")
+        order = order[np.isin(views[order], list(inputs))]  # captions of readable images
         chosen, views, repeats = chosen[order], views[order], repeats[order]
 
         lengths = self.captions.lengths[chosen]
@@ -225,17 +224,14 @@ class CaptionBatches:
 
     def _entries(self, epoch: int) -> np.ndarray:
         """Return the entries of an epoch, in order."""
-        count = len(self.captions)
-        if all(weight == 1 for _, weight in self._sources):
-            return np.arange(count)
         views = np.zeros(int(self.captions.image_of.max(initial=-1)) + 1, dtype=np.int64)
         for source, (images, weight) in enumerate(self._sources):
-            if len(images) and weight:
+            if len(images):
                 views[images] = self._views(source, len(images), weight, epoch)
         views_of_captions = views[self.captions.image_of]
         return np.concatenate(
             [
-                np.flatnonzero(views_of_captions > repeat) + repeat * count
+                np.flatnonzero(views_of_captions > repeat) + repeat * len(self.captions)
                 for repeat in range(int(views.max(initial=0)))
             ]
             or [np.arange(0)]

@@ -158,9 +158,7 @@ def attention_statistics(
     """Return metrics that show whether attention is alive: means over the words of a batch.
 
     Args:
-        lengths: int64 [N] on the CPU.
-        words: Number of words to divide by; None takes those of these captions.
-        captions: Number of captions, likewise; a caption of T words has T - 1 pairs of
+        lengths, words, captions: As in `Batch`; a caption of T words has T - 1 pairs of
             neighbouring words.
 
     Returns:

@@ -49,25 +49,15 @@ def caption_losses(
     """Return the loss of a batch: sums over each caption (equation 14) per word of the batch.
 
     The paper sums the words of a caption and averages over captions. Dividing every term by the
-    words of the batch instead keeps their ratios and makes batches comparable. Where several
-    processes share a batch, each divides by the mean of their counts, so that the mean of their
-    losses, metrics and gradients is that of the whole batch.
+    words of the batch instead keeps their ratios and makes batches comparable.
 
     Args:
-        targets: [N, T].
-        lengths: [N] on the CPU, falling.
-        doubly_stochastic: lambda of equation 14.
-        label_smoothing: Share of the target's probability spread over the vocabulary.
+        targets, lengths, weights, words, captions: As in `Batch`; weights are of what is minimised
+            of the cross-entropy.
+        doubly_stochastic, label_smoothing, distillation, attention_distillation: As in
+            `LossConfig`.
         reinforce: Terms of equation 12 for sampled attention, or None.
-        weights: [N], of the captions in what is minimised of the cross-entropy; None weighs all
-            alike.
-        taught: Word probabilities of teachers (Hinton et al., 2015) and their attention.
-        distillation: Weight of the probabilities in the target; the caption's own word has the
-            rest.
-        attention_distillation: Weight of the cross-entropy between their attention and the
-            model's, if `taught` has it.
-        words: Number of words to divide by; None takes those of these captions.
-        captions: Number of captions, likewise.
+        taught: Predictions of teachers (Hinton et al., 2015), or None.
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),

@@ -31,8 +31,7 @@ class Baseline(nn.Module, ABC):
             rewards: [N, T], detached.
             count: [N, T], number of words that each reward sums.
             queries: [M, H], the decoder's state before each word, packed by step, detached.
-            lengths: [N] on the CPU.
-            words: Number of words to divide by, of the batch or the mean over the processes.
+            lengths, words: As in `Batch`.
         """
 
     def observe(self, reward: Tensor, words: float) -> None:
@@ -140,15 +139,11 @@ class Reinforce(nn.Module):
         - sum over words of (lambda_r (R_t - b_t) grad log p(s_t) + lambda_e grad H(alpha_t))
 
     divided by the number of words, as the rest of the loss is. With lambda_r 1 and lambda_e 0 the
-    whole loss then has the gradient of the expectation of equation 10 over sampled cells. The
-    original code divides the cross-entropy by the batch but not this gradient, so its lambda_r is
-    about N / (10 T) and its lambda_e about 0.002 N in these units.
+    whole loss then has the gradient of the expectation of equation 10 over sampled cells.
 
     Args:
         baseline: b.
-        credit: Words that reward a cell.
-        reward_scale: lambda_r.
-        entropy: lambda_e.
+        credit, reward_scale, entropy: As in `HardConfig`.
     """
 
     def __init__(
@@ -176,8 +171,7 @@ class Reinforce(nn.Module):
 
         Args:
             word_log_probs: [M], of the target words, packed by step.
-            lengths: [N] on the CPU, falling.
-            words: Number of words to divide by; None takes those of these captions.
+            lengths, words: As in `Batch`.
 
         Returns:
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
