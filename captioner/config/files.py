@@ -151,8 +151,8 @@ def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Nam
 def _with_plain_numbers(value: Any) -> Any:
     """Return a value without jsonargparse's number classes, which YAML and JSON cannot write."""
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {field.name: getattr(value, field.name) for field in fields(value)}
-        return replace(value, **{key: _with_plain_numbers(item) for key, item in changed.items()})
+        plain = {key: _with_plain_numbers(item) for key, item in vars(value).items()}
+        return replace(value, **plain)
     if isinstance(value, tuple):
         return tuple(map(_with_plain_numbers, value))
     for kind in (int, float):

@@ -18,6 +18,7 @@ def data_sources(data: DataConfig) -> list[SourceConfig]:
     """
     if data.sources is None:
         source = SourceConfig(
+            name=data.format,
             format=data.format,
             root=data.root,
             file=data.file,
@@ -25,7 +26,7 @@ def data_sources(data: DataConfig) -> list[SourceConfig]:
             train_split=data.train_split,
             val_split=data.val_split,
         )
-        return [replace(source, name=source.format)]
+        return [source]
     names = Counter(source.name or source.format for source in data.sources)
     return [
         source

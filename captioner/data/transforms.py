@@ -395,15 +395,7 @@ def image_transform(
     """Build the transform of settings that `models.build.resolved` completed."""
     if config.mean is None or config.std is None or config.interpolation is None:
         raise ConfigError("preprocess: mean, std and interpolation must be given")
-    return ImageTransform(
-        height_px=config.height_px,
-        width_px=config.width_px,
-        resize=config.resize,
-        interpolation=config.interpolation,
-        mean=config.mean,
-        std=config.std,
-        augmentation=augmentation,
-    )
+    return ImageTransform(**vars(config), augmentation=augmentation)
 
 
 def _random_view(

@@ -113,7 +113,20 @@ def _figures(
     """Return the scores and statistics of the generated captions."""
     if not hypotheses:
         raise ImageError("none of the validation photos can be read")
-    figures = _scores(captions, sources, decisive_source)
+    by_source: dict[str, dict[str, float]] = {}
+    for source, images in sources.items():
+        references = {i.image_id: i.captions for i in images if i.image_id in captions}
+        if references:
+            readable = {image_id: captions[image_id] for image_id in references}
+            by_source[source] = dict(quick_scores(readable, references))
+    if decisive_source is not None and decisive_source not in by_source:
+        raise ImageError(f"none of the validation photos of {decisive_source} can be read")
+    # What decides about the best checkpoint has no prefix.
+    decisive = [by_source[decisive_source]] if decisive_source else list(by_source.values())
+    figures = {name: sum(s[name] for s in decisive) / len(decisive) for name in decisive[0]}
+    if len(sources) > 1:
+        for source, scores in by_source.items():
+            figures |= {f"{source}/{name}": value for name, value in scores.items()}
     figures |= generated_attention_statistics(list(hypotheses.values()))
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
     figures["words"] = sum(len(h.tokens) for h in hypotheses.values()) / len(hypotheses)
@@ -139,28 +152,6 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
     if betas:
         statistics["beta"] = float(np.concatenate(betas).mean())
     return statistics
-
-
-def _scores(
-    captions: dict[int | str, str],
-    sources: Mapping[str, Sequence[CaptionedImage]],
-    decisive_source: str | None,
-) -> dict[str, float]:
-    """Return the metrics of each source and those that decide about the best checkpoint."""
-    by_source: dict[str, dict[str, float]] = {}
-    for name, images in sources.items():
-        references = {i.image_id: i.captions for i in images if i.image_id in captions}
-        if references:
-            readable = {image_id: captions[image_id] for image_id in references}
-            by_source[name] = dict(quick_scores(readable, references))
-    if decisive_source is not None and decisive_source not in by_source:
-        raise ImageError(f"none of the validation photos of {decisive_source} can be read")
-    decisive = [by_source[decisive_source]] if decisive_source else list(by_source.values())
-    scores = {name: sum(s[name] for s in decisive) / len(decisive) for name in decisive[0]}
-    if len(sources) > 1:
-        for source_name, figures in by_source.items():
-            scores |= {f"{source_name}/{name}": value for name, value in figures.items()}
-    return scores
 
 
 def _batches(
