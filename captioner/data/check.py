@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from captioner.data.captioned import CaptionedImage, Split
-from captioner.data.tars import ImagePath, read_bytes
+from captioner.data.tars import ImagePath
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
 from captioner.data.transforms import open_image
 from captioner.data.vocabulary import Vocabulary
@@ -56,7 +56,7 @@ def image_facts(path: ImagePath) -> ImageFacts:
     image = open_image(path)
     return ImageFacts(
         *image.size,
-        digest=hashlib.sha256(read_bytes(path)).hexdigest(),
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
         thumbnail=np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX)),
     )
 

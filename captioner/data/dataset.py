@@ -192,10 +192,11 @@ class CaptionBatches:
         self.by = by
         self.seed = seed
         with_captions = np.unique(captions.image_of)
-        sources = np.zeros(0) if source_of is None else np.asarray(source_of)[with_captions]
+        sources = np.zeros_like(with_captions)
+        if source_of is not None:
+            sources = np.asarray(source_of)[with_captions]
         self._sources = [  # the images of each source, with its weight
-            (with_captions if source_of is None else with_captions[sources == source], weight)
-            for source, weight in enumerate(weights)
+            (with_captions[sources == source], weight) for source, weight in enumerate(weights)
         ]
 
     def epoch(self, epoch: int) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, DataFiles, Split, with_words
 from captioner.data.check import same_caption
 from captioner.data.formats.table import misspelt_splits
-from captioner.data.tars import file_facts, read_bytes
+from captioner.data.tars import file_facts
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
 
@@ -287,7 +287,7 @@ def content_digest(images: Sequence[CaptionedImage], *, max_bytes: int | None = 
 
     def content(image: CaptionedImage) -> str:
         try:
-            return hashlib.sha256(read_bytes(image.path)).hexdigest()
+            return hashlib.sha256(image.path.read_bytes()).hexdigest()
         except OSError:
             return "-"
 

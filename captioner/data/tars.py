@@ -37,7 +37,7 @@ class TarMember:
     def __str__(self) -> str:
         return f"{self.tar}::{self.member}"
 
-    def read(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Return the image file's bytes.
 
         Raises:
@@ -61,11 +61,6 @@ def file_facts(path: ImagePath) -> tuple[int, int | str]:
         return path.size, path.version
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def read_bytes(path: ImagePath) -> bytes:
-    """Return the bytes of an image file."""
-    return path.read() if isinstance(path, TarMember) else path.read_bytes()
 
 
 def read_members(members: Sequence[TarMember]) -> list[bytes]:

@@ -103,16 +103,16 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
     if isinstance(source, TarMember):
         if not source.size:
             raise ImageError("the file is empty")
-        source = source.read()
+        source = source.read_bytes()
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:
-            mode = path.stat().st_mode
-            if stat.S_ISDIR(mode):
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
                 raise ImageError("is a folder, not a photo")
-            if not stat.S_ISREG(mode):
+            if not stat.S_ISREG(status.st_mode):
                 raise ImageError("is a pipe or a device, not a photo")
-            if path.stat().st_size == 0:
+            if status.st_size == 0:
                 raise ImageError("the file is empty")
             with path.open("rb") as file:
                 return open_image(file)

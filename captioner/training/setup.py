@@ -112,7 +112,7 @@ def prepare(
         elif not only:
             _check_decoder(report, config)
             known = known_share(images.captions, load_vocabulary(start_from))
-            if known < OTHER_LANGUAGE and not resume:
+            if known < OTHER_LANGUAGE:
                 _warn(
                     f"{start_from} knows {known:.0%} of the words of the captions, which look like "
                     "another language; to train a model of it: captioner train --config table"
@@ -221,26 +221,20 @@ def _vocabulary(
     config: Config, images: SourceImages, start_from: Path | None, *, resume: bool
 ) -> Vocabulary:
     """Return the words of the model to start from and those of the training captions."""
-    data = config.data
-    start = None if start_from is None else load_vocabulary(start_from)
-    if start is not None and resume:
-        return start
-    if config.train.start_with == "encoder":
-        start = None
-    min_count = data.min_count
-    if start is None:
-        chosen = TOKENIZERS[data.tokenizer]()
-        tokenizer = chosen.fitted(
-            images.captions, min_count=min_count, max_size=data.vocabulary_size
-        )
-        min_count = min_count if tokenizer is chosen else 1  # a learned one has left rare ones out
-    else:
-        tokenizer = start.tokenizer
-    vocabulary = Vocabulary.build(
-        images.captions, tokenizer, min_count=min_count, max_size=data.vocabulary_size
-    )
-    if start is not None:
-        return start.extended(vocabulary)
+    data, captions = config.data, images.captions
+    min_count, max_size = data.min_count, data.vocabulary_size
+    if start_from is not None:
+        start = load_vocabulary(start_from)
+        if resume:
+            return start
+        if config.train.start_with != "encoder":
+            return start.extended(
+                Vocabulary.build(captions, start.tokenizer, min_count=min_count, max_size=max_size)
+            )
+    chosen = TOKENIZERS[data.tokenizer]()
+    tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
+    min_count = min_count if tokenizer is chosen else 1  # a learned one has left rare ones out
+    vocabulary = Vocabulary.build(captions, tokenizer, min_count=min_count, max_size=max_size)
     if not vocabulary.words:
         raise DataError(
             f"{_roots(config)}: no word occurs {data.min_count} times in the training captions; "

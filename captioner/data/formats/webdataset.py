@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from captioner.data.captioned import CaptionedImage, DataFiles
-from captioner.data.tars import TarMember, is_image, read_bytes, sample_key
+from captioner.data.tars import TarMember, is_image, sample_key
 from captioner.data.text_files import normalize_spaces, quoted
 from captioner.errors import CaptionerError, DataError
 from captioner.files import save_bytes
@@ -245,7 +245,7 @@ def _shard(images: Sequence[CaptionedImage], first: int) -> tuple[bytes, list[di
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number, image in enumerate(images, start=first):
             try:
-                content = read_bytes(image.path)
+                content = image.path.read_bytes()
             except OSError as error:
                 raise DataError(f"{image.path}: cannot be read ({error.strerror})") from None
             path, key = image.path, f"{number:09d}"
