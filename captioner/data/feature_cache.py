@@ -163,7 +163,10 @@ def build_feature_cache(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         build.read_progress()
-        if build.done < len(build.items):
+        if build.done == len(build.items) and not build.unreadable:
+            remove_temporary_files(folder)
+            build.verify()
+        else:
             # Two runs may want the same images: the second waits, and finds what the first made.
             with locked(folder / ".lock", wait=True):
                 remove_temporary_files(folder, older_than_s=0)
@@ -171,12 +174,6 @@ def build_feature_cache(
                 earlier = list(build.unreadable)
                 build.verify()
                 build.fill(workers, progress)
-        else:
-            earlier = list(build.unreadable)
-            remove_temporary_files(folder)
-            build.verify()
-        if earlier:
-            with locked(folder / ".lock", wait=True):
                 build.read_again(earlier)
     except OSError as error:
         raise DataError(
@@ -279,7 +276,8 @@ class _Build:
         What they lacked may have come since: a library for their format, a permission, memory.
         """
         views, found = self.items.views, []
-        self._open()
+        if images:
+            self._open()
         for image in images:
             places = range(image * views, (image + 1) * views)
             if not self.items[places[:1]][1][0]:
