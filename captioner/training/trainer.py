@@ -73,14 +73,9 @@ class Trainer(StepLoop):
             if not self.interrupts.deferred and not alone:
                 self.save()
             raise
-        better = validation.figures[self.config.train.metric] > self.best
-        self._update_best(validation, better)
+        self.last_validation = {"step": self.step, "epoch": self.epoch, **validation.figures}
         self.epoch, self.batch = self.epoch + 1, 0
-        self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
-        if better:
-            references = {image.image_id: image.captions for image in self.setup.validation}
-            bias = bias_counts(validation.captions, references)  # empty except in process 0
-            self._write("best", with_state=False, bias=bias)
+        self._update_best(validation)
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
                 samples = self.config.train.samples
@@ -118,12 +113,15 @@ class Trainer(StepLoop):
             decisive_source=config.train.val_source,
         )
 
-    def _update_best(self, validation: Validation, better: bool) -> None:
-        """Update what depends on whether this validation is the best so far."""
-        if better:
-            self.best = validation.figures[self.config.train.metric]
-            self.figures = {"epoch": self.epoch + 1, **validation.figures}
-            self.bad_epochs = 0
+    def _update_best(self, validation: Validation) -> None:
+        """Write the `best` folder if this validation is the best so far; else count it as bad."""
+        metric = validation.figures[self.config.train.metric]
+        if metric > self.best:
+            self.best, self.bad_epochs = metric, 0
+            self.figures = {"epoch": self.epoch, **validation.figures}
+            references = {image.image_id: image.captions for image in self.setup.validation}
+            bias = bias_counts(validation.captions, references)  # empty except in process 0
+            self._write("best", with_state=False, bias=bias)
             return
         self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
