@@ -161,7 +161,7 @@ def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer
         refusal = CheckpointError(message)
         raise refusal if rank() == 0 else FailedElsewhere(refusal)
     if refusals:
-        in_all_processes(lambda: _fall_back(trainer, refusals[0]))
+        from_first_process(lambda: _fall_back(trainer, refusals[0]))
     return trainer
 
 
@@ -170,8 +170,6 @@ def _fall_back(trainer: Trainer, refusal: str) -> None:
 
     Left in its place it would become `previous` with the next checkpoint, instead of a whole one.
     """
-    if rank() > 0:
-        return
     run, aside = trainer.run, trainer.run / DAMAGED
     kept = ""
     try:
