@@ -170,7 +170,7 @@ def attention_statistics(
     change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
     statistics = {
         "attention_entropy": output.entropy.sum() / (uniform * words),
-        "attention_change": change.sum() / max(1.0, pairs),
+        "attention_change": change.sum() / (pairs or 1.0),  # without a pair there is no change
     }
     if output.beta is not None:
         statistics["beta"] = output.beta.sum() / words
