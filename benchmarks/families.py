@@ -127,13 +127,12 @@ def measure_speed(
 
 def _training_step(model: CaptionModel, config: Config, device: torch.device) -> Callable[[], None]:
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(4, VOCABULARY, (CAPTIONS, WORDS + 1), generator=generator).to(device)
+    targets = torch.randint(4, VOCABULARY, (CAPTIONS, WORDS), generator=generator).to(device)
     batch = Batch(
         inputs=_frozen(model, device),
         images=torch.arange(PHOTOS, device=device),
         image_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
-        tokens=tokens[:, :-1],
-        targets=tokens[:, 1:],
+        targets=targets,
         lengths=torch.full((CAPTIONS,), WORDS),
         from_frozen=True,
     )

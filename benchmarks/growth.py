@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
-from captioner.config import DecoderConfig
+from captioner.config import DecoderConfig, LossConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.readers import read_split
 from captioner.data.transforms import ImageTransform
@@ -125,7 +125,7 @@ def _step(cells: int, words: int, captions: int, device: torch.device) -> Callab
     def step() -> None:
         decoder.zero_grad()
         forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
-        caption_losses(forced, tokens[:, 1:], lengths, doubly_stochastic=1.0)["total"].backward()
+        caption_losses(forced, tokens[:, 1:], lengths, LossConfig())["total"].backward()
 
     return step
 

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
-from captioner.config import DecoderConfig
+from captioner.config import DecoderConfig, LossConfig
 from captioner.models.attention import (
     AdditiveScore,
     Attention,
@@ -122,9 +122,7 @@ def _ours(
         decoder.zero_grad()
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
-        parts = caption_losses(
-            forced, tokens[:, 1:], lengths, doubly_stochastic=1.0, reinforce=reinforce
-        )
+        parts = caption_losses(forced, tokens[:, 1:], lengths, LossConfig(), reinforce=reinforce)
         parts["total"].backward()
 
     return step

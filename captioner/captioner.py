@@ -826,7 +826,7 @@ def _source(image: Any) -> str | Path | bytes | Image.Image | None:
     if isinstance(image, (str, Path, bytes, Image.Image)):
         return image
     if isinstance(image, TarMember):
-        return image.read()
+        return image.read_bytes()
     if isinstance(image, os.PathLike):
         return os.fsdecode(image)
     return as_image(image) if _is_array(image) else None

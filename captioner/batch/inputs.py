@@ -58,7 +58,7 @@ class Source:
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]:
     """Yield the photos in a folder and the folders in it, by name, without hidden ones."""
-    from captioner.data.heif import HEIF_SUFFIXES
+    from captioner.data.codecs import HEIF_SUFFIXES
     from captioner.data.transforms import IMAGE_SUFFIXES
 
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.

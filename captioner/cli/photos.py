@@ -38,7 +38,7 @@ class Skipped:
 
     def sentence(self) -> str:
         """Return what was skipped and what to do about it, or ""."""
-        from captioner.data.heif import HEIF_SUFFIXES
+        from captioner.data.codecs import HEIF_SUFFIXES
 
         parts = []
         if self.files:
@@ -69,7 +69,7 @@ def photos_in(
     Raises:
         CaptionerError: The folder cannot be listed.
     """
-    from captioner.data.heif import HEIF_SUFFIXES, register_heif
+    from captioner.data.codecs import HEIF_SUFFIXES, register_heif
     from captioner.data.transforms import IMAGE_SUFFIXES
     from captioner.visualization import is_picture_of
 

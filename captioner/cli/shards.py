@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.check import split_problems
+    from captioner.data.formats.webdataset import write_shards
     from captioner.data.readers import read_split
-    from captioner.data.shards import write_shards
     from captioner.storage import Folder
 
     missing = 0

@@ -7,10 +7,11 @@ from captioner.config.files import (
     from_yaml,
     instantiate,
     parser_for,
+    read_recipe,
     set_defaults,
+    shipped_recipes,
     to_yaml,
 )
-from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import (
     AttentionConfig,
     Config,

@@ -87,8 +87,6 @@ def accepts(hint: Any, value: Any) -> bool:
             return False
         items = [arguments[0]] * len(value) if Ellipsis in arguments else list(arguments)
         return len(items) == len(value) and all(map(accepts, items, value))
-    if dataclasses.is_dataclass(hint):
-        return isinstance(value, hint) if isinstance(hint, type) else False
     if hint is bool or isinstance(value, bool):
         return hint is bool and isinstance(value, bool)
     if issubclass(hint, int | float):

@@ -1,22 +1,32 @@
-"""Settings from YAML texts and command line options, and back to YAML."""
+"""Settings from YAML, from recipes and from command line options, and back to YAML.
+
+A recipe is a YAML file of settings that may name the recipes it is based on.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from captioner.config.fields import in_words
-from captioner.config.settings import ModelConfig, SourceConfig
+from captioner.config.settings import Config, ModelConfig, SourceConfig
 from captioner.config.validation import validate_section
 from captioner.errors import ConfigError, error_summary
 
+BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
+
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
+Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
+_NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
+_PACKAGE = Path(__file__).resolve().parents[1]
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
 
 
@@ -88,39 +98,21 @@ def _refusal(config_class: type[ModelConfig], message: str) -> str:
     return f"{section}.{key}: {given} is not accepted; use {in_words(hint)}"
 
 
-def from_yaml(config_class: type[ConfigT], *texts: str) -> ConfigT:
-    """Return settings from YAML texts, where later ones win; other settings keep their defaults.
+def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
+    """Return settings from YAML; others keep their defaults.
 
     Raises:
         ConfigError: An unknown key or a value that is not accepted, by its name.
     """
     try:
-        merged: dict[str, dict[str, Any]] = {}
-        for text in texts:
-            merged = overlay(merged, sections_of(config_class, _load_yaml(text)))
-        return from_sections(config_class, merged)
-    except yaml.YAMLError as error:
+        document = yaml.safe_load(text)
+    except _NO_YAML as error:
         raise ConfigError(error_summary(error)) from None
+    return _from_sections(config_class, _sections_of(config_class, document))
 
 
-def _load_yaml(text: str) -> Any:
-    """Read YAML.
-
-    Raises:
-        ConfigError: It is none, such as a date that does not exist.
-    """
-    try:
-        return yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(error_summary(error)) from None
-
-
-def from_sections(config_class: type[ConfigT], sections: dict[str, dict[str, Any]]) -> ConfigT:
-    """Return settings from values by section and key; others keep their defaults.
-
-    Raises:
-        ConfigError: A value that is not accepted, by its name.
-    """
+def _from_sections(config_class: type[ConfigT], sections: Sections) -> ConfigT:
+    """Return settings from values by section and key; others keep their defaults."""
     parser = _file_parser(config_class)  # type: ignore[arg-type]  # mypy: no hash of a class
     try:
         parsed = parser.parse_string(yaml.safe_dump(sections))
@@ -159,8 +151,8 @@ def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Nam
 def _with_plain_numbers(value: Any) -> Any:
     """Return a value without jsonargparse's number classes, which YAML and JSON cannot write."""
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {field.name: getattr(value, field.name) for field in fields(value)}
-        return replace(value, **{key: _with_plain_numbers(item) for key, item in changed.items()})
+        plain = {key: _with_plain_numbers(item) for key, item in vars(value).items()}
+        return replace(value, **plain)
     if isinstance(value, tuple):
         return tuple(map(_with_plain_numbers, value))
     for kind in (int, float):
@@ -169,9 +161,7 @@ def _with_plain_numbers(value: Any) -> Any:
     return value
 
 
-def overlay(
-    below: dict[str, dict[str, Any]], above: dict[str, dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def _overlay(below: Sections, above: Sections) -> Sections:
     """Return the settings of both, those of `above` where both have a setting."""
     return {
         section: {**below.get(section, {}), **above.get(section, {})}
@@ -179,17 +169,13 @@ def overlay(
     }
 
 
-def sections_of(config_class: type[ModelConfig], document: Any) -> dict[str, dict[str, Any]]:
-    """Return a YAML document's settings by section and key.
-
-    Raises:
-        ConfigError: A key names no section or no setting; the message names the accepted ones.
-    """
+def _sections_of(config_class: type[ModelConfig], document: Any) -> Sections:
+    """Return a YAML document's settings by section and key, none of which is unknown."""
     accepted = {name: type(settings) for name, settings in vars(config_class()).items()}
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(f"the settings are no sections; use {', '.join(accepted)}")
-    sections: dict[str, dict[str, Any]] = {}
+    sections: Sections = {}
     for section, settings in document.items():
         if section not in accepted:
             raise ConfigError(f"{section}: no such section; use one of {', '.join(accepted)}")
@@ -216,13 +202,81 @@ def _check_keys(section: type, settings: dict[str, Any], prefix: str) -> None:
             raise ConfigError(f"{prefix}{key}: no such setting; use one of {', '.join(accepted)}")
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that come with captioner by name, such as `families/dot`.
+
+    An installed package contains them; in a checkout they are in the folder `configs` next to it.
+    """
+    installed, checkout = _PACKAGE / "configs", _PACKAGE.parent / "configs"
+    folder = installed if installed.is_dir() else checkout
+    paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parents), path))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+
+
+def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config:
+    """Return the settings of a recipe, or of several, where later ones win.
+
+    Args:
+        recipes: Each a YAML file, or the name of a recipe that comes with captioner
+            (`flickr8k_soft`).
+        base: Settings of a model that the first recipe is laid over; None is the defaults.
+
+    Raises:
+        ConfigError: There is no such recipe, or it holds something else than settings; the message
+            names the file.
+    """
+    sections: Sections = {} if base is None else asdict(base)
+    config = Config() if base is None else _from_sections(Config, sections)
+    for recipe in recipes:
+        path = _find_recipe(str(recipe), Path())
+        sections = _overlay(sections, _read_recipe(path, ()))
+        try:
+            config = _from_sections(Config, sections)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    return config
+
+
+def _find_recipe(recipe: str, folder: Path) -> Path:
+    """Return the file of a recipe, given as a path relative to a folder or as a shipped name."""
+    candidates = [folder / recipe, folder / f"{recipe}.yaml"]
+    for path in candidates[: 1 if recipe.endswith((".yaml", ".yml")) else 2]:
+        if os.path.isfile(path):  # Path.is_file raises for a name that no file can have
+            return path
+    shipped = shipped_recipes()
+    if recipe in shipped:
+        return shipped[recipe]
+    top = ", ".join(name for name in shipped if "/" not in name)
+    raise ConfigError(f"{candidates[0]}: no such recipe; name a YAML file, or one of {top}")
+
+
+def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
+    """Return a recipe's settings over those of its base; the recipes `below` are based on it."""
+    if path.resolve() in below:
+        raise ConfigError(f"{path}: is based on itself, by its base; name another base")
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except _NO_YAML as error:
+        raise ConfigError(f"{path}: no YAML ({error_summary(error)})") from None
+    bases: Any = document.pop(BASE, None) if isinstance(document, dict) else None
+    bases = [bases] if isinstance(bases, str) else [] if bases is None else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: base: names no recipe; use a name, a path or a list of these")
+    sections: Sections = {}
+    for base in bases:
+        try:
+            found = _find_recipe(base, path.parent)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: base: {error}") from None
+        sections = _overlay(sections, _read_recipe(found, (*below, path.resolve())))
+    try:
+        return _overlay(sections, _sections_of(Config, document))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
 def to_yaml(config: ModelConfig) -> str:
     """Return all settings as YAML, defaults included."""
-    return yaml.dump(_plain(asdict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-def _plain(value: Any) -> Any:
-    """Return nested settings with lists in place of tuples, which YAML has not."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

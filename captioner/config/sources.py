@@ -18,6 +18,7 @@ def data_sources(data: DataConfig) -> list[SourceConfig]:
     """
     if data.sources is None:
         source = SourceConfig(
+            name=data.format,
             format=data.format,
             root=data.root,
             file=data.file,
@@ -25,7 +26,7 @@ def data_sources(data: DataConfig) -> list[SourceConfig]:
             train_split=data.train_split,
             val_split=data.val_split,
         )
-        return [replace(source, name=source.format)]
+        return [source]
     names = Counter(source.name or source.format for source in data.sources)
     return [
         source
@@ -93,15 +94,12 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
     roots_given: dict[str, str] = {}
     for given in re.split(r",(?=[\w.-]+=)", roots):
         match = re.fullmatch(r"([\w.-]+)=(.*)", given)
-        if match:
-            name, path = match.groups()
-        elif len(sources) == 1:
-            name, path = names[0], given
-        else:
+        if not match and len(sources) > 1:
             raise ConfigError(
                 f"data.root: {given} is for which of the sources? Use NAME={given} with NAME one "
                 f"of {', '.join(names)}"
             )
+        name, path = match.groups() if match else (names[0], given)
         if name not in names:
             raise ConfigError(
                 f"data.root: there is no source '{name}'; use NAME=PATH with NAME one of "

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from captioner.config.fields import accepts, in_words
-from captioner.config.settings import Config, DataConfig, ModelConfig, SourceConfig, TextConfig
+from captioner.config.settings import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    SourceConfig,
+    TextConfig,
+)
 from captioner.config.sources import check_sources
 from captioner.errors import ConfigError
 
@@ -22,7 +29,12 @@ def validate(config: ModelConfig) -> None:
     """
     for section, settings in vars(config).items():
         validate_section(settings, f"{section}.")
-    _validate_model(config)
+    longest, max_positions = config.decoding.max_words, config.decoder.reads_at_most
+    if max_positions is not None and longest > max_positions:
+        raise ConfigError(
+            f"decoder.max_positions: {max_positions} learned positions are too few for "
+            f"decoding.max_words {longest}; use {longest} or more"
+        )
     if isinstance(config, Config):
         check_sources(config)
         _validate_training(config)
@@ -47,16 +59,6 @@ def validate_section(settings: Any, prefix: str = "") -> None:
         if key == "sources":
             for source in value or ():
                 validate_section(source, f"{prefix}{key}: {source.name or source.format}: ")
-
-
-def _validate_model(config: ModelConfig) -> None:
-    """Check the rules between the settings of a model."""
-    decoder, longest = config.decoder, config.decoding.max_words
-    if decoder.reads_at_most is not None and longest > decoder.reads_at_most:
-        raise ConfigError(
-            f"decoder.max_positions: {decoder.max_positions} learned positions are too few for "
-            f"decoding.max_words {longest}; use {longest} or more"
-        )
 
 
 def _validate_training(config: Config) -> None:
@@ -167,12 +169,11 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
             "data.sources: style does nothing where the captions are the model's own "
             "(self_critical.samples); use null"
         )
-    rmsprop = {"momentum": 0.0, "alpha": 0.99, "centered": False}
     if not optim.name.startswith("rmsprop"):
         sentences += [
             f"optim.{key}: is of rmsprop, not of {optim.name}; remove it"
-            for key, default in rmsprop.items()
-            if getattr(optim, key) != default
+            for key in ("momentum", "alpha", "centered")
+            if getattr(optim, key) != getattr(OptimConfig, key)
         ]
     if optim.warmup_steps > steps:
         sentences.append(

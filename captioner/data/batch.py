@@ -8,8 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from captioner.data.vocabulary import START_INDEX
 from captioner.runtime.draws import child_seeds
+
+
+def words_read(targets: Tensor) -> Tensor:
+    """Return what a decoder reads to write targets [N, T]: the start token, then its own words."""
+    return F.pad(targets[:, :-1], (1, 0), value=START_INDEX)
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,6 @@ class Batch:
         inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
         images: int64 [B], indices of the images in the data set.
         image_index: int64 [N], row of `inputs` for each caption.
-        tokens: int64 [N, T], the words read, from the start token on, padded with zeros.
         targets: int64 [N, T], the words to write, the end token last, padded with zeros.
         lengths: int64 [N], number of targets.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
@@ -32,7 +38,8 @@ class Batch:
         image_seeds: int64 [B], seeds of random draws for the images.
         seed: Seed of dropout, a function of (seed, epoch, entries).
         words: Number of words that losses are divided by; None is that of this batch. Where
-            several processes share a batch, it is the mean of theirs.
+            several processes share a batch, it is the mean of theirs, so that the mean of their
+            losses is that of the whole batch.
         captions: Number of captions, likewise.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.
@@ -41,7 +48,6 @@ class Batch:
     inputs: Tensor
     images: Tensor
     image_index: Tensor
-    tokens: Tensor
     targets: Tensor
     lengths: Tensor
     weights: Tensor | None = None
@@ -57,6 +63,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [N, T], the words read: the start token and all targets but the last."""
+        return words_read(self.targets)
+
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device, inputs as floats (images in channels-last layout)."""
         moved = self._map(lambda value: value.to(device, non_blocking=True))
@@ -71,7 +82,7 @@ class Batch:
         """Return the batch with every caption `times` times in a row, and the images once."""
         if times == 1:
             return self
-        captions = ("image_index", "tokens", "targets", "lengths", "weights", "styles")
+        captions = ("image_index", "targets", "lengths", "weights", "styles")
         values = {name: getattr(self, name) for name in captions}
         repeated: dict[str, Any] = {
             name: value.repeat_interleave(times, 0)

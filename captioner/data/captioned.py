@@ -127,11 +127,7 @@ class DataFiles:
     """Where a data set lies.
 
     Args:
-        format: A name in `captioner.registry.DATA_FORMATS`.
-        root: Its folder (for `table` also the file itself, for `webdataset` also a URL).
-        file: Captions file of the formats `karpathy` and `table`, when there are several, or the
-            pattern of the tar files of `webdataset`.
-        coco_splits: Folder of lists of image names, for the format `coco`.
+        format, root, file, coco_splits: As in `captioner.config.DataConfig`.
         existing: The files on disk, for formats that look for an image in several places.
     """
 

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from captioner.data.captioned import CaptionedImage, Split
-from captioner.data.tars import ImagePath, read_bytes
-from captioner.data.tokenizer import Tokenizer, WordTokenizer
+from captioner.data.tars import ImagePath
+from captioner.data.tokenizer import Tokenizer
 from captioner.data.transforms import open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
@@ -56,13 +56,13 @@ def image_facts(path: ImagePath) -> ImageFacts:
     image = open_image(path)
     return ImageFacts(
         *image.size,
-        digest=hashlib.sha256(read_bytes(path)).hexdigest(),
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
         thumbnail=np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX)),
     )
 
 
 def read_images(
-    images: Iterable[CaptionedImage], done: Callable[[], object] = lambda: None
+    images: Iterable[CaptionedImage], done: Callable[[], object]
 ) -> tuple[dict[ImagePath, ImageFacts], dict[ImagePath, str]]:
     """Read every image; return facts of those that can be read, and why others cannot.
 
@@ -115,16 +115,13 @@ def duplicates(facts: Mapping[ImagePath, ImageFacts]) -> list[tuple[ImagePath, I
     return found
 
 
-def caption_statistics(
-    images: Sequence[CaptionedImage], tokenizer: Tokenizer | None = None
-) -> dict[str, Any]:
+def caption_statistics(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return counts of captions and words of a split.
 
     Returns:
         captions, captions_a_photo (fewest, most), words_a_caption (fewest, median, most),
         words, rare_words (that occur fewer than five times) and scripts, the shares of letters.
     """
-    tokenizer = tokenizer or WordTokenizer()
     texts = [text for image in images for text in image.captions]
     split = list(map(tokenizer.split, texts))
     counts = Counter(word for words in split for word in words)
@@ -149,9 +146,8 @@ def _scripts(texts: Iterable[str]) -> dict[str, float]:
     return {name: count / scripts.total() for name, count in scripts.most_common(3)}
 
 
-def caption_problems(split: Split, tokenizer: Tokenizer | None = None) -> list[str]:
+def caption_problems(split: Split, tokenizer: Tokenizer) -> list[str]:
     """Return a sentence for each thing to mend in the captions of a split."""
-    tokenizer = tokenizer or WordTokenizer()
     found = [split.wordless_sentence(), same_caption(split.images), _twice(split.images)]
     texts = [text for image in split.images for text in image.captions]
     found.append(tokenizer.warning(texts))

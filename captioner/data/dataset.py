@@ -121,16 +121,14 @@ class CaptionDataset(Dataset[Batch]):
                 inputs[view] = self._read(image, epoch, repeat, contents.get(image))
             except ImageError as error:
                 unreadable[str(self.images[image].path)] = str(error)
-        readable = np.isin(views, list(inputs))
-        chosen, views, repeats = chosen[readable], views[readable], repeats[readable]
         order = np.argsort(-self.captions.lengths[chosen], kind="stable")
+        order = order[np.isin(views[order], list(inputs))]  # captions of readable images
         chosen, views, repeats = chosen[order], views[order], repeats[order]
 
         lengths = self.captions.lengths[chosen]
         targets = torch.zeros(len(chosen), int(lengths.max(initial=0)), dtype=torch.long)
         for row, (caption, length) in enumerate(zip(chosen, lengths, strict=True)):
             targets[row, :length] = torch.from_numpy(self.captions.targets[caption])
-        start = torch.full((len(chosen), 1), Vocabulary.start)
         seed = torch.tensor(seed_of(self.seed, epoch))
         first = int(entries[0]) if len(entries) else -1  # an entry is in one batch of an epoch only
         row_of = {view: row for row, view in enumerate(inputs)}
@@ -138,7 +136,6 @@ class CaptionDataset(Dataset[Batch]):
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
             images=torch.tensor([view % len(self.images) for view in inputs], dtype=torch.long),
             image_index=torch.tensor([row_of[view] for view in views.tolist()], dtype=torch.long),
-            tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
             lengths=torch.from_numpy(lengths),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
@@ -195,10 +192,11 @@ class CaptionBatches:
         self.by = by
         self.seed = seed
         with_captions = np.unique(captions.image_of)
-        sources = np.zeros(0) if source_of is None else np.asarray(source_of)[with_captions]
+        sources = np.zeros_like(with_captions)
+        if source_of is not None:
+            sources = np.asarray(source_of)[with_captions]
         self._sources = [  # the images of each source, with its weight
-            (with_captions if source_of is None else with_captions[sources == source], weight)
-            for source, weight in enumerate(weights)
+            (with_captions[sources == source], weight) for source, weight in enumerate(weights)
         ]
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
@@ -227,17 +225,14 @@ class CaptionBatches:
 
     def _entries(self, epoch: int) -> np.ndarray:
         """Return the entries of an epoch, in order."""
-        count = len(self.captions)
-        if all(weight == 1 for _, weight in self._sources):
-            return np.arange(count)
         views = np.zeros(int(self.captions.image_of.max(initial=-1)) + 1, dtype=np.int64)
         for source, (images, weight) in enumerate(self._sources):
-            if len(images) and weight:
+            if len(images):
                 views[images] = self._views(source, len(images), weight, epoch)
         views_of_captions = views[self.captions.image_of]
         return np.concatenate(
             [
-                np.flatnonzero(views_of_captions > repeat) + repeat * count
+                np.flatnonzero(views_of_captions > repeat) + repeat * len(self.captions)
                 for repeat in range(int(views.max(initial=0)))
             ]
             or [np.arange(0)]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -158,151 +159,164 @@ def build_feature_cache(
     """
     key = _key(paths, transform, fingerprint=fingerprint, views=views, seed=seed)
     folder = root / key[:20]
-    items = _Views(paths, transform, views, seed)
+    build = _Build(folder, key, _Views(paths, transform, views, seed), encode)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done, unreadable = _read_progress(folder, items)
-        earlier = list(unreadable)
-        if done < len(items):
+        build.read_progress()
+        if build.done == len(build.items) and not build.unreadable:
+            remove_temporary_files(folder)
+            build.verify()
+        else:
             # Two runs may want the same images: the second waits, and finds what the first made.
             with locked(folder / ".lock", wait=True):
                 remove_temporary_files(folder, older_than_s=0)
-                done, unreadable = _read_progress(folder, items)
-                earlier = list(unreadable)
-                _verify(folder, done)
-                _fill(folder, key, items, encode, done, unreadable, workers, progress)
-        else:
-            remove_temporary_files(folder)
-            _verify(folder, done)
-        if earlier:
-            with locked(folder / ".lock", wait=True):
-                _read_again(folder, key, items, encode, earlier, unreadable)
+                build.read_progress()
+                earlier = list(build.unreadable)
+                build.verify()
+                build.fill(workers, progress)
+                build.read_again(earlier)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
             "free some disk, name another folder with data.cache, or leave it out"
         ) from None
-    return FeatureCache(folder, unreadable)
+    return FeatureCache(folder, build.unreadable)
 
 
-def _fill(
-    folder: Path,
-    key: str,
-    items: _Views,
-    encode: Callable[[Tensor], Tensor],
-    done: int,
-    unreadable: dict[int, str],
-    workers: int,
-    progress: Callable[[int, int], None],
-) -> None:
-    """Compute the items from number `done` on; add to the unreadable images."""
-    if done == len(items):
-        return
-    if not done:
-        shape = encode(items[range(1)][0]).shape[1:]
-        _reserve(folder / FEATURES, (len(items.paths), items.views, *shape), np.float16)
-        _reserve(folder / CHECKSUMS, (len(items),), np.uint32)
-    features = _open_items(folder, mode="r+")
-    checksums: Any = np.lib.format.open_memmap(folder / CHECKSUMS, mode="r+")
-    chunks = [
-        range(first, min(first + CHUNK, len(items))) for first in range(done, len(items), CHUNK)
-    ]
-    for images, reasons in load_items(items, chunks, workers=workers):
-        _write(features, checksums, done, encode(images))
-        for offset, reason in enumerate(reasons):
-            if reason:
-                unreadable[(done + offset) // items.views] = reason
-        done += len(images)
-        if done % SAVE_EVERY < CHUNK or done == len(items):
-            features.flush()
-            checksums.flush()
-            _save_progress(folder, key, done, unreadable)
-            progress(done, len(items))
+class _Build:
+    """A cache that is being made; its first `done` items are finished."""
 
+    def __init__(
+        self, folder: Path, key: str, items: _Views, encode: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.folder, self.key, self.items, self.encode = folder, key, items, encode
+        self.done = 0
+        self.unreadable: dict[int, str] = {}
 
-def _read_again(
-    folder: Path,
-    key: str,
-    items: _Views,
-    encode: Callable[[Tensor], Tensor],
-    earlier: Sequence[int],
-    unreadable: dict[int, str],
-) -> None:
-    """Compute images that an earlier build could not read, and take them out of `unreadable`.
+    def read_progress(self) -> None:
+        """Find out how many items an earlier build has finished, and its unreadable images."""
+        items = self.items
+        self.done, self.unreadable = 0, {}
+        if not (self.folder / PROGRESS).exists():
+            return
+        try:
+            saved = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
+            done, reasons = saved["done"], saved["unreadable"]
+            unreadable = {int(image): reason for image, reason in reasons.items()}
+            if type(done) is not int or not 0 <= done <= len(items):
+                raise ValueError(f"{PROGRESS} counts {done!r} of {len(items)} entries")
+            if not all(isinstance(reason, str) for reason in unreadable.values()):
+                raise ValueError(f"{PROGRESS} has reasons that are no texts")
+            # "r+" would fill up a file that was cut short
+            features = open_memmap(self.folder / FEATURES, mode="r")
+            expected = (len(items.paths), items.views)
+            if features.dtype != np.float16 or features.shape[:2] != expected:
+                raise ValueError(f"{FEATURES} holds {features.dtype} {features.shape}")
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            FileNotFoundError,
+        ) as error:
+            raise self._damaged(str(error)) from None
+        self.done, self.unreadable = done, unreadable
 
-    What they lacked may have come since: a library for their format, a permission, memory.
-    """
-    features = _open_items(folder, mode="r+")
-    checksums: Any = np.lib.format.open_memmap(folder / CHECKSUMS, mode="r+")
-    found = []
-    for image in earlier:
-        places = range(image * items.views, (image + 1) * items.views)
-        if not items[places[:1]][1][0]:
-            images, _ = items[places]
-            _write(features, checksums, places.start, encode(images))
-            found.append(image)
-    if found:
-        features.flush()
-        checksums.flush()
-        for image in found:
-            del unreadable[image]
-        _save_progress(folder, key, len(items), unreadable)
+    def verify(self) -> None:
+        """Compare the finished items with their checksums.
 
+        A cache of an earlier version has no checksums; they are computed from what it holds.
+        """
+        if not self.done:
+            return
+        features = open_memmap(self.folder / FEATURES, mode="r")
+        items = features.reshape(-1, *features.shape[2:])
+        with ThreadPoolExecutor(max_workers=4) as pool:  # crc32 releases the interpreter's lock
+            checksums = pool.map(_checksum, items[: self.done])
+            found = np.fromiter(checksums, dtype=np.uint32, count=self.done)
+        if not (self.folder / CHECKSUMS).exists():
+            with replacing(self.folder / CHECKSUMS, durable=True) as file:
+                np.save(file, np.resize(found, len(items)))
+            return
+        try:
+            expected = np.load(self.folder / CHECKSUMS, mmap_mode="r")[: self.done]
+            wrong = np.count_nonzero(found != expected)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+        if wrong:
+            raise self._damaged(f"{wrong} of its {self.done} entries are not what was written")
 
-def _write(features: Any, checksums: Any, first: int, encoded: Tensor) -> None:
-    """Write encoded items [B, C, h, w] and their checksums, from item `first` on."""
-    values = encoded.cpu().numpy().astype(np.float16)
-    features[first : first + len(values)] = values
-    checksums[first : first + len(values)] = [_checksum(value) for value in values]
+    def fill(self, workers: int, progress: Callable[[int, int], None]) -> None:
+        """Compute the items that are missing."""
+        count, views = len(self.items), self.items.views
+        if self.done == count:
+            return
+        if not self.done:
+            shape = self.encode(self.items[range(1)][0]).shape[1:]
+            _reserve(self.folder / FEATURES, (len(self.items.paths), views, *shape), np.float16)
+            _reserve(self.folder / CHECKSUMS, (count,), np.uint32)
+        chunks = [
+            range(first, min(first + CHUNK, count)) for first in range(self.done, count, CHUNK)
+        ]
+        self._open()
+        for images, reasons in load_items(self.items, chunks, workers=workers):
+            self._write(self.done, images)
+            for index, reason in enumerate(reasons, start=self.done):
+                if reason:
+                    self.unreadable[index // views] = reason
+            self.done += len(images)
+            if self.done % SAVE_EVERY < CHUNK or self.done == count:
+                self._save()
+                progress(self.done, count)
 
+    def read_again(self, images: Sequence[int]) -> None:
+        """Compute images that an earlier build could not read.
 
-def _save_progress(folder: Path, key: str, done: int, unreadable: dict[int, str]) -> None:
-    with replacing(folder / PROGRESS, durable=True) as file:
-        content = {"done": done, "unreadable": unreadable, "key": key}
-        file.write(json.dumps(content).encode())
+        What they lacked may have come since: a library for their format, a permission, memory.
+        """
+        views, found = self.items.views, []
+        if images:
+            self._open()
+        for image in images:
+            places = range(image * views, (image + 1) * views)
+            if not self.items[places[:1]][1][0]:
+                self._write(places.start, self.items[places][0])
+                found.append(image)
+        if found:
+            for image in found:
+                del self.unreadable[image]
+            self._save()
 
+    def _open(self) -> None:
+        """Map the features, as [items, C, h, w], and the checksums for writing."""
+        features: Any = open_memmap(self.folder / FEATURES, mode="r+")
+        self._features = features.reshape(-1, *features.shape[2:])
+        self._checksums: Any = open_memmap(self.folder / CHECKSUMS, mode="r+")
 
-def _open_items(folder: Path, *, mode: Any) -> Any:
-    """Map the features as [items, C, h, w]."""
-    features = np.lib.format.open_memmap(folder / FEATURES, mode=mode)
-    return features.reshape(-1, *features.shape[2:])
+    def _write(self, first: int, images: Tensor) -> None:
+        """Write the features of network inputs [B, 3, H, W], which are items from `first` on."""
+        values = self.encode(images).cpu().numpy().astype(np.float16)
+        self._features[first : first + len(values)] = values
+        self._checksums[first : first + len(values)] = [_checksum(value) for value in values]
+
+    def _save(self) -> None:
+        """Note the progress, once the items are on the disk."""
+        self._features.flush()
+        self._checksums.flush()
+        with replacing(self.folder / PROGRESS, durable=True) as file:
+            content = {"done": self.done, "unreadable": self.unreadable, "key": self.key}
+            file.write(json.dumps(content).encode())
+
+    def _damaged(self, reason: str) -> DataError:
+        return DataError(
+            f"{self.folder}: the feature cache is damaged ({reason}); delete this folder, and it "
+            "will be made again"
+        )
 
 
 def _checksum(features: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(features).data.cast("B"))
-
-
-def _verify(folder: Path, done: int) -> None:
-    """Compare the first `done` items with their checksums.
-
-    A cache of an earlier version has no checksums; they are computed from what it holds.
-
-    Raises:
-        DataError: An item is not what was written.
-    """
-    if not done:
-        return
-    features = _open_items(folder, mode="r")
-    with ThreadPoolExecutor(max_workers=4) as pool:  # crc32 releases the interpreter's lock
-        found = np.fromiter(pool.map(_checksum, features[:done]), dtype=np.uint32, count=done)
-    if not (folder / CHECKSUMS).exists():
-        with replacing(folder / CHECKSUMS, durable=True) as file:
-            np.lib.format.write_array(file, np.resize(found, len(features)))
-        return
-    try:
-        expected = np.load(folder / CHECKSUMS, mmap_mode="r")[:done]
-        wrong = np.flatnonzero(found != expected)
-    except ValueError as error:
-        raise _damaged(folder, str(error)) from None
-    if len(wrong):
-        raise _damaged(folder, f"{len(wrong)} of its {done} entries are not what was written")
-
-
-def _damaged(folder: Path, reason: str) -> DataError:
-    return DataError(
-        f"{folder}: the feature cache is damaged ({reason}); delete this folder, and it will be "
-        "made again"
-    )
 
 
 def _key(
@@ -330,44 +344,12 @@ def _key(
     return digest.hexdigest()
 
 
-def _read_progress(folder: Path, items: _Views) -> tuple[int, dict[int, str]]:
-    """Return how many items an earlier build has finished, and its unreadable images.
-
-    Raises:
-        DataError: The notes or the features are damaged.
-    """
-    if not (folder / PROGRESS).exists():
-        return 0, {}
-    try:
-        saved = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        done, reasons = saved["done"], saved["unreadable"]
-        unreadable = {int(image): reason for image, reason in reasons.items()}
-        if type(done) is not int or not 0 <= done <= len(items):
-            raise ValueError(f"{PROGRESS} counts {done!r} of {len(items)} entries")
-        if not all(isinstance(reason, str) for reason in unreadable.values()):
-            raise ValueError(f"{PROGRESS} has reasons that are no texts")
-        # "r+" would fill up a file that was cut short
-        features = np.lib.format.open_memmap(folder / FEATURES, mode="r")
-        if features.dtype != np.float16 or features.shape[:2] != (len(items.paths), items.views):
-            raise ValueError(f"{FEATURES} holds {features.dtype} {features.shape}")
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        FileNotFoundError,
-    ) as error:
-        raise _damaged(folder, str(error)) from None
-    return done, unreadable
-
-
 def _reserve(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
     """Make an array file and ask the disk for all of its space.
 
     A memory map of a file with holes ends the whole process (SIGBUS) when the disk fills up later.
     """
-    np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+    open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
     if not hasattr(os, "posix_fallocate"):  # macOS, Windows
         return
     try:

@@ -84,11 +84,7 @@ class _WorkersLost(Exception):
 
 
 def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
-    """Yield the items of a loader.
-
-    Raises:
-        _WorkersLost: A worker died, or none yields anything.
-    """
+    """Yield the items of a loader; raise _WorkersLost where none comes any more."""
     before, started = set(multiprocessing.active_children()), set()
     try:
         with defer_signals():

@@ -21,7 +21,7 @@ from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, DataFiles, Split, with_words
 from captioner.data.check import same_caption
 from captioner.data.formats.table import misspelt_splits
-from captioner.data.tars import file_facts, read_bytes
+from captioner.data.tars import file_facts
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
 
@@ -177,9 +177,8 @@ def read_sources(
     Args:
         sources: The data sets, as `captioner.config.data_sources` returns them.
         max_validation_images: Validate on this many first images of each source; None takes all.
-        val_share: Share of a source's images that is held back for validation where its training
-            and validation images are the same; 0 holds none back.
-        seed: Seed of the choice of these.
+        val_share: As in `captioner.config.DataConfig`.
+        seed: Seed of the choice of the images that it holds back.
         warn: Receives a sentence for what is left out or is likely a mistake.
 
     Raises:
@@ -221,20 +220,15 @@ def _divided(
     """Return the images without a random share of them, and that share.
 
     The share has at least two images, because CIDEr of a single one is always 0.
-
-    Raises:
-        DataError: Too few images.
     """
     count = max(2, round(share * len(images)))
     if count >= len(images):
         raise DataError(
             f"{len(images)} photos are too few to learn from and to validate on; give at least 3"
         )
-    chosen = set(np.random.default_rng(seed).permutation(len(images))[:count].tolist())
-    return (
-        [image for index, image in enumerate(images) if index not in chosen],
-        [image for index, image in enumerate(images) if index in chosen],
-    )
+    order = np.random.default_rng(seed).permutation(len(images)).tolist()
+    chosen, others = sorted(order[:count]), sorted(order[count:])
+    return [images[index] for index in others], [images[index] for index in chosen]
 
 
 def _read_source(
@@ -293,7 +287,7 @@ def content_digest(images: Sequence[CaptionedImage], *, max_bytes: int | None = 
 
     def content(image: CaptionedImage) -> str:
         try:
-            return hashlib.sha256(read_bytes(image.path)).hexdigest()
+            return hashlib.sha256(image.path.read_bytes()).hexdigest()
         except OSError:
             return "-"
 

@@ -88,9 +88,6 @@ def _checked(model: str) -> dict[str, Any]:
 
     Parts other than those that `fitted` makes could hold regular expressions whose search never
     ends, or panics.
-
-    Raises:
-        ValueError, TypeError: It has other parts.
     """
     content = json.loads(model)
     if isinstance(content, dict):

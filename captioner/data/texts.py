@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from captioner.data.text_files import normalize_spaces, numbered_lines, quoted
 from captioner.data.vocabulary import Vocabulary
@@ -45,14 +46,12 @@ class TextBatch:
 
     Args:
         cells: int64 [N, L], those words.
-        tokens: int64 [N, T], the words read, from the start token on.
         targets: int64 [N, T], the words to write, the end token last.
         lengths: int64 [N], number of targets.
         seeds: int64 [N], seeds of random draws, each a function of (seed, step, caption).
     """
 
     cells: Tensor
-    tokens: Tensor
     targets: Tensor
     lengths: Tensor
     seeds: Tensor
@@ -124,19 +123,11 @@ class TextCaptions:
             words = generator.choice(others, size=cells, p=weight / weight.sum())
             drawn.append((captions[chosen], words))
         drawn.sort(key=lambda pair: -len(pair[0]))
-        lengths = torch.tensor([len(caption) + 1 for caption, _ in drawn])
-        tokens = torch.zeros(size, int(lengths[0]), dtype=torch.long)
-        targets = torch.zeros_like(tokens)
-        tokens[:, 0] = self.vocabulary.start
-        for row, (caption, _) in enumerate(drawn):
-            written = torch.from_numpy(caption)
-            tokens[row, 1 : len(written) + 1] = written
-            targets[row, : len(written)] = written
-            targets[row, len(written)] = self.vocabulary.end
+        end = self.vocabulary.end
+        targets = [torch.from_numpy(np.append(caption, end)) for caption, _ in drawn]
         return TextBatch(
             torch.from_numpy(np.stack([words for _, words in drawn])),
-            tokens,
-            targets,
-            lengths,
+            pad_sequence(targets, batch_first=True),
+            torch.tensor([len(target) for target in targets]),
             child_seeds(torch.tensor(seed_of(self.seed, step)), torch.arange(size)),
         )

@@ -26,10 +26,9 @@ from PIL import (
 )
 
 from captioner.config import Interpolation, PreprocessConfig, ResizeMode
-from captioner.data.heif import is_heif, register_heif
+from captioner.data.codecs import is_heif, register_heif, silence_libtiff
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import ConfigError, ImageError
-from captioner.runtime.libtiff import silence_libtiff
 from captioner.types import Geometry
 
 if TYPE_CHECKING:
@@ -104,16 +103,16 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
     if isinstance(source, TarMember):
         if not source.size:
             raise ImageError("the file is empty")
-        source = source.read()
+        source = source.read_bytes()
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:
-            mode = path.stat().st_mode
-            if stat.S_ISDIR(mode):
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
                 raise ImageError("is a folder, not a photo")
-            if not stat.S_ISREG(mode):
+            if not stat.S_ISREG(status.st_mode):
                 raise ImageError("is a pipe or a device, not a photo")
-            if path.stat().st_size == 0:
+            if status.st_size == 0:
                 raise ImageError("the file is empty")
             with path.open("rb") as file:
                 return open_image(file)
@@ -133,7 +132,7 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
         except ImageError:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise ImageError(_too_large("the photo")) from None
+            raise _too_large("the photo") from None
         except UnidentifiedImageError:
             raise ImageError(
                 f"is not a photo of a known format ({', '.join(IMAGE_FORMATS)}), or is cut short"
@@ -155,8 +154,7 @@ def _decode(source: IO[bytes]) -> Image.Image:
         source.seek(0)
         return _decode_large_jpeg(source)
     with image:
-        if image.width * image.height > MAX_IMAGE_PIXELS:
-            raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+        _check_size(image)
         if image.format == "TIFF":
             silence_libtiff()
         if image.format != "HEIF":  # opens at its primary image, not always the first
@@ -182,13 +180,10 @@ def accepted_formats(file: IO[bytes]) -> tuple[str, ...]:
 def _decode_large_jpeg(source: IO[bytes]) -> Image.Image:
     """Decode a JPEG over the usual limit at a fraction of its size."""
     with JpegImagePlugin.JpegImageFile(source) as image:
-        pixels = image.width * image.height
         # A progressive file is decoded whole before it is made smaller: gigabytes of memory.
-        if pixels > MAX_JPEG_PIXELS or image.info.get("progressive"):
-            raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+        _check_size(image, MAX_IMAGE_PIXELS if image.info.get("progressive") else MAX_JPEG_PIXELS)
         image.draft(None, (image.width // 2, image.height // 2))
-        if image.width * image.height > MAX_IMAGE_PIXELS:
-            raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+        _check_size(image)
         return _load(image)
 
 
@@ -198,8 +193,14 @@ def _load(image: Image.Image) -> Image.Image:
     return _to_rgb(image)
 
 
-def _too_large(what: str) -> str:
-    return f"{what} is over the limit of {MAX_IMAGE_PIXELS // 10**6} megapixels; make it smaller"
+def _check_size(image: Image.Image, limit: int = MAX_IMAGE_PIXELS) -> None:
+    if image.width * image.height > limit:
+        raise _too_large(f"{image.width} x {image.height} pixels")
+
+
+def _too_large(what: str) -> ImageError:
+    megapixels = MAX_IMAGE_PIXELS // 10**6
+    return ImageError(f"{what} is over the limit of {megapixels} megapixels; make it smaller")
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
@@ -208,8 +209,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     Raises:
         ImageError: It is too large, or cannot be decoded.
     """
-    if image.width * image.height > MAX_IMAGE_PIXELS:
-        raise ImageError(_too_large(f"{image.width} x {image.height} pixels"))
+    _check_size(image)
     try:
         image.load()
         plain = image.mode == "RGB" and "transparency" not in image.info
@@ -241,14 +241,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of training images. Each is off at its default.
-
-    Args:
-        flip: Probability of mirroring left to right.
-        min_area: Smallest share of the image's area that a random crop keeps; 1 never crops. Keep
-            it near 1, so that what the caption names stays visible.
-        colour: Largest relative change of brightness, contrast and saturation.
-    """
+    """Random changes of training images, as in `DataConfig`. Each is off at its default."""
 
     flip: float = 0.0
     min_area: float = 1.0
@@ -259,10 +252,8 @@ class ImageTransform:
     """Upright RGB image to the network's normalised input, with its geometry.
 
     Args:
-        resize: `squash` resizes the image to the input's size; `letterbox` keeps its aspect ratio
-            and pads with the mean, which normalisation makes zero; `crop` keeps its aspect ratio,
-            resizes the shorter side and keeps the centre, as the paper does.
-        mean: Channel means for values in [0, 1].
+        height_px, width_px, resize, interpolation, mean, std: As in `PreprocessConfig`; `letterbox`
+            pads with the mean, which normalisation makes zero.
         augmentation: Random changes, for calls with a generator.
     """
 
@@ -404,15 +395,7 @@ def image_transform(
     """Build the transform of settings that `models.build.resolved` completed."""
     if config.mean is None or config.std is None or config.interpolation is None:
         raise ConfigError("preprocess: mean, std and interpolation must be given")
-    return ImageTransform(
-        height_px=config.height_px,
-        width_px=config.width_px,
-        resize=config.resize,
-        interpolation=config.interpolation,
-        mean=config.mean,
-        std=config.std,
-        augmentation=augmentation,
-    )
+    return ImageTransform(**vars(config), augmentation=augmentation)
 
 
 def _random_view(

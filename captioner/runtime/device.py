@@ -97,7 +97,11 @@ def autocast(
     """Return the context of a forward pass; `auto` is bfloat16 on a GPU that has it."""
     import torch
 
-    if precision == "bfloat16" or (precision == "auto" and _has_bfloat16(device)):
+    if precision == "auto" and device.type == "cuda":
+        with torch.cuda.device(device):  # older GPUs emulate it slowly
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bfloat16" if has_bfloat16 else "float32"
+    if precision == "bfloat16":
         if device.type == "cpu" and (ratio := bfloat16_speed()) < 1:
             logger.warning(
                 f"precision bfloat16: convolutions and products are {1 / ratio:.1f} times slower "
@@ -130,13 +134,3 @@ def at_least_float32(values: Tensor) -> Tensor:
     import torch
 
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-def _has_bfloat16(device: torch.device) -> bool:
-    """Return whether it is a GPU that computes in bfloat16; older ones emulate it slowly."""
-    if device.type != "cuda":
-        return False
-    import torch
-
-    with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -22,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioner.errors import CaptionerError, ConfigError, error_summary
 
+# Without a message, after which a process counts as lost; one that ended is noticed at once.
+LOST_AFTER = timedelta(minutes=30)
+
 Result = TypeVar("Result")
 
 
@@ -48,16 +51,12 @@ def rank() -> int:
 
 
 @contextmanager
-def processes(
-    device: str, *, timeout_s: float = 1800.0, join_timeout_s: float = 300.0
-) -> Iterator[None]:
+def processes(device: str, *, join_timeout_s: float = 300.0) -> Iterator[None]:
     """Join the processes that torchrun started, or none, and leave them at the end.
 
     Args:
         device: `train.device`; each process of a machine takes a GPU of its own, if it is not
             `cpu` and there are GPUs.
-        timeout_s: Seconds without a message after which a process counts as lost. One that ended
-            is noticed at once.
         join_timeout_s: Seconds that this process waits for all others to join.
 
     Raises:
@@ -78,7 +77,7 @@ def processes(
             raise ConfigError(f"--nproc-per-node: this machine has {gpus} GPUs; use {gpus} or less")
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    _join(backend, timedelta(seconds=timeout_s), timedelta(seconds=join_timeout_s))
+    _join(backend, timedelta(seconds=join_timeout_s))
     try:
         yield
     except CaptionerError:
@@ -96,12 +95,8 @@ def processes(
         dist.destroy_process_group()
 
 
-def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
-    """Make the process group of the run.
-
-    Raises:
-        CaptionerError: The environment does not name the processes, or some did not come in time.
-    """
+def _join(backend: str, join_timeout: timedelta) -> None:
+    """Make the process group of the run, once all its processes have come."""
     try:
         store, number, count = next(rendezvous("env://", timeout=join_timeout))
         # Each attempt has names of its own: processes that torchrun started again would otherwise
@@ -112,7 +107,7 @@ def _join(backend: str, timeout: timedelta, join_timeout: timedelta) -> None:
         store.set(f"joined {number}", "")
         store.wait([f"joined {each}" for each in range(count)], join_timeout)
         dist.init_process_group(
-            backend, store=store, rank=number, world_size=count, timeout=timeout
+            backend, store=store, rank=number, world_size=count, timeout=LOST_AFTER
         )
     except (RuntimeError, ValueError) as error:
         reason = error_summary(error, part="sentence")

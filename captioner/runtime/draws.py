@@ -17,9 +17,7 @@ _FACTORS = (-4658895280553007687, -7723592293110705685)  # 0xbf58476d1ce4e5b9, 0
 
 def child_seeds(seeds: Tensor, number: Tensor | int) -> Tensor:
     """Return a new seed for each seed and number, which broadcast against each other."""
-    values = (
-        seeds + (number + 1) * _STEP if isinstance(number, Tensor) else seeds + _wrapped(number)
-    )
+    values = seeds + (torch.as_tensor(number) + 1) * _STEP
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         values = (values ^ _shifted(values, shift)) * factor
     return values ^ _shifted(values, 31)
@@ -50,8 +48,3 @@ def draw_words(seeds: Tensor, shares: Tensor, position: int) -> Tensor:
 def _shifted(values: Tensor, bits: int) -> Tensor:
     """Shift to the right and fill with zeros, as of unsigned numbers."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _wrapped(number: int) -> int:
-    """Return (number + 1) * _STEP as a signed number of 64 bits."""
-    return ((number + 1) * _STEP + 2**63) % 2**64 - 2**63

@@ -64,10 +64,11 @@ def parallel_map(
     items = iter(items)
     ahead = deque(islice(items, 2))
     with shared_cores(device) if len(ahead) > 1 else nullcontext(1) as passes:
+        items = _all(ahead, items)
         if passes == 1:
-            yield from map(work, _all(ahead, items))
-            return
-        yield from _in_threads(work, _all(ahead, items), threads=passes, ahead=passes)
+            yield from map(work, items)
+        else:
+            yield from _in_threads(work, items, threads=passes, ahead=passes)
 
 
 def prefetch(

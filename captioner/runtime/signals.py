@@ -9,7 +9,10 @@ import threading
 from collections.abc import Iterator
 from types import TracebackType
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # that end a run; Windows has no SIGHUP
+# Those that end a run; Windows has no SIGHUP.
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 
 
 def ignore_signals(worker: int) -> None:
@@ -18,9 +21,8 @@ def ignore_signals(worker: int) -> None:
     A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
     waiting for.
     """
-    for name in SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     sys.excepthook = _report_unless_disconnected
 
 
@@ -47,13 +49,12 @@ def defer_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return
-    numbers = [getattr(signal, name) for name in SIGNALS]
     received: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     child_handler = signal.getsignal(signal.SIGCHLD)
     # Workers, forked or spawned, inherit the blocked signals until they ignore them; the handler
     # is for threads that do not block them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, lambda number, frame: received.append(number))

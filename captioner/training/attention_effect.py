@@ -25,9 +25,7 @@ def attention_effect_loss(
     reaches the words with the model's own attention, which have the cross-entropy.
 
     Args:
-        targets: [N, T].
-        lengths: [N] on the CPU, falling.
-        words: Number of words to divide by; None takes those of these captions.
+        targets, lengths, words: As in `Batch`.
 
     Returns:
         The sum over captions of |effect T - lost|, per word, and the metric `random_cell_loss`,

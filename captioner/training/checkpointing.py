@@ -54,14 +54,13 @@ def save_checkpoint(
     Raises:
         CheckpointError: The disk cannot hold it.
     """
+    origin = {**made_with(), **trainer.setup.data_digests}
     save_model(
         folder,
         trainer.evaluated_model,
         trainer.config,
         trainer.setup.vocabulary,
-        card=model_card(
-            trainer.config, trainer.figures, {**made_with(), **trainer.setup.data_digests}, bias
-        ),
+        card=model_card(trainer.config, trainer.figures, origin, bias),
         training_state=_training_state(trainer) if with_state else None,
     )
 
@@ -94,9 +93,6 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
     """Refuse to resume with other data; of photos only the times of change may differ.
 
     Where both have hashes of the bytes, these decide: a photo may change and keep its time.
-
-    Raises:
-        CheckpointError: Captions or photos are not those that the run began with.
     """
     changed = []
     for name in (
@@ -124,11 +120,7 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
 
 
 def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
-    """Warn of versions and threads that differ from those that wrote the checkpoint.
-
-    Raises:
-        ValueError: The checkpoint holds something else than names of versions.
-    """
+    """Warn of versions and threads that differ from those that wrote the checkpoint."""
     now = made_with()
     if not all(isinstance(text, str) and text.isprintable() for text in before.values()):
         raise ValueError("made_with holds other things than versions")
@@ -191,11 +183,7 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
 
 
 def _check_tensors(what: str, saved: Any, own: Mapping[str, object]) -> None:
-    """Refuse saved tensors of other names, shapes or types than `own`, NaN, and bad counts.
-
-    Raises:
-        ValueError: Names the first that is wrong.
-    """
+    """Refuse saved tensors of other names, shapes or types than `own`, NaN, and bad counts."""
     if saved.keys() != own.keys():
         odd = sorted(map(repr, saved.keys() ^ own.keys()))
         raise ValueError(f"{what}: names differ, the first is {odd[0]:.100}")
@@ -219,18 +207,12 @@ def _check_tensors(what: str, saved: Any, own: Mapping[str, object]) -> None:
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
-    """Load what the optimizer remembers of each parameter; its settings are those of the recipe.
-
-    Raises:
-        ValueError, KeyError: It is of other parameters or another optimizer, or damaged.
-    """
+    """Load what the optimizer remembers of each parameter; its settings are those of the recipe."""
     groups = optimizer.state_dict()["param_groups"]
-    numbers = [number for group in groups for number in group["params"]]
     if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in groups]:
         raise ValueError("optimizer: the groups of parameters differ")
-    parameters = dict(
-        zip(numbers, (p for g in optimizer.param_groups for p in g["params"]), strict=True)
-    )
+    # PyTorch numbers the parameters in the order of the groups.
+    parameters = dict(enumerate(p for g in optimizer.param_groups for p in g["params"]))
     for number, moments in saved["state"].items():
         own = _moments_of_a_step(optimizer, parameters[number])
         _check_tensors(f"optimizer: parameter {number}", moments, own)
@@ -252,11 +234,7 @@ def _moments_of_a_step(optimizer: torch.optim.Optimizer, parameter: Tensor) -> d
 
 
 def _restore_counters(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Set the attributes of the trainer that a checkpoint holds as they are.
-
-    Raises:
-        TypeError, ValueError, KeyError: One is missing, or has a value that no run can reach.
-    """
+    """Set the attributes of the trainer that a checkpoint holds as they are."""
     for name in COUNTERS:
         value, own = state[name], type(getattr(trainer, name))
         if not isinstance(value, own):
@@ -274,11 +252,7 @@ def _restore_counters(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 def _check_figures(what: str, figures: dict[Any, Any]) -> None:
-    """Refuse a dictionary that does not hold the figures of a validation; it may be empty.
-
-    Raises:
-        TypeError, KeyError: They are not.
-    """
+    """Refuse a dictionary that does not hold the figures of a validation; it may be empty."""
     for name, value in figures.items():
         is_count = isinstance(value, int) and 0 <= value < MAX_COUNT
         if not isinstance(name, str) or not name.isprintable():

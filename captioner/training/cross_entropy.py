@@ -99,13 +99,10 @@ class CrossEntropyTask(TrainingTask):
             output,
             repeated.targets,
             lengths,
-            doubly_stochastic=self.loss.doubly_stochastic,
-            label_smoothing=self.loss.label_smoothing,
+            self.loss,
             reinforce=self.reinforce,
             weights=repeated.weights,
             taught=taught,
-            distillation=self.loss.distillation,
-            attention_distillation=self.loss.attention_distillation,
             words=repeated.words,
             captions=repeated.captions,
         )
@@ -158,9 +155,7 @@ def attention_statistics(
     """Return metrics that show whether attention is alive: means over the words of a batch.
 
     Args:
-        lengths: int64 [N] on the CPU.
-        words: Number of words to divide by; None takes those of these captions.
-        captions: Number of captions, likewise; a caption of T words has T - 1 pairs of
+        lengths, words, captions: As in `Batch`; a caption of T words has T - 1 pairs of
             neighbouring words.
 
     Returns:
@@ -175,7 +170,7 @@ def attention_statistics(
     change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
     statistics = {
         "attention_entropy": output.entropy.sum() / (uniform * words),
-        "attention_change": change.sum() / max(1.0, pairs),
+        "attention_change": change.sum() / (pairs or 1.0),  # without a pair there is no change
     }
     if output.beta is not None:
         statistics["beta"] = output.beta.sum() / words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from captioner.runtime.distributed import sum_over_processes, world_size
@@ -31,20 +31,14 @@ class DeferredInterrupts:
 
     def __enter__(self) -> DeferredInterrupts:
         self.deferred = world_size() > 1
-        for name in SIGNALS:
-            number = getattr(signal, name, None)
+        for number in SIGNALS:
             # under nohup, a closed terminal must not end the run
-            if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
+            if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

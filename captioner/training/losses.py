@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from captioner.config import LossConfig
 from captioner.errors import ConfigError
 from captioner.models.decoders import TeacherForcingOutput
 
@@ -35,39 +36,25 @@ def caption_losses(
     output: TeacherForcingOutput,
     targets: Tensor,
     lengths: Tensor,
+    loss: LossConfig,
     *,
-    doubly_stochastic: float,
-    label_smoothing: float = 0.0,
     reinforce: Reinforce | None = None,
     weights: Tensor | None = None,
     taught: TeacherTargets | None = None,
-    distillation: float = 0.0,
-    attention_distillation: float = 0.0,
     words: float | None = None,
     captions: float | None = None,
 ) -> dict[str, Tensor]:
     """Return the loss of a batch: sums over each caption (equation 14) per word of the batch.
 
     The paper sums the words of a caption and averages over captions. Dividing every term by the
-    words of the batch instead keeps their ratios and makes batches comparable. Where several
-    processes share a batch, each divides by the mean of their counts, so that the mean of their
-    losses, metrics and gradients is that of the whole batch.
+    words of the batch instead keeps their ratios and makes batches comparable.
 
     Args:
-        targets: [N, T].
-        lengths: [N] on the CPU, falling.
-        doubly_stochastic: lambda of equation 14.
-        label_smoothing: Share of the target's probability spread over the vocabulary.
+        targets, lengths, weights, words, captions: As in `Batch`; weights are of what is minimised
+            of the cross-entropy.
+        loss: Weights of the terms.
         reinforce: Terms of equation 12 for sampled attention, or None.
-        weights: [N], of the captions in what is minimised of the cross-entropy; None weighs all
-            alike.
-        taught: Word probabilities of teachers (Hinton et al., 2015) and their attention.
-        distillation: Weight of the probabilities in the target; the caption's own word has the
-            rest.
-        attention_distillation: Weight of the cross-entropy between their attention and the
-            model's, if `taught` has it.
-        words: Number of words to divide by; None takes those of these captions.
-        captions: Number of captions, likewise.
+        taught: Predictions of teachers (Hinton et al., 2015), or None.
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
@@ -85,21 +72,22 @@ def caption_losses(
     log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
     word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
-    if label_smoothing:  # otherwise its gradient of zeros would cost as much as that of the words
-        losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
+    # Without smoothing, its gradient of zeros would cost as much as that of the words.
+    if smoothing := loss.label_smoothing:
+        losses = (1 - smoothing) * losses - smoothing * log_probs.mean(-1)
     if taught is not None:
         from_teachers = (taught.probs * log_probs).sum(-1)
-        losses = (1 - distillation) * losses - distillation * from_teachers
+        losses = (1 - loss.distillation) * losses - loss.distillation * from_teachers
     if weights is not None:
         by_word = weights.unsqueeze(1).expand_as(targets)
         losses = losses * pack_padded_sequence(by_word, lengths, batch_first=True).data
     smoothed = losses.sum() / words
     penalty = doubly_stochastic_penalty(output.maps).sum() / captions
-    total = smoothed + doubly_stochastic * (captions / words) * penalty
+    total = smoothed + loss.doubly_stochastic * (captions / words) * penalty
     metrics: dict[str, Tensor] = {}
     if taught is not None and taught.maps is not None:
         divergence = _attention_divergence(output.maps, taught.maps).sum() / words
-        total = total + attention_distillation * divergence
+        total = total + loss.attention_distillation * divergence
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
         reinforce_loss, reinforce_metrics = reinforce(output, word_log_probs, lengths, words)

@@ -12,8 +12,6 @@ from captioner.config import Config
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step, unpack_by_step
 from captioner.runtime.distributed import mean_over_processes
 
-BaselineKind = Literal["none", "moving_average", "leave_one_out", "learned"]
-
 
 class Baseline(nn.Module, ABC):
     """Value subtracted from the reward of a sampled cell; it must not depend on that cell.
@@ -33,8 +31,7 @@ class Baseline(nn.Module, ABC):
             rewards: [N, T], detached.
             count: [N, T], number of words that each reward sums.
             queries: [M, H], the decoder's state before each word, packed by step, detached.
-            lengths: [N] on the CPU.
-            words: Number of words to divide by, of the batch or the mean over the processes.
+            lengths, words: As in `Batch`.
         """
 
     def observe(self, reward: Tensor, words: float) -> None:
@@ -132,17 +129,6 @@ class LearnedBaseline(Baseline):
         return count * unpack_by_step(value.detach(), lengths), error
 
 
-def build_baseline(kind: BaselineKind, *, samples: int, hidden_dim: int) -> Baseline:
-    """Return the baseline of this name."""
-    if kind == "moving_average":
-        return MovingAverage()
-    if kind == "leave_one_out":
-        return LeaveOneOut(samples)
-    if kind == "learned":
-        return LearnedBaseline(hidden_dim)
-    return NoBaseline()
-
-
 class Reinforce(nn.Module):
     """Terms of equation 12 in addition to log p(y | s), which every decoder's loss has.
 
@@ -153,15 +139,11 @@ class Reinforce(nn.Module):
         - sum over words of (lambda_r (R_t - b_t) grad log p(s_t) + lambda_e grad H(alpha_t))
 
     divided by the number of words, as the rest of the loss is. With lambda_r 1 and lambda_e 0 the
-    whole loss then has the gradient of the expectation of equation 10 over sampled cells. The
-    original code divides the cross-entropy by the batch but not this gradient, so its lambda_r is
-    about N / (10 T) and its lambda_e about 0.002 N in these units.
+    whole loss then has the gradient of the expectation of equation 10 over sampled cells.
 
     Args:
         baseline: b.
-        credit: Words that reward a cell.
-        reward_scale: lambda_r.
-        entropy: lambda_e.
+        credit, reward_scale, entropy: As in `HardConfig`.
     """
 
     def __init__(
@@ -189,8 +171,7 @@ class Reinforce(nn.Module):
 
         Args:
             word_log_probs: [M], of the target words, packed by step.
-            lengths: [N] on the CPU, falling.
-            words: Number of words to divide by; None takes those of these captions.
+            lengths, words: As in `Batch`.
 
         Returns:
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
@@ -226,9 +207,13 @@ class Reinforce(nn.Module):
 def build_reinforce(config: Config) -> Reinforce:
     """Return the terms that `config.hard` describes."""
     hard = config.hard
-    baseline = build_baseline(
-        hard.baseline, samples=hard.samples, hidden_dim=config.decoder.hidden_dim
-    )
+    baseline: Baseline = NoBaseline()
+    if hard.baseline == "moving_average":
+        baseline = MovingAverage()
+    elif hard.baseline == "leave_one_out":
+        baseline = LeaveOneOut(hard.samples)
+    elif hard.baseline == "learned":
+        baseline = LearnedBaseline(config.decoder.hidden_dim)
     return Reinforce(
         baseline, credit=hard.credit, reward_scale=hard.reward_scale, entropy=hard.entropy
     )

@@ -33,6 +33,7 @@ from captioner.runtime.distributed import (
     processes,
     rank,
 )
+from captioner.training.checkpointing import restore_checkpoint
 from captioner.training.run_log import logged_progress
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
@@ -132,7 +133,7 @@ def _trainer(config: Config, run: Path, device: torch.device, checkpoint: Path |
 
     trainer = Trainer(in_all_processes(prepared), run, device)
     if checkpoint is not None:
-        in_all_processes(lambda: trainer.restore(checkpoint))
+        in_all_processes(lambda: restore_checkpoint(trainer, checkpoint))
     return trainer
 
 
@@ -140,9 +141,6 @@ def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer
     """Return the trainer at the run's newest checkpoint that is whole: `last`, else `previous`.
 
     Damage that a manifest agrees with shows only when a checkpoint is loaded.
-
-    Raises:
-        CheckpointError: None is whole, or none belongs to this recipe and its data.
     """
     refusals: list[str] = []  # errors would keep the refused models in memory
     for name in CHECKPOINTS:
@@ -156,34 +154,22 @@ def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer
                 raise
             refusals.append(str(ended.error))
     else:
-        refusal = CheckpointError(_refusal_message(run, *refusals))
+        last, previous = refusals
+        message = f"{run}: neither last nor previous can be resumed from ({last}; {previous})"
+        if previous.replace(str(run / "previous"), str(run / "last")) == last:
+            message = last  # the checkpoints are not at fault, but the data, for example
+        refusal = CheckpointError(message)
         raise refusal if rank() == 0 else FailedElsewhere(refusal)
     if refusals:
-        in_all_processes(lambda: _fall_back(trainer, refusals[0]))
+        from_first_process(lambda: _fall_back(trainer, refusals[0]))
     return trainer
 
 
-def _refusal_message(run: Path, last: str, previous: str) -> str:
-    """Return the message for a run whose checkpoints were refused for these reasons."""
-    if previous.replace(str(run / "previous"), str(run / "last")) == last:
-        return last  # the checkpoints are not at fault, but the data, for example
-    return f"{run}: neither last nor previous can be resumed from ({last}; {previous})"
-
-
 def _fall_back(trainer: Trainer, refusal: str) -> None:
-    """Set the damaged `last` aside and say how much work is done again.
+    """Set `last` aside, which was refused, and say how much work is done again from `previous`.
 
     Left in its place it would become `previous` with the next checkpoint, instead of a whole one.
-
-    Args:
-        trainer: At the checkpoint `previous`.
-        refusal: Why `last` cannot be used.
-
-    Raises:
-        CheckpointError: It cannot be renamed.
     """
-    if rank() > 0:
-        return
     run, aside = trainer.run, trainer.run / DAMAGED
     kept = ""
     try:
@@ -216,12 +202,12 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
         return
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
-        data, first = [], 0
-        for source in setup.validation_sources:
-            members = setup.validation[first : first + source.count]
-            first += source.count
-            data.append(collect(captioner, source.name, members, setup.dataset.images))
-        calibrator, report = fit(data)
+        calibrator, report = fit(
+            [
+                collect(captioner, name, members, setup.dataset.images)
+                for name, members in setup.validation_sources.items()
+            ]
+        )
         write_calibrator(best, calibrator)
     except (CaptionerError, OSError, RuntimeError) as error:
         logger.warning(f"{best}: without a calibrator ({error_summary(error)})")
@@ -238,9 +224,6 @@ def _locked(run: Path) -> Iterator[None]:
     """Keep other processes from training in the folder, which is made where it is missing.
 
     A new folder in which a run that fails has written nothing is removed.
-
-    Raises:
-        ConfigError: It cannot be a run folder, or another process is training in it.
     """
     is_new = not os.path.exists(run)
     with locked_folder(run, name=f"train.output: {run}", remedy="name another folder"):
@@ -255,11 +238,7 @@ def _locked(run: Path) -> Iterator[None]:
 
 
 def _check_recipe(run: Path, config: Config) -> None:
-    """Refuse to resume what is no run, or a run with settings that it did not begin with.
-
-    Raises:
-        CheckpointError, ConfigError: Says why.
-    """
+    """Refuse to resume what is no run, or a run with settings that it did not begin with."""
     try:
         text = (run / "config.yaml").read_text(encoding="utf-8")
         if not text.strip():  # or every setting would be the default

@@ -114,7 +114,7 @@ class SelfCriticalTask(TrainingTask):
         if batch.weights is not None:  # weights of sources: an image's captions have one weight
             of_image = batch.weights.new_ones(len(rewards))
             advantage = advantage * of_image.scatter(0, batch.image_index, batch.weights)[:, None]
-        sampled, advantage = self._as_batch(batch, tokens, lengths, advantage)
+        sampled = self._as_batch(batch, tokens, lengths, advantage)
         output: TeacherForcingOutput = self.model(
             grid, sampled.image_index, sampled.tokens, sampled.lengths
         )
@@ -123,8 +123,10 @@ class SelfCriticalTask(TrainingTask):
         # probabilities over the words that could be sampled
         logits = torch.cat([writable(first, first=True), writable(later, first=False)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
-        weights = pack_by_step(advantage.unsqueeze(1).expand_as(sampled.targets), sampled.lengths)
-        # Divided by the mean count of the processes, so that their mean is of the whole batch.
+        assert sampled.weights is not None
+        by_word = sampled.weights.unsqueeze(1).expand_as(sampled.targets)
+        weights = pack_by_step(by_word, sampled.lengths)
+        # As `Batch.words`: the mean of the losses of all processes is that of the whole batch.
         counts = torch.tensor([len(words), len(lengths)], dtype=torch.float64)
         num_words, num_images = mean_over_processes(counts).tolist()
         loss = -(weights * log_probs).sum() / num_words
@@ -148,29 +150,18 @@ class SelfCriticalTask(TrainingTask):
         rewards = torch.from_numpy(scores).view(count, samples)
         return rewards.to(tokens.device, torch.get_default_dtype())
 
-    def _as_batch(
-        self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor
-    ) -> tuple[Batch, Tensor]:
-        """Return sampled captions as a batch for teacher forcing, and their advantages [N].
-
-        Args:
-            tokens: [B, samples, T], ending in the end token.
-            lengths: [B, samples].
-            advantage: [B, samples].
-        """
+    def _as_batch(self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor) -> Batch:
+        """Return captions [B, samples, T] as a batch, whose weights [N] are their advantages."""
         count, samples, _ = tokens.shape
         falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
         order = order.to(tokens.device)
         targets = tokens.flatten(0, 1)[order]
-        start = torch.full_like(targets[:, :1], self.vocabulary.start)
         image_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
-        sampled = replace(
+        return replace(
             batch,
             image_index=image_index,
-            tokens=torch.cat([start, targets[:, :-1]], dim=1),
             targets=targets,
             lengths=falling,
-            weights=None,
+            weights=advantage.flatten()[order],
             styles=None,
         )
-        return sampled, advantage.flatten()[order]

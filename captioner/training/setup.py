@@ -32,7 +32,6 @@ from captioner.registry import TASKS, TOKENIZERS
 from captioner.runtime.distributed import rank
 from captioner.training.caption_consensus import consensus_weights
 from captioner.training.task import TaskData, TrainingTask
-from captioner.training.validation import ValidationSource
 
 SAMPLED_BYTES = 2**29  # of photos that are compared when a run is resumed
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
@@ -43,7 +42,8 @@ class Setup:
     """Everything that the training loop works with.
 
     Args:
-        validation: Validation images of all sources, one source after another, with distinct ids.
+        validation: Validation images of all sources, with distinct ids.
+        validation_sources: The same images by the names of their sources.
         data_digests: Hashes by name that tell this data from other data, wherever it lies.
         reported_unreadable: Unreadable images that were reported when the caches were made.
     """
@@ -54,7 +54,7 @@ class Setup:
     dataset: CaptionDataset
     batches: CaptionBatches
     validation: list[CaptionedImage]
-    validation_sources: list[ValidationSource]
+    validation_sources: dict[str, list[CaptionedImage]]
     validation_transform: ImageTransform
     validation_cache: FeatureCache | None
     data_digests: dict[str, str]
@@ -88,10 +88,13 @@ def prepare(
         seed=seed,
         warn=_warn,
     )
-    validation, validation_sources = _joined_validation(images)
+    validation_sources = _validation_sources(images)
+    validation = [image for members in validation_sources.values() for image in members]
     _check_one_is_readable(images.training, "training")
     _check_one_is_readable(validation, "validation")
-    if config.train.metric == "CIDEr" and any(s.count == 1 for s in validation_sources):
+    if config.train.metric == "CIDEr" and any(
+        len(members) == 1 for members in validation_sources.values()
+    ):
         raise ConfigError(
             "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or ROUGE_L, "
             "or give more photos"
@@ -109,7 +112,7 @@ def prepare(
         elif not only:
             _check_decoder(report, config)
             known = known_share(images.captions, load_vocabulary(start_from))
-            if known < OTHER_LANGUAGE and not resume:
+            if known < OTHER_LANGUAGE:
                 _warn(
                     f"{start_from} knows {known:.0%} of the words of the captions, which look like "
                     "another language; to train a model of it: captioner train --config table"
@@ -174,13 +177,7 @@ def prepare(
         validation_sources=validation_sources,
         validation_transform=validation_transform,
         validation_cache=validation_cache,
-        data_digests={
-            "training captions": captions_digest(images.training),
-            "validation captions": captions_digest(validation),
-            "training photos": files_digest(images.training),
-            "validation photos": files_digest(validation),
-            **_content_digests(images.training, validation, data.check_photos),
-        },
+        data_digests=_data_digests(images.training, validation, data.check_photos),
         reported_unreadable={
             str(members[index].path)
             for members, features in ((images.training, cache), (validation, validation_cache))
@@ -190,16 +187,19 @@ def prepare(
     )
 
 
-def _content_digests(
+def _data_digests(
     training: list[CaptionedImage], validation: list[CaptionedImage], check: str
 ) -> dict[str, str]:
-    """Return hashes of the photos' bytes, which decide where their times of change differ."""
-    amounts = {"some": SAMPLED_BYTES} | ({"all": None} if check == "all" else {})
-    return {
-        f"{amount} bytes of {name}": content_digest(photos, max_bytes=max_bytes)
-        for name, photos in (("training photos", training), ("validation photos", validation))
-        for amount, max_bytes in amounts.items()
-    }
+    """Return the hashes by which a resumed run knows its data."""
+    digests = {}
+    for kind, images in (("training", training), ("validation", validation)):
+        digests[f"{kind} captions"] = captions_digest(images)
+        digests[f"{kind} photos"] = files_digest(images)
+        # Where times of change differ, the bytes decide.
+        digests[f"some bytes of {kind} photos"] = content_digest(images, max_bytes=SAMPLED_BYTES)
+        if check == "all":
+            digests[f"all bytes of {kind} photos"] = content_digest(images)
+    return digests
 
 
 def _warn(sentence: str) -> None:
@@ -207,42 +207,34 @@ def _warn(sentence: str) -> None:
         logger.warning(sentence)
 
 
-def _joined_validation(
-    images: SourceImages,
-) -> tuple[list[CaptionedImage], list[ValidationSource]]:
-    """Return the validation images of all sources with distinct ids, and the sources."""
-    joined = []
-    for name, members in images.validation:
-        if len(images.validation) > 1:
-            members = [replace(image, image_id=f"{name}/{image.image_id}") for image in members]
-        joined += members
-    return joined, [ValidationSource(name, len(members)) for name, members in images.validation]
+def _validation_sources(images: SourceImages) -> dict[str, list[CaptionedImage]]:
+    """Return the validation images of each source, with ids that are distinct among all."""
+    if len(images.validation) == 1:
+        return dict(images.validation)
+    return {
+        name: [replace(image, image_id=f"{name}/{image.image_id}") for image in members]
+        for name, members in images.validation
+    }
 
 
 def _vocabulary(
     config: Config, images: SourceImages, start_from: Path | None, *, resume: bool
 ) -> Vocabulary:
     """Return the words of the model to start from and those of the training captions."""
-    data = config.data
-    start = None if start_from is None else load_vocabulary(start_from)
-    if start is not None and resume:
-        return start
-    if config.train.start_with == "encoder":
-        start = None
-    min_count = data.min_count
-    if start is None:
-        chosen = TOKENIZERS[data.tokenizer]()
-        tokenizer = chosen.fitted(
-            images.captions, min_count=min_count, max_size=data.vocabulary_size
-        )
-        min_count = min_count if tokenizer is chosen else 1  # a learned one has left rare ones out
-    else:
-        tokenizer = start.tokenizer
-    vocabulary = Vocabulary.build(
-        images.captions, tokenizer, min_count=min_count, max_size=data.vocabulary_size
-    )
-    if start is not None:
-        return start.extended(vocabulary)
+    data, captions = config.data, images.captions
+    min_count, max_size = data.min_count, data.vocabulary_size
+    if start_from is not None:
+        start = load_vocabulary(start_from)
+        if resume:
+            return start
+        if config.train.start_with != "encoder":
+            return start.extended(
+                Vocabulary.build(captions, start.tokenizer, min_count=min_count, max_size=max_size)
+            )
+    chosen = TOKENIZERS[data.tokenizer]()
+    tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
+    min_count = min_count if tokenizer is chosen else 1  # a learned one has left rare ones out
+    vocabulary = Vocabulary.build(captions, tokenizer, min_count=min_count, max_size=max_size)
     if not vocabulary.words:
         raise DataError(
             f"{_roots(config)}: no word occurs {data.min_count} times in the training captions; "
@@ -257,11 +249,7 @@ def _roots(config: Config) -> str:
 
 
 def _check_complete(report: PretrainedReport) -> None:
-    """Refuse a checkpoint that lacks weights of its own run, although its manifest agrees.
-
-    Raises:
-        CheckpointError: It lacks some, or has others.
-    """
+    """Refuse a checkpoint that lacks weights of its own run, although its manifest agrees."""
     odd = [*report.absent, *report.other_shape, *report.unused]
     if odd:
         raise CheckpointError(
@@ -274,9 +262,6 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
     """Refuse a start without the decoder's weights: what it writes would be noise for long.
 
     Attention alone may begin anew, as another mechanism does.
-
-    Raises:
-        ConfigError: Says which settings of the model to start from differ.
     """
     names = [
         name
@@ -304,11 +289,7 @@ def _check_decoder(report: PretrainedReport, config: Config) -> None:
 def _check_vocabulary(
     captions: EncodedCaptions, vocabulary: Vocabulary, start_from: Path | None
 ) -> None:
-    """Warn if the vocabulary lacks many words of the captions, which cannot be learned then.
-
-    Raises:
-        DataError: The model to start from knows no word at all.
-    """
+    """Refuse a vocabulary without a word of the captions, and warn of one that lacks many."""
     words = np.concatenate([target[:-1] for target in captions.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())
     if not known:
@@ -324,11 +305,7 @@ def _check_vocabulary(
 
 
 def _check_one_is_readable(photos: list[CaptionedImage], kind: str) -> None:
-    """Refuse data without a readable image; usually the first image is readable.
-
-    Raises:
-        DataError: Not one can be read.
-    """
+    """Refuse data without a readable image; usually the first image is readable."""
     reason = ""
     for photo in photos:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
-from captioner.files import save_bytes
+from captioner.files import save
 from captioner.log import logger, progress_bar
 from captioner.runtime.cores import available_cores
 from captioner.runtime.device import autocast
@@ -184,9 +183,8 @@ class StepLoop(ABC):
         if self.skipped_steps < MAX_SKIPPED_STEPS:
             return
         path = self.run / f"not_finite_batch{self.rank or ''}.pt"
-        buffer = io.BytesIO()
-        torch.save([vars(batch) for batch in batches], buffer)
-        save_bytes(buffer.getvalue(), path)
+        content = [{**vars(batch), "tokens": batch.tokens} for batch in batches]
+        save(path, lambda file: torch.save(content, file))
         raise CaptionerError(
             f"the gradient was not finite in {MAX_SKIPPED_STEPS} steps in a row; the last batch is "
             f"in {path}; lower optim.lr or set optim.clip_norm, and start from an earlier model"

@@ -16,7 +16,7 @@ from captioner.log import logger
 from captioner.models.build import CaptionModel
 from captioner.runtime.distributed import from_first_process
 from captioner.runtime.draws import seed_of
-from captioner.training.checkpointing import restore_checkpoint, save_checkpoint
+from captioner.training.checkpointing import save_checkpoint
 from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
@@ -25,7 +25,7 @@ from captioner.training.validation import Validation, validate
 
 
 class Trainer(StepLoop):
-    """State of a run: what `save` writes is all that `restore` needs."""
+    """State of a run: what `save` writes is all that `restore_checkpoint` needs."""
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
         super().__init__(setup, run, device)
@@ -73,14 +73,9 @@ class Trainer(StepLoop):
             if not self.interrupts.deferred and not alone:
                 self.save()
             raise
-        better = validation.figures[self.config.train.metric] > self.best
-        self._update_best(validation, better)
+        self.last_validation = {"step": self.step, "epoch": self.epoch, **validation.figures}
         self.epoch, self.batch = self.epoch + 1, 0
-        self.last_validation = {"step": self.step, "epoch": self.epoch - 1, **validation.figures}
-        if better:
-            references = {image.image_id: image.captions for image in self.setup.validation}
-            bias = bias_counts(validation.captions, references)  # empty except in process 0
-            self._write("best", with_state=False, bias=bias)
+        self._update_best(validation)
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
                 samples = self.config.train.samples
@@ -118,12 +113,15 @@ class Trainer(StepLoop):
             decisive_source=config.train.val_source,
         )
 
-    def _update_best(self, validation: Validation, better: bool) -> None:
-        """Update what depends on whether this validation is the best so far."""
-        if better:
-            self.best = validation.figures[self.config.train.metric]
-            self.figures = {"epoch": self.epoch + 1, **validation.figures}
-            self.bad_epochs = 0
+    def _update_best(self, validation: Validation) -> None:
+        """Write the `best` folder if this validation is the best so far; else count it as bad."""
+        metric = validation.figures[self.config.train.metric]
+        if metric > self.best:
+            self.best, self.bad_epochs = metric, 0
+            self.figures = {"epoch": self.epoch, **validation.figures}
+            references = {image.image_id: image.captions for image in self.setup.validation}
+            bias = bias_counts(validation.captions, references)  # empty except in process 0
+            self._write("best", with_state=False, bias=bias)
             return
         self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
@@ -134,16 +132,8 @@ class Trainer(StepLoop):
         return bool(patience) and self.bad_epochs >= patience
 
     def save(self) -> None:
-        """Write the `last` folder, with all that `restore` needs."""
+        """Write the `last` folder, with all that a resumed run needs."""
         self._write("last", with_state=True)
 
     def _write(self, name: str, **options: Any) -> None:
         from_first_process(lambda: save_checkpoint(self, self.run / name, **options))
-
-    def restore(self, folder: Path) -> None:
-        """Load a checkpoint.
-
-        Raises:
-            CheckpointError: It does not belong to this recipe, or an earlier version wrote it.
-        """
-        restore_checkpoint(self, folder)

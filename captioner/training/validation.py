@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +24,6 @@ from captioner.runtime.parallel import prefetch
 
 BATCH_SIZE = 25  # images; on a GPU, where the time is that of starting kernels, GPU_BATCH_SIZE
 GPU_BATCH_SIZE = 200
-
-
-@dataclass(frozen=True)
-class ValidationSource:
-    """A slice of the validation images; the slices of all sources follow each other."""
-
-    name: str
-    count: int
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ def validate(
     device: torch.device,
     decoding: DecodingConfig,
     cache: FeatureCache | None = None,
-    sources: Sequence[ValidationSource] = (),
+    sources: Mapping[str, Sequence[CaptionedImage]] | None = None,
     decisive_source: str | None = None,
 ) -> Validation:
     """Caption every readable image and score the captions.
@@ -71,10 +63,10 @@ def validate(
 
     Args:
         model: Put into evaluation mode.
-        images: Images of all sources, one source after another, with distinct ids.
+        images: Images of all sources, with distinct ids.
         decoding: Settings of the search.
         cache: Features of the images, instead of the images.
-        sources: How the images divide into sources; none takes them as one.
+        sources: The images of each source, by its name; None takes all as one.
         decisive_source: Source whose metrics stand without a prefix; None takes the mean.
 
     Raises:
@@ -107,7 +99,7 @@ def validate(
         for image_id, hypothesis in hypotheses.items()
     }
     figures = from_first_process(
-        lambda: _figures(captions, hypotheses, images, sources, decisive_source)
+        lambda: _figures(captions, hypotheses, sources or {"": images}, decisive_source)
     )
     return Validation(figures, captions, hypotheses, grid_shape, unreadable)
 
@@ -115,14 +107,26 @@ def validate(
 def _figures(
     captions: dict[int | str, str],
     hypotheses: dict[int | str, Hypothesis],
-    images: Sequence[CaptionedImage],
-    sources: Sequence[ValidationSource],
+    sources: Mapping[str, Sequence[CaptionedImage]],
     decisive_source: str | None,
 ) -> dict[str, float]:
     """Return the scores and statistics of the generated captions."""
     if not hypotheses:
         raise ImageError("none of the validation photos can be read")
-    figures = _scores(captions, images, sources, decisive_source)
+    by_source: dict[str, dict[str, float]] = {}
+    for source, images in sources.items():
+        references = {i.image_id: i.captions for i in images if i.image_id in captions}
+        if references:
+            readable = {image_id: captions[image_id] for image_id in references}
+            by_source[source] = dict(quick_scores(readable, references))
+    if decisive_source is not None and decisive_source not in by_source:
+        raise ImageError(f"none of the validation photos of {decisive_source} can be read")
+    # What decides about the best checkpoint has no prefix.
+    decisive = [by_source[decisive_source]] if decisive_source else list(by_source.values())
+    figures = {name: sum(s[name] for s in decisive) / len(decisive) for name in decisive[0]}
+    if len(sources) > 1:
+        for source, scores in by_source.items():
+            figures |= {f"{source}/{name}": value for name, value in scores.items()}
     figures |= generated_attention_statistics(list(hypotheses.values()))
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
     figures["words"] = sum(len(h.tokens) for h in hypotheses.values()) / len(hypotheses)
@@ -148,32 +152,6 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
     if betas:
         statistics["beta"] = float(np.concatenate(betas).mean())
     return statistics
-
-
-def _scores(
-    captions: dict[int | str, str],
-    images: Sequence[CaptionedImage],
-    sources: Sequence[ValidationSource],
-    decisive_source: str | None,
-) -> dict[str, float]:
-    """Return the metrics of each source and those that decide about the best checkpoint."""
-    by_source: dict[str, dict[str, float]] = {}
-    first = 0
-    for source in sources or [ValidationSource("", len(images))]:
-        members = images[first : first + source.count]
-        first += source.count
-        references = {i.image_id: i.captions for i in members if i.image_id in captions}
-        if references:
-            readable = {image_id: captions[image_id] for image_id in references}
-            by_source[source.name] = dict(quick_scores(readable, references))
-    if decisive_source is not None and decisive_source not in by_source:
-        raise ImageError(f"none of the validation photos of {decisive_source} can be read")
-    decisive = [by_source[decisive_source]] if decisive_source else list(by_source.values())
-    scores = {name: sum(s[name] for s in decisive) / len(decisive) for name in decisive[0]}
-    if len(sources) > 1:
-        for source_name, figures in by_source.items():
-            scores |= {f"{source_name}/{name}": value for name, value in figures.items()}
-    return scores
 
 
 def _batches(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.data.batch import Batch
+from captioner.config import LossConfig, TextConfig
+from captioner.data.batch import Batch, words_read
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.models.build import CaptionModel
 from captioner.models.decoders import TeacherForcingOutput
@@ -72,8 +73,7 @@ class WordConcepts(nn.Module):
     Args:
         words_of_images: For each training image, the indices of its captions' words.
         texts: Captions without images, or None.
-        detection_weight: Weight of the detection loss (`loss.visual_concepts`).
-        text_cells: Words that each text caption is written from.
+        loss: Has the weight of the detection loss (`visual_concepts`).
     """
 
     def __init__(
@@ -82,21 +82,15 @@ class WordConcepts(nn.Module):
         words_of_images: Sequence[np.ndarray],
         texts: TextCaptions | None,
         *,
-        detection_weight: float,
-        text_weight: float,
-        text_batch_size: int,
-        text_cells: int,
-        label_smoothing: float,
+        loss: LossConfig,
+        text: TextConfig,
     ) -> None:
         super().__init__()
         self.table = table
         self.words_of_images = words_of_images
         self.texts = texts
-        self.detection_weight = detection_weight
-        self.text_weight = text_weight
-        self.text_batch_size = text_batch_size
-        self.text_cells = text_cells
-        self.label_smoothing = label_smoothing
+        self.loss = loss
+        self.text = text
         self.text_step = 0  # a plain number: a tensor would have to be copied from the GPU
 
     def forward(
@@ -106,18 +100,18 @@ class WordConcepts(nn.Module):
         device = self.table.words.weight.device
         loss = torch.zeros((), device=device)
         metrics = {}
-        if self.detection_weight:
+        if self.loss.visual_concepts:
             present = sum(len(self.words_of_images[image]) for image in batch.images.tolist())
             count = float(mean_over_processes(torch.tensor(float(present))))
             if grid is not None:
                 words = self._words(batch.images).to(device, non_blocking=True)
                 detection = self.table.detection_loss(grid.features, words, count)
-                loss = loss + self.detection_weight * detection
+                loss = loss + self.loss.visual_concepts * detection
                 metrics["visual_concepts"] = detection.detach()
         if self.texts is not None:
             text_losses = self._text_losses(model, self.texts)
             if text_losses:
-                loss = loss + self.text_weight * text_losses["total"]
+                loss = loss + self.text.weight * text_losses["total"]
                 metrics["text_cross_entropy"] = text_losses["cross_entropy"]
         return loss, metrics
 
@@ -130,7 +124,7 @@ class WordConcepts(nn.Module):
 
     def _text_losses(self, model: CaptionModel, texts: TextCaptions) -> dict[str, Tensor]:
         """Return the losses of this process's share of a text batch; none for no caption."""
-        batch = texts.batch(self.text_step, size=self.text_batch_size, cells=self.text_cells)
+        batch = texts.batch(self.text_step, size=self.text.batch_size, cells=self.text.cells)
         self.text_step += 1
         words = int(batch.lengths.sum()) / world_size()
         batch = batch.share(rank(), world_size())
@@ -141,17 +135,13 @@ class WordConcepts(nn.Module):
         grid = self.table.as_grid(batch.cells.to(device, non_blocking=True))
         grid = replace(grid, seeds=child_seeds(seeds, 0))
         rows = torch.arange(len(batch.lengths), device=device)
-        tokens = batch.tokens.to(device, non_blocking=True)
         targets = batch.targets.to(device, non_blocking=True)
-        output: TeacherForcingOutput = model(grid, rows, tokens, batch.lengths, None, seeds)
-        return caption_losses(
-            output,
-            targets,
-            batch.lengths,
-            doubly_stochastic=0.0,
-            label_smoothing=self.label_smoothing,
-            words=words,
+        output: TeacherForcingOutput = model(
+            grid, rows, words_read(targets), batch.lengths, None, seeds
         )
+        # Words need not all be attended to once.
+        loss = replace(self.loss, doubly_stochastic=0.0)
+        return caption_losses(output, targets, batch.lengths, loss, words=words)
 
     def get_extra_state(self) -> int:
         return self.text_step
@@ -183,9 +173,6 @@ def build_word_concepts(data: TaskData) -> WordConcepts | None:
         WordConceptTable(len(data.vocabulary), data.model.encoder.dim),
         data.captions.words_of_images(len(data.images.training)),
         texts,
-        detection_weight=config.loss.visual_concepts,
-        text_weight=config.text.weight,
-        text_batch_size=config.text.batch_size,
-        text_cells=config.text.cells,
-        label_smoothing=config.loss.label_smoothing,
+        loss=config.loss,
+        text=config.text,
     )

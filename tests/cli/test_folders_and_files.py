@@ -25,7 +25,7 @@ from captioner.cli.caption import main
 from captioner.cli.journal import Journal, read_journal
 from captioner.cli.output import json_line, text_lines
 from captioner.cli.photos import Skipped, photos_in
-from captioner.data import heif
+from captioner.data import codecs
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.serving.worker import RefusedError, open_upload
@@ -335,9 +335,9 @@ def without_pillow_heif(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.setattr(Image, "OPEN", {k: v for k, v in Image.OPEN.items() if k != "HEIF"})
     monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])
-    heif.register_heif.cache_clear()
+    codecs.register_heif.cache_clear()
     yield
-    heif.register_heif.cache_clear()
+    codecs.register_heif.cache_clear()
 
 
 def test_heic_names_the_missing_package(without_pillow_heif: None, folder: Path) -> None:
@@ -356,7 +356,7 @@ def test_heic_names_the_missing_package(without_pillow_heif: None, folder: Path)
 def test_avif_is_not_taken_for_heic() -> None:
     import io
 
-    assert not heif.is_heif(io.BytesIO(b"\0\0\0\x1cftypavif\0\0\0\0mif1avif"))
+    assert not codecs.is_heif(io.BytesIO(b"\0\0\0\x1cftypavif\0\0\0\0mif1avif"))
 
 
 # ---------------------------------------------------------------------------- alternative texts

@@ -15,6 +15,7 @@ from PIL import Image
 from captioner.cli.check_data import main
 from captioner.data.check import ImageFacts, caption_problems, duplicates, image_facts
 from captioner.data.readers import read_split
+from captioner.data.tokenizer import WordTokenizer
 from captioner.errors import ImageError
 
 
@@ -151,7 +152,7 @@ def test_one_caption_for_many_photos_is_likely_a_mistake(table: Path) -> None:
         shutil.copy(table / "00.jpg", table / f"{number}.jpg")
         write(table, (f"{number}.jpg", "untitled", "train"))
     split = read_split(format="table", root=table, split="train")
-    (sentence,) = caption_problems(split)
+    (sentence,) = caption_problems(split, WordTokenizer())
     assert "20 of 32 photos have the same caption, 'untitled'" in sentence
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from captioner.data.batch import words_read
 from captioner.data.texts import TextCaptions, read_texts
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
@@ -93,7 +94,10 @@ def test_cells_are_words_of_the_photo_s_other_captions() -> None:
         targets = batch.targets[row].tolist()
         assert targets[length - 1] == VOCABULARY.end
         assert not any(targets[length:])
-        assert batch.tokens[row].tolist()[:length] == [VOCABULARY.start, *targets[: length - 1]]
+        assert words_read(batch.targets)[row].tolist()[:length] == [
+            VOCABULARY.start,
+            *targets[: length - 1],
+        ]
         caption = tuple(VOCABULARY.decode(targets))
         found.add(caption)
         seen = set(VOCABULARY.decode(batch.cells[row].tolist()))

@@ -16,6 +16,7 @@ from captioner.config import (
     DecoderConfig,
     DecodingConfig,
     EncoderConfig,
+    LossConfig,
     ModelConfig,
     PreprocessConfig,
     from_yaml,
@@ -103,7 +104,10 @@ def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours(kind: str) -> N
             model.encoder(photos()), torch.tensor(PHOTO_OF)[rows], tokens[rows], lengths[rows]
         )
         parts = caption_losses(
-            forced, targets[rows], lengths[rows], doubly_stochastic=1.0, label_smoothing=0.1
+            forced,
+            targets[rows],
+            lengths[rows],
+            LossConfig(doubly_stochastic=1.0, label_smoothing=0.1),
         )
         words = int(lengths[rows].sum())
         assert parts["total"].item() == pytest.approx(
@@ -138,7 +142,7 @@ def test_training_reaches_every_weight_that_is_not_frozen() -> None:
             nn.init.ones_(module.weight)
     tokens, targets, lengths = batch(CAPTIONS)
     forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
-    caption_losses(forced, targets, lengths, doubly_stochastic=1.0)["total"].backward()
+    caption_losses(forced, targets, lengths, LossConfig(doubly_stochastic=1.0))["total"].backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert parameter.grad is not None, name
@@ -369,7 +373,9 @@ def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> N
     model.train()
     forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
     hard = Reinforce(NoBaseline())
-    losses = caption_losses(forced, targets, lengths, doubly_stochastic=1.0, reinforce=hard)
+    losses = caption_losses(
+        forced, targets, lengths, LossConfig(doubly_stochastic=1.0), reinforce=hard
+    )
     losses["total"].backward()
     silent = [
         name

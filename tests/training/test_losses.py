@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from captioner.config import LossConfig
 from captioner.errors import ConfigError
 from captioner.models.decoders import TeacherForcingOutput, pack_by_step
 from captioner.training.attention_effect import attention_effect_loss
@@ -79,7 +81,7 @@ def test_the_penalty_is_zero_where_each_cell_was_attended_to_once_and_padding_ad
 def test_the_parts_are_plain_loops(lengths: list[int], label_smoothing: float) -> None:
     forced, targets, counts = random_batch(lengths)
     losses = caption_losses(
-        forced, targets, counts, doubly_stochastic=0.7, label_smoothing=label_smoothing
+        forced, targets, counts, LossConfig(doubly_stochastic=0.7, label_smoothing=label_smoothing)
     )
     plain, smoothed = [], []
     for row, (n, t) in enumerate(places(lengths)):
@@ -105,7 +107,7 @@ def test_the_parts_are_plain_loops(lengths: list[int], label_smoothing: float) -
 def test_the_ratio_of_the_parts_is_the_papers(lengths: list[int]) -> None:
     """The paper: each caption's sum over words plus its penalty, as a mean over captions."""
     forced, targets, counts = random_batch(lengths)
-    losses = caption_losses(forced, targets, counts, doubly_stochastic=0.7)
+    losses = caption_losses(forced, targets, counts, LossConfig(doubly_stochastic=0.7))
     a_caption = [0.0] * len(lengths)
     for row, (n, t) in enumerate(places(lengths)):
         a_caption[n] -= plain_log_probs(forced.logits[row].tolist())[targets[n, t].item()]
@@ -122,7 +124,7 @@ def test_smoothed_cross_entropy_is_torchs_own_and_so_is_its_gradient(
 ) -> None:
     forced, targets, counts = random_batch([5, 3, 3, 1])
     losses = caption_losses(
-        forced, targets, counts, doubly_stochastic=0.0, label_smoothing=label_smoothing
+        forced, targets, counts, LossConfig(doubly_stochastic=0.0, label_smoothing=label_smoothing)
     )
     expected = functional.cross_entropy(
         forced.logits, pack_by_step(targets, counts), label_smoothing=label_smoothing
@@ -137,9 +139,11 @@ def test_smoothed_cross_entropy_is_torchs_own_and_so_is_its_gradient(
 
 def test_without_smoothing_the_smoothed_part_is_the_plain_one() -> None:
     forced, targets, counts = random_batch([3, 2])
-    losses = caption_losses(forced, targets, counts, doubly_stochastic=1.0)
+    losses = caption_losses(forced, targets, counts, LossConfig(doubly_stochastic=1.0))
     assert losses["smoothed"].item() == losses["cross_entropy"].item()
-    smooth = caption_losses(forced, targets, counts, doubly_stochastic=1.0, label_smoothing=0.2)
+    smooth = caption_losses(
+        forced, targets, counts, LossConfig(doubly_stochastic=1.0, label_smoothing=0.2)
+    )
     assert smooth["cross_entropy"].item() == losses["cross_entropy"].item()
     assert smooth["smoothed"].item() != losses["smoothed"].item()
 
@@ -147,7 +151,7 @@ def test_without_smoothing_the_smoothed_part_is_the_plain_one() -> None:
 def test_the_gradient_with_respect_to_the_maps_is_the_plain_one() -> None:
     lengths = [4, 2]
     forced, targets, counts = random_batch(lengths)
-    caption_losses(forced, targets, counts, doubly_stochastic=0.7)["total"].backward()
+    caption_losses(forced, targets, counts, LossConfig(doubly_stochastic=0.7))["total"].backward()
     assert forced.maps.grad is not None
     maps = forced.maps.tolist()
     for n in range(2):
@@ -159,26 +163,28 @@ def test_the_gradient_with_respect_to_the_maps_is_the_plain_one() -> None:
 
 def test_padding_after_a_caption_does_not_matter() -> None:
     forced, targets, counts = random_batch([4, 2, 1])
-    expected = caption_losses(forced, targets, counts, doubly_stochastic=1.0)["total"]
+    expected = caption_losses(forced, targets, counts, LossConfig(doubly_stochastic=1.0))["total"]
     targets[1, 2:] = 5
     targets[2, 1:] = 6
-    found = caption_losses(forced, targets, counts, doubly_stochastic=1.0)["total"]
+    found = caption_losses(forced, targets, counts, LossConfig(doubly_stochastic=1.0))["total"]
     assert torch.equal(found, expected)
     targets[1, 1] = targets[1, 1] % 5 + 2
-    changed = caption_losses(forced, targets, counts, doubly_stochastic=1.0)["total"]
+    changed = caption_losses(forced, targets, counts, LossConfig(doubly_stochastic=1.0))["total"]
     assert not torch.equal(changed, expected)
 
 
 def test_only_the_total_carries_a_gradient() -> None:
     forced, targets, counts = random_batch([3, 2])
-    losses = caption_losses(forced, targets, counts, doubly_stochastic=1.0, label_smoothing=0.1)
+    losses = caption_losses(
+        forced, targets, counts, LossConfig(doubly_stochastic=1.0, label_smoothing=0.1)
+    )
     assert {name for name, loss in losses.items() if loss.requires_grad} == {"total"}
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
     forced, targets, counts = random_batch([6, 5, 4])
     half = replace(forced, logits=forced.logits.detach().bfloat16())
-    losses = caption_losses(half, targets, counts, doubly_stochastic=0.0)
+    losses = caption_losses(half, targets, counts, LossConfig(doubly_stochastic=0.0))
     expected = functional.cross_entropy(half.logits.double(), pack_by_step(targets, counts))
     assert losses["total"].dtype != torch.bfloat16
     assert losses["total"].item() == pytest.approx(expected.item(), rel=1e-5)
@@ -189,9 +195,9 @@ def test_a_model_in_float64_has_a_loss_in_float64() -> None:
 
     def total(logits: Tensor, maps: Tensor) -> Tensor:
         given = replace(forced, logits=logits, maps=maps)
-        return caption_losses(given, targets, counts, doubly_stochastic=0.7, label_smoothing=0.1)[
-            "total"
-        ]
+        return caption_losses(
+            given, targets, counts, LossConfig(doubly_stochastic=0.7, label_smoothing=0.1)
+        )["total"]
 
     assert torch.autograd.gradcheck(total, (forced.logits, forced.maps))
 
@@ -205,8 +211,7 @@ def test_weights_weigh_the_words_of_their_captions(label_smoothing: float) -> No
         forced,
         targets,
         of,
-        doubly_stochastic=0.3,
-        label_smoothing=label_smoothing,
+        LossConfig(doubly_stochastic=0.3, label_smoothing=label_smoothing),
         weights=torch.tensor(weights),
     )
     smoothed = plainly = 0.0
@@ -229,9 +234,10 @@ def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
     wanted = random_batch(lengths, seed=5)[0].maps.detach()
     probs = torch.full((sum(lengths), V), 1 / V, dtype=torch.float64)
 
-    def losses(**settings: float) -> dict[str, Tensor]:
+    def losses(**settings: Any) -> dict[str, Tensor]:
         taught = TeacherTargets(probs, wanted)
-        return caption_losses(forced, targets, of, doubly_stochastic=0.0, taught=taught, **settings)
+        loss = LossConfig(doubly_stochastic=0.0, **settings)
+        return caption_losses(forced, targets, of, loss, taught=taught)
 
     divergence = 0.0
     for caption, step in places(lengths):
@@ -248,7 +254,7 @@ def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
     torch.testing.assert_close(gradient, expected.nan_to_num(), rtol=1e-6, atol=1e-9)
     wider = TeacherTargets(probs, torch.zeros(3, 4, L + 1))
     with pytest.raises(ConfigError, match=r"attention_distillation: a teacher attends to 6 cells"):
-        caption_losses(forced, targets, of, doubly_stochastic=0.0, taught=wider)
+        caption_losses(forced, targets, of, LossConfig(doubly_stochastic=0.0), taught=wider)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
@@ -261,11 +267,9 @@ def test_teachers_have_their_share_in_the_target(label_smoothing: float) -> None
         forced,
         targets,
         of,
-        doubly_stochastic=0.0,
-        label_smoothing=label_smoothing,
+        LossConfig(doubly_stochastic=0.0, label_smoothing=label_smoothing, distillation=0.3),
         weights=torch.tensor(weights),
         taught=TeacherTargets(soft_targets),
-        distillation=0.3,
     )
     total = 0.0
     rows = zip(forced.logits.tolist(), soft_targets.tolist(), places(lengths), strict=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig
+from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig, TextConfig
 from captioner.models.backbones import Backbone, Preprocessing
 from captioner.models.build import CaptionModel, build_decoder
 from captioner.models.model import Encoder
@@ -61,11 +61,8 @@ def full_task(model: CaptionModel) -> CrossEntropyTask:
             WordConceptTable(11, 6),
             [],
             None,
-            detection_weight=1.0,
-            text_weight=1.0,
-            text_batch_size=1,
-            text_cells=1,
-            label_smoothing=0.0,
+            loss=LossConfig(visual_concepts=1.0),
+            text=TextConfig(),
         ),
         styles=2,
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig, LossConfig
 from captioner.models.attention import select as selecting
 from captioner.models.build import build_decoder
 from captioner.models.decoders import Decoder, TeacherForcingOutput, unpack_by_step
@@ -25,7 +25,7 @@ from captioner.training.reinforce import (
     MovingAverage,
     NoBaseline,
     Reinforce,
-    build_baseline,
+    build_reinforce,
 )
 from captioner.types import Grid
 
@@ -126,7 +126,7 @@ def estimates(decoder: Decoder, hard: Reinforce | None, baseline_lr: float = 0.1
             forced,
             TARGETS.expand(CHUNK, -1),
             LENGTHS.expand(CHUNK),
-            doubly_stochastic=0.0,
+            LossConfig(doubly_stochastic=0.0),
             reinforce=hard,
         )
         gradients.append(flat_gradient(losses["total"], decoder, keep=bool(learned)))
@@ -150,8 +150,9 @@ def largest_z(gradients: Tensor, exact: Tensor) -> float:
 
 
 def hard_loss(kind: Any, credit: Any, samples: int = 2, hidden_dim: int = H) -> Reinforce:
-    baseline = build_baseline(kind, samples=samples, hidden_dim=hidden_dim).double()
-    return Reinforce(baseline, credit=credit, reward_scale=1.0, entropy=0.0)
+    hard = HardConfig(baseline=kind, samples=samples, credit=credit, reward_scale=1.0, entropy=0.0)
+    config = Config(hard=hard, decoder=DecoderConfig(hidden_dim=hidden_dim))
+    return build_reinforce(config).double()
 
 
 @functools.cache
@@ -318,9 +319,11 @@ def test_the_loss_of_a_batch_adds_the_terms_of_equation_12() -> None:
     torch.manual_seed(0)
     forced = read(decoder, 4)
     given = (forced, TARGETS.expand(4, -1), LENGTHS.expand(4))
-    without = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1)
+    without = caption_losses(*given, LossConfig(doubly_stochastic=0.5, label_smoothing=0.1))
     hard = Reinforce(NoBaseline(), reward_scale=0.7, entropy=0.3)
-    whole = caption_losses(*given, doubly_stochastic=0.5, label_smoothing=0.1, reinforce=hard)
+    whole = caption_losses(
+        *given, LossConfig(doubly_stochastic=0.5, label_smoothing=0.1), reinforce=hard
+    )
     terms = 0.7 * whole["reinforce"] - 0.3 * forced.entropy.detach().mean()
     torch.testing.assert_close(whole["total"], without["total"] + terms)
     assert set(whole) - set(without) == {"reinforce", "advantage"}
@@ -450,7 +453,11 @@ def test_the_learned_baseline_gives_no_gradient_to_the_model_and_takes_none() ->
     def gradients(reward_scale: float) -> list[Tensor]:
         hard.reward_scale = reward_scale
         losses = caption_losses(
-            forced, TARGETS.expand(4, -1), LENGTHS.expand(4), doubly_stochastic=0.0, reinforce=hard
+            forced,
+            TARGETS.expand(4, -1),
+            LENGTHS.expand(4),
+            LossConfig(doubly_stochastic=0.0),
+            reinforce=hard,
         )
         return list(torch.autograd.grad(losses["total"], of_baseline, retain_graph=True))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from captioner.config import OptimConfig
-from captioner.training.rmsprop import GravesRMSprop
+from captioner.training.optimizer import GravesRMSprop
 
 
 def graves(

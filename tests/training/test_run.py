@@ -31,6 +31,7 @@ from captioner.evaluation import calibration
 from captioner.generation.confidence import Calibrator
 from captioner.training import reporting, train
 from captioner.training import trainer as loop
+from captioner.training.checkpointing import restore_checkpoint
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer
 from captioner.training.validation import Validation
@@ -129,7 +130,7 @@ def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
 ) -> None:
     config = tiny.recipe(table, begun, train__epochs=2, train__metric="Bleu_4")
     trainer = Trainer(prepare(config, CPU, begun / "last"), begun, CPU)
-    trainer.restore(begun / "last")
+    restore_checkpoint(trainer, begun / "last")
     assert trainer.best == trainer.figures["Bleu_4"] != trainer.figures["ROUGE_L"]
 
 

@@ -19,7 +19,7 @@ from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.models.build import image_transform
 from captioner.training import validation
-from captioner.training.validation import Validation, ValidationSource, validate
+from captioner.training.validation import Validation, validate
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_from_a_cache_the_captions_are_the_same(
 def test_several_sources_have_figures_each_and_their_mean_decides(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
-    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    sources = {"first": photos[:4], "second": photos[4:]}
     assert len(photos) == 12
     found = evaluate(captioner, photos, sources=sources)
     alone = [evaluate(captioner, photos[:4]), evaluate(captioner, photos[4:])]
@@ -175,7 +175,7 @@ def test_several_sources_have_figures_each_and_their_mean_decides(
 def test_one_source_can_decide(
     captioner: Captioner, photos: list[CaptionedImage], decisive: str
 ) -> None:
-    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    sources = {"first": photos[:4], "second": photos[4:]}
     found = evaluate(captioner, photos, sources=sources, decisive_source=decisive).figures
     assert found["first/ROUGE_L"] != found["second/ROUGE_L"]
     for name in ("CIDEr", "Bleu_4", "ROUGE_L"):
@@ -183,14 +183,14 @@ def test_one_source_can_decide(
 
 
 def test_one_source_has_no_prefix(captioner: Captioner, photos: list[CaptionedImage]) -> None:
-    found = evaluate(captioner, photos, sources=[ValidationSource("only", len(photos))])
+    found = evaluate(captioner, photos, sources={"only": photos})
     assert found.figures == evaluate(captioner, photos).figures
 
 
 def test_a_source_of_which_nothing_can_be_read_is_left_out_unless_it_decides(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
-    sources = [ValidationSource("first", 4), ValidationSource("second", 8)]
+    sources = {"first": photos[:4], "second": photos[4:]}
     for photo in photos[:4]:
         photo.path.write_bytes(b"damaged")
     found = evaluate(captioner, photos, sources=sources).figures

@@ -59,7 +59,7 @@ def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     return [CaptionedImage(image, tuple(texts), ids[image]) for image, texts in captions.items()]
 
 
-def split_counts(root: Path, file: str | Path | None = None) -> Counter[str]:
+def split_counts(root: Path, file: str | Path | None) -> Counter[str]:
     """Return the number of a table's rows by the name of their split; "" where rows name none.
 
     Raises:
@@ -68,7 +68,7 @@ def split_counts(root: Path, file: str | Path | None = None) -> Counter[str]:
     return Counter(row.split for row in _parse(root, file)[1] if isinstance(row, _Row))
 
 
-def misspelt_splits(root: Path, file: str | Path | None = None) -> str | None:
+def misspelt_splits(root: Path, file: str | Path | None) -> str | None:
     """Return a sentence about rows whose split is train, val or test by another name, or None.
 
     Raises:
@@ -85,7 +85,7 @@ def misspelt_splits(root: Path, file: str | Path | None = None) -> str | None:
     return f"rows of these splits are not read: {', '.join(found)}; rename the split"
 
 
-def row_errors(root: Path, file: str | Path | None = None) -> list[str]:
+def row_errors(root: Path, file: str | Path | None) -> list[str]:
     """Return a sentence, with its line, for each row of a table that cannot be read.
 
     Raises:
@@ -94,7 +94,7 @@ def row_errors(root: Path, file: str | Path | None = None) -> list[str]:
     return [str(row) for row in _parse(root, file)[1] if isinstance(row, DataError)]
 
 
-def table_path(root: Path, file: str | Path | None = None) -> Path:
+def table_path(root: Path, file: str | Path | None) -> Path:
     """Return the table's path: `root`, or the table in this folder.
 
     Raises:

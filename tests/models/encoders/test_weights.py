@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from captioner.config import read_recipe
-from captioner.config.recipes import shipped_recipes
+from captioner.config import read_recipe, shipped_recipes
 from captioner.errors import CaptionerError, ConfigError, WeightsError
 from captioner.models.backbones import build_backbone
 from captioner.models.model import Encoder
