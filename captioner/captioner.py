@@ -43,6 +43,7 @@ from captioner.generation import (
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.log import logger
+from captioner.models.attention.mode import hard_attention_mode
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
@@ -562,7 +563,7 @@ class Captioner:
         if at_test not in get_args(HardAttentionMode):
             accepted = ", ".join(get_args(HardAttentionMode))
             raise ConfigError(f"at_test: '{at_test}' is not accepted; use {accepted}")
-        return self.engine.attention_mode(at_test)
+        return hard_attention_mode(at_test)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
         """Return the grid of B images, and for each the geometry from cells to its pixels.

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
-from captioner.models.attention import HardSelect
+from captioner.models.attention.select import HardSelect
 from captioner.models.decoders import Decoder
 from captioner.models.model import CaptionModel, Encoder
 from captioner.types import AttentionOutput, Grid

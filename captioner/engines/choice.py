@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
@@ -17,7 +16,7 @@ from captioner.checkpoint import (
     load_vocabulary,
     verify,
 )
-from captioner.config import HardAttentionMode, ModelConfig
+from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GraphEngine, graph_description
 from captioner.errors import CheckpointError, ConfigError
@@ -54,9 +53,6 @@ class Engine(Protocol):
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         """Map B images [3, H, W] to their grid."""
-
-    def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
-        """Return a context in which hard attention chooses its cells by `at_test`."""
 
     def generator(self, seed: int) -> Any:
         """Return a generator of random numbers with this seed, for `generation.sample`."""

@@ -11,9 +11,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -24,6 +22,7 @@ from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.engines.graph_file import check_graph_file
 from captioner.errors import CheckpointError, ConfigError, error_summary
+from captioner.models.attention.mode import given_mode
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
 
@@ -34,9 +33,6 @@ _MAX_HEADS = 1000  # of hard attention, and layers
 _MAX_ELEMENTS, _MAX_ELEMENTS_IN_ALL = 2**29, 2**33  # of what the operators give for one image
 
 _importing = threading.Lock()
-
-# Per context and not per engine: the threads of a server share it.
-_mode: ContextVar[HardAttentionMode | None] = ContextVar("graph_attention_mode", default=None)
 
 
 def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | None:
@@ -123,15 +119,6 @@ class GraphEngine:
             self._encoder.check(all(array.shape[:-1] == cells for array in grid.values()))
         joined = {name: np.concatenate([grid[name] for grid in found]) for name in found[0]}
         return Grid(joined["features"], self.height, self.width, joined.get("local"))
-
-    @contextmanager
-    def attention_mode(self, at_test: HardAttentionMode) -> Iterator[None]:
-        """Let hard attention choose its cells by `at_test`, in this thread's context."""
-        token = _mode.set(at_test)
-        try:
-            yield
-        finally:
-            _mode.reset(token)
 
     def generator(self, seed: int) -> np.random.Generator:
         """Return a generator of random numbers with this seed, for `generation.sample`."""
@@ -224,7 +211,7 @@ class GraphDecoder:
                 f"decoder.max_positions: this model has {self.max_words} learned positions, so its "
                 "captions cannot be longer; lower max_words"
             )
-        mode = _mode.get() or self.at_test
+        mode = given_mode.get() or self.at_test
         inputs = {"tokens": tokens, "position": np.array(state.position), **memory.arrays}
         if self.layers:
             images, beams = tokens.shape

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from captioner.config import HardAttentionMode
-from captioner.models.attention import hard_attention_mode
 from captioner.models.model import CaptionModel
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
@@ -44,10 +41,6 @@ class TorchEngine:
         with torch.inference_mode():
             grid: Grid = self.model.encoder(batch).float()
         return grid
-
-    def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
-        """Return a context in which hard attention chooses its cells by `at_test`."""
-        return hard_attention_mode(at_test)
 
     def generator(self, seed: int) -> torch.Generator:
         """Return a generator of random numbers with this seed, for `generation.sample`."""

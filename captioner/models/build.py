@@ -14,8 +14,12 @@ from captioner.config import (
 )
 from captioner.data.transforms import image_transform
 from captioner.errors import ConfigError
-from captioner.models.attention import Attention, HeadValues, MultiHeadAttention
-from captioner.models.attention.sizes import require_divisor
+from captioner.models.attention.attention import (
+    Attention,
+    HeadValues,
+    MultiHeadAttention,
+    require_divisor,
+)
 from captioner.models.backbones import build_backbone
 from captioner.models.decoders import Decoder
 from captioner.models.model import CaptionModel, Encoder
@@ -114,11 +118,9 @@ def build_attention(
         cells: L, for the score `location`.
         context_dim: Size of projected contexts; None leaves them at D.
     """
-    score = SCORES[config.score].from_config(
-        config, query_dim=query_dim, feature_dim=feature_dim, cells=cells
-    )
-    window = WINDOWS[config.window].from_config(config, query_dim=query_dim)
-    select = SELECTS[config.select].from_config(config)
+    score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
+    window = WINDOWS[config.window](config, query_dim=query_dim)
+    select = SELECTS[config.select](config)
     local = config.values == "local"
     if config.heads == 1 and context_dim is None:
         return Attention(score, window, select, local=local)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from captioner.models.attention import Attention
+from captioner.models.attention.attention import Attention
 from captioner.types import AttentionOutput, Grid
 
 

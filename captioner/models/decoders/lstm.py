@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention import Attention, Memory
+from captioner.models.attention.attention import Attention, Memory
 from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
 from captioner.types import AttentionOutput, Grid
 

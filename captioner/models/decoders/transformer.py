@@ -13,9 +13,7 @@ from torch.nn import functional
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention import Attention, Memory
-from captioner.models.attention.attention import split_heads
-from captioner.models.attention.sizes import require_divisor
+from captioner.models.attention.attention import Attention, Memory, require_divisor, split_heads
 from captioner.models.decoders.base import (
     AttentionFactory,
     Decoder,

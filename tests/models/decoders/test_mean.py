@@ -13,7 +13,7 @@ from plain import Vector
 from torch import nn
 
 from captioner.config import DecoderConfig
-from captioner.models.attention import Attention
+from captioner.models.attention.attention import Attention
 from captioner.models.decoders import MeanDecoder
 from captioner.types import Grid
 
