@@ -370,8 +370,7 @@ def _onnx(
                 f"this model cannot be exported to ONNX: {graph_input.name} has a fixed size"
             )
     _refer_to_file(proto, places)
-    data: bytes = proto.SerializeToString()
-    return data
+    return proto.SerializeToString()
 
 
 def _check(files: dict[str, bytes], weights_file: Path) -> None:

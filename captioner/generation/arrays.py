@@ -83,8 +83,7 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
 def _ranked(values: np.ndarray) -> np.ndarray:
     """Return the indices of [R, N] by falling value, of equal ones the first first, NaN first."""
     largest = np.where(np.isnan(values), np.inf, values)
-    order: np.ndarray = np.argsort(-largest, axis=-1, kind="stable")
-    return order
+    return np.argsort(-largest, axis=-1, kind="stable")
 
 
 def exponential(like: Array, generator: Generator | None) -> Array:
@@ -101,8 +100,7 @@ def exponential(like: Array, generator: Generator | None) -> Array:
 
 def to_numpy(array: Array) -> np.ndarray:
     """Return the array in main memory."""
-    found: np.ndarray = array if is_numpy_array(array) else array.cpu().numpy()
-    return found
+    return array if is_numpy_array(array) else array.cpu().numpy()
 
 
 def without_gradients(array: Array) -> AbstractContextManager[Any]:

@@ -161,8 +161,7 @@ class Calibrator:
         """Return the probability [N] that captions of these features [N, features] are right."""
         standard = (features - np.array(self.mean)) / np.array(self.scale)
         logits = np.nan_to_num(standard) @ np.array(self.weights) + self.bias
-        result: np.ndarray = 1 / (1 + np.exp(-np.clip(logits, -50, 50)))
-        return result
+        return 1 / (1 + np.exp(-np.clip(logits, -50, 50)))
 
     def confidence(
         self, hypotheses: Sequence[Hypothesis], image: ImageStatistics, index: int = 0

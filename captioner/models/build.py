@@ -150,10 +150,9 @@ def build_decoder(
             context_dim=context_dim,
         )
 
-    decoder: Decoder = DECODERS[config.kind](
+    return DECODERS[config.kind](
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )
-    return decoder
 
 
 def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import can_be_fused, version_of
-from captioner.models.backbones.efficientnet_weights import set_drop_path
+from captioner.models.backbones.efficientnet_lite import set_drop_path
 from captioner.models.decoders import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
+from captioner.models.fused_encoder import (
+    can_be_fused,
+    fold_batch_norms,
+    fuse_for_cpu,
+    version_of,
+)
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 
@@ -113,14 +117,10 @@ class Encoder(nn.Module):
 
     def cells(self, height_px: int, width_px: int) -> int:
         """Return L for images of this size."""
-        like = next(self.backbone.parameters())
-        empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
-        modes = [(module, module.training) for module in self.backbone.modules()]
         self.backbone.eval()  # or BatchNorm would take the empty image into its statistics
         with torch.no_grad():
-            count = self.backbone(empty).shape[2:].numel()
-        for module, training in modes:
-            module.training = training
+            count = self.backbone(torch.zeros(1, 3, height_px, width_px)).shape[2:].numel()
+        self.train(self.training)
         return count
 
 
@@ -140,8 +140,7 @@ class FrozenStages:
     def __call__(self, images: Tensor) -> Tensor:
         stages = self.backbone.stages[: self.count]
         if not can_be_fused(stages):
-            features: Tensor = stages(images)
-            return features
+            return stages(images)
         kind, weights = images.device.type, [*stages.parameters(), *stages.buffers()]
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else weights[0].dtype
