@@ -11,25 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import is_numpy_array
 
 from captioner.types import Grid
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "Array",
-    "Generator",
-    "StepDecoder",
-    "WordAttention",
-    "array_namespace",
-    "exponential",
-    "log_softmax",
-    "to_numpy",
-    "top_k_indices",
-    "without_gradients",
-]
 
 Array: TypeAlias = Any  # a tensor or a NumPy array
 Generator: TypeAlias = "torch.Generator | np.random.Generator"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from array_api_compat import is_numpy_array
+from array_api_compat import array_namespace, is_numpy_array
 
 from captioner.generation.arrays import (
     Array,
     Generator,
     StepDecoder,
-    array_namespace,
     exponential,
     top_k_indices,
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from captioner.generation.arrays import (
     Array,
     StepDecoder,
     WordAttention,
-    array_namespace,
     log_softmax,
     to_numpy,
     without_gradients,
