@@ -23,7 +23,7 @@ from captioner.generation import search
 from captioner.generation.beam_search import END
 from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import AdditiveScore
-from captioner.models.decoders import LSTMDecoder
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.parallel import parallel_map
 from captioner.training.losses import caption_losses
 from captioner.types import Grid

@@ -15,7 +15,7 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import AdditiveScore
 from captioner.models.attention.select import HardSelect
-from captioner.models.decoders import LSTMDecoder
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import MovingAverage, Reinforce
 from captioner.types import Grid

@@ -174,12 +174,11 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
         CheckpointError: The folder is damaged, or the disk cannot hold it.
     """
     verify(folder)
-    listed = {*file_sums(folder), *files}
-    with _replacing_folder(folder, keep=False, listed=listed) as temporary:
+    with _replacing_folder(folder, keep=False) as temporary:
         shutil.copytree(folder, temporary, dirs_exist_ok=True)
-        (temporary / MANIFEST).unlink()
         for name, content in files.items():
             (temporary / name).write_bytes(content)
+        write_manifest(temporary, {*file_sums(folder), *files})
 
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
@@ -413,9 +412,6 @@ def load_pretrained(
     frozen stages of an exported model stay those that features were cached of.
 
     Args:
-        model: The model, in place.
-        vocabulary: The model's words.
-        folder: A verified model folder.
         seed: Seed of the rows of new words.
         only: Take only weights whose names begin so, such as `encoder.`; the report is of these.
 
@@ -544,8 +540,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
     """Compare every file with the manifest's sums.
 
     Args:
-        folder: A model folder, or a run's checkpoint.
-        needs_state: Whether training state must be there.
+        needs_state: Whether training state must be there, as in a run's checkpoint.
 
     Raises:
         CheckpointError: A file is missing, is not a regular file, or its content is not what was
@@ -667,13 +662,11 @@ def copy_model(source: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _replacing_folder(
-    folder: Path, *, keep: bool, listed: Collection[str] | None = None
-) -> Iterator[Path]:
+def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
     """Make a folder that, once filled, gets a manifest and takes the place of `folder`.
 
-    With `keep` the earlier one stays as `previous`; `listed` is as `names` of `write_manifest`. A
-    CheckpointError says that the disk cannot hold it.
+    With `keep` the earlier one stays as `previous`. A CheckpointError says that the disk cannot
+    hold it.
     """
     folder = Path(os.path.abspath(folder))  # "." has no name
     temporary = folder.with_name(f".{folder.name}.writing")
@@ -681,7 +674,8 @@ def _replacing_folder(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
-        write_manifest(temporary, listed)
+        if not (temporary / MANIFEST).exists():
+            write_manifest(temporary)
         _rename_into_place(temporary, folder, keep=keep)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full

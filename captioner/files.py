@@ -103,11 +103,9 @@ def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFT
         return
     for name in names:
         path = folder / name
-        try:
+        with suppress(OSError):  # another process removed it, or only another user may
             if time.time() - path.stat().st_mtime >= older_than_s:
                 path.unlink()
-        except OSError:  # another process removed it, or only another user may
-            continue
 
 
 @contextmanager
@@ -129,15 +127,12 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     path.open("ab").close()  # raises where no file can be made, whatever the lock does
     lock = FileLock(path, thread_local=False)
     try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            if not wait:
-                raise BlockingIOError(f"{path} is locked") from None
-            logger.warning(f"{path.parent}: waiting for another run that writes there")
-            lock.acquire()
-    except BlockingIOError:
-        raise
+        lock.acquire(timeout=0)
+    except Timeout:
+        if not wait:
+            raise BlockingIOError(f"{path} is locked") from None
+        logger.warning(f"{path.parent}: waiting for another run that writes there")
+        lock.acquire()
     except OSError as error:  # some network file systems
         logger.warning(
             f"{path.parent} cannot be locked ({error.strerror}); let no other process write there"

@@ -183,7 +183,7 @@ class Caption:
     paths: np.ndarray | None = None
     confidence: float | None = None
     confidence_threshold: float | None = None
-    text: str = field(default="")
+    text: str = ""
     image: str | Path | bytes | Image.Image | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

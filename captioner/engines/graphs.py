@@ -50,21 +50,13 @@ def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | Non
         height, width = map(int, content["grid"])
         layers, heads = map(int, content["hard_attention"])
         words = content["max_words"]
-        if min(height, width) < 1 or min(layers, heads) < 0 or not isinstance(words, int | None):
+        if min(height, width) < 1 or min(layers, heads) < 0 or max(layers, heads) > _MAX_HEADS:
             raise ValueError
-        if max(layers, heads) > _MAX_HEADS:
+        if not isinstance(words, int | None):
             raise ValueError
     except FileNotFoundError:
         return None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         raise CheckpointError(
             f"{folder / DESCRIPTION}: damaged; write the graphs anew with captioner export "
             "--format onnx, or fetch the model again"
@@ -82,11 +74,10 @@ class CPU(NamedTuple):
 
 
 class GraphEngine:
-    """Computes with the graphs of a model folder.
+    """An `Engine` that computes with the graphs of a model folder.
 
     Args:
         folder: A verified model folder.
-        config: Its settings.
         description: Result of `graph_description`.
         words: V, the number of words of its vocabulary.
 
@@ -111,7 +102,6 @@ class GraphEngine:
         self.decoder = GraphDecoder(prepare, step, config.attention.at_test, description, words)
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
-        """Map B images [3, H, W] to their grid."""
         # One after another: the feature maps of one image stay in the cores' caches.
         found = [self._encoder({"images": image[None]}) for image in images]
         for grid in found:
@@ -121,11 +111,9 @@ class GraphEngine:
         return Grid(joined["features"], self.height, self.width, joined.get("local"))
 
     def generator(self, seed: int) -> np.random.Generator:
-        """Return a generator of random numbers with this seed, for `generation.sample`."""
         return np.random.default_rng(seed)
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers by which hard attention samples cells."""
         self.decoder.seed(seed)
 
 
@@ -196,12 +184,8 @@ class GraphDecoder:
         return GraphMemory(grid, arrays)
 
     def start(self, memory: GraphMemory, beams: int = 1) -> GraphState:
-        arrays = {
-            name: np.repeat(array, beams, axis=1)
-            for name, array in memory.arrays.items()
-            if name.startswith("state")
-        }
-        return GraphState(arrays)
+        states = [name for name in memory.arrays if name.startswith("state")]
+        return GraphState({name: np.repeat(memory.arrays[name], beams, axis=1) for name in states})
 
     def step(
         self, tokens: np.ndarray, state: GraphState, memory: GraphMemory
@@ -217,12 +201,9 @@ class GraphDecoder:
             images, beams = tokens.shape
             cells = memory.grid.features.shape[1]
             shape = (self.layers, images, self.heads, beams, cells)
-            sampling = mode == "sample"
-            noise = self._random.gumbel(size=shape) if sampling else np.zeros(shape)
-            inputs |= {
-                "noise": noise.astype(np.float32),
-                "expectation": np.array([mode == "expectation"]),
-            }
+            noise = self._random.gumbel(size=shape) if mode == "sample" else np.zeros(shape)
+            inputs["noise"] = noise.astype(np.float32)
+            inputs["expectation"] = np.array([mode == "expectation"])
         found = self._step({**inputs, **state.arrays})
         self._check(found, tokens.shape, memory.grid.features.shape[1])
         attended = GraphAttention(
@@ -368,11 +349,8 @@ class Graph:
         except (StopIteration, RuntimeError, ValueError, MemoryError):
             self._refuse()
         self._idle_requests.append(request)
-        return {
-            name: array
-            for names, array in zip(self._outputs, results, strict=True)
-            for name in names
-        }
+        pairs = zip(self._outputs, results, strict=True)
+        return {name: array for names, array in pairs for name in names}
 
 
 def _check_sizes(model: Any) -> None:

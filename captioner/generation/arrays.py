@@ -34,6 +34,11 @@ def log_softmax(logits: Array) -> Array:
     return shifted
 
 
+def softmax(logits: Array) -> Array:
+    """Return the probabilities [..., V] of logits [..., V]."""
+    return np.exp(log_softmax(logits)) if is_numpy_array(logits) else logits.softmax(-1)
+
+
 def top_k_indices(values: Array, count: int) -> Array:
     """Return the indices [R, count] of the largest of [R, N], the largest first, NaN above all."""
     if not is_numpy_array(values):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from captioner.config import (
@@ -12,7 +13,6 @@ from captioner.config import (
     ModelConfig,
     validate,
 )
-from captioner.data.transforms import image_transform
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import (
     Attention,
@@ -20,21 +20,11 @@ from captioner.models.attention.attention import (
     MultiHeadAttention,
     require_divisor,
 )
-from captioner.models.backbones import build_backbone
-from captioner.models.decoders import Decoder
+from captioner.models.backbones.backbone import build_backbone
+from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel, Encoder
 from captioner.models.self_attention import GridSelfAttention
 from captioner.registry import DECODERS, SCORES, SELECTS, WINDOWS
-
-__all__ = [
-    "CaptionModel",
-    "build_attention",
-    "build_decoder",
-    "build_encoder",
-    "build_model",
-    "image_transform",
-    "resolved",
-]
 
 ModelConfigT = TypeVar("ModelConfigT", bound=ModelConfig)
 
@@ -140,16 +130,13 @@ def build_decoder(
     cells: int | None = None,
 ) -> Decoder:
     """Build the decoder that the settings name, with its attention."""
-
-    def attend(context_dim: int | None = None) -> Attention:
-        return build_attention(
-            attention,
-            query_dim=config.hidden_dim,
-            feature_dim=feature_dim,
-            cells=cells,
-            context_dim=context_dim,
-        )
-
+    attend = partial(
+        build_attention,
+        attention,
+        query_dim=config.hidden_dim,
+        feature_dim=feature_dim,
+        cells=cells,
+    )
     return DECODERS[config.kind](
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from captioner.errors import ConfigError
-from captioner.models.decoders import TeacherForcingOutput
+from captioner.models.decoders.base import TeacherForcingOutput
 
 if TYPE_CHECKING:
     from captioner.training.distillation import TeacherTargets

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from captioner.config import OptimConfig
-from captioner.models.build import CaptionModel
+from captioner.models.model import CaptionModel
 from captioner.training.reinforce import Baseline
 from captioner.training.rmsprop import GravesRMSprop
 from captioner.training.task import TrainingTask

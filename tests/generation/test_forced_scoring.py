@@ -14,7 +14,7 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.generation import score, score_captions
 from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import AdditiveScore
-from captioner.models.decoders import LSTMDecoder
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
 START, END, UNKNOWN = 1, 2, 3

@@ -18,7 +18,8 @@ from captioner.errors import CheckpointError
 from captioner.generation import Hypothesis, score, search
 from captioner.models.attention.attention import Attention, GlobalWindow, Memory, SoftSelect
 from captioner.models.attention.scores import AdditiveScore
-from captioner.models.decoders import Decoder, LSTMDecoder, TeacherForcingOutput
+from captioner.models.decoders.base import Decoder, TeacherForcingOutput
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import AttentionOutput, Geometry, Grid
 
 PAD, START, END, UNKNOWN = range(4)

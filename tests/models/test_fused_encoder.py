@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.models.backbones import Backbone, build_backbone
+from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.backbones.efficientnet_lite import SameConv
 from captioner.models.fused_encoder import (
     FusedConv,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +39,13 @@ class Memory:
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
-        tensors = {name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        parts: dict[str, Any] = {
+            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        parts["grid"] = replace(self.grid, features=self.grid.features[index])
         if seeds is not None:
-            tensors["seeds"] = seeds
-        return replace(self, grid=self.grid.select(index), **tensors)
+            parts["seeds"] = seeds
+        return replace(self, **parts)
 
 
 class Score(nn.Module, ABC):

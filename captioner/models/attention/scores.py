@@ -87,7 +87,7 @@ class GeneralScore(Score):
         return queries @ keys.transpose(-1, -2)
 
 
-class CosineScore(Score):
+class CosineScore(DotScore):
     """e_i = cos(W_q h, W_k a_i) / tau, with a learned temperature tau for each head.
 
     Graves et al. (Neural Turing Machines, 2014, equations 5 and 6), whose key strength is 1 / tau.
@@ -98,12 +98,7 @@ class CosineScore(Score):
     def __init__(
         self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
     ) -> None:
-        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
-        super().__init__(
-            query=nn.Linear(query_dim, config.dim),
-            key=nn.Linear(feature_dim, config.dim, bias=False),
-            heads=config.heads,
-        )
+        super().__init__(config, query_dim=query_dim, feature_dim=feature_dim)
         self.log_strength = nn.Parameter(torch.full((config.heads,), math.log(10.0)))
 
     def keys(self, features: Tensor) -> Tensor:

@@ -48,13 +48,10 @@ class EfficientNetLite2(nn.Module):
         self.blocks = nn.Sequential()
         channels = STEM
         for kernel, stride, expansion, out, repeats in LITE2:
-            blocks = []
-            for repeat in range(repeats):
-                blocks.append(
-                    Block(channels, out, kernel, stride if repeat == 0 else 1, expansion=expansion)
-                )
-                channels = out
-            self.blocks.append(nn.Sequential(*blocks))
+            first = Block(channels, out, kernel, stride, expansion=expansion)
+            others = [Block(out, out, kernel, 1, expansion=expansion) for _ in range(repeats - 1)]
+            self.blocks.append(nn.Sequential(first, *others))
+            channels = out
         self.conv_head = SameConv(channels, HEAD, 1)
         self.bn2 = BatchNormReLU6(HEAD)
         self.classifier = nn.Linear(HEAD, 1000)

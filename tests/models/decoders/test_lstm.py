@@ -15,8 +15,8 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import AdditiveScore
-from captioner.models.decoders import LSTMDecoder, pack_by_step
-from captioner.models.decoders.lstm import LSTMState
+from captioner.models.decoders.base import pack_by_step
+from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E, A = 9, 2, 2, 5, 4, 3, 6

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import GeneralScore
-from captioner.models.decoders import LuongDecoder
+from captioner.models.decoders.luong import LuongDecoder
 from captioner.types import AttentionOutput, Grid
 
 V, ROWS, COLUMNS, D, H, E = 9, 2, 2, 5, 4, 3

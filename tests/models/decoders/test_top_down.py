@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import AdditiveScore
-from captioner.models.decoders import TopDownDecoder
+from captioner.models.decoders.top_down import TopDownDecoder
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E, A = 9, 2, 2, 5, 4, 3, 6

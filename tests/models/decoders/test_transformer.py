@@ -20,8 +20,8 @@ from captioner.models.attention.attention import (
 )
 from captioner.models.attention.scores import DotScore
 from captioner.models.attention.select import HardSelect
-from captioner.models.decoders import TransformerDecoder, pack_by_step
-from captioner.models.decoders.transformer import sinusoidal_positions
+from captioner.models.decoders.base import pack_by_step
+from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, HEADS, F, LAYERS = 11, 2, 3, 8, 12, 2, 20, 2

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from captioner.models.backbones import Backbone, build_backbone
+from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.model import Encoder
 
 VGG_STAGES = {  # the paper's names, and torchvision's index of each one's ReLU

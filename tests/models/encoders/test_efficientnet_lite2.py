@@ -16,7 +16,7 @@ from torch import nn
 from captioner.config import EncoderConfig
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import ConfigError, WeightsError
-from captioner.models.backbones import Backbone, Preprocessing, build_backbone
+from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
 from captioner.models.backbones.efficientnet_lite import (
     PREPROCESSING,
     EfficientNetLite2,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.errors import ConfigError
-from captioner.models.backbones import Backbone, Preprocessing, build_backbone
+from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
 from captioner.models.model import Encoder
 
 STAGES = "stem blocks.0 blocks.1 blocks.2 blocks.3 blocks.4 blocks.5 blocks.6 head".split()
