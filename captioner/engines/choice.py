@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 
 from captioner.checkpoint import (
     WEIGHTS,
@@ -39,17 +39,9 @@ Precision: TypeAlias = Literal["float32", "bfloat16"]
 class Engine(Protocol):
     """Computes grids and the steps of a decoder, with tensors or NumPy arrays."""
 
-    @property
-    def name(self) -> str:
-        """Return `torch` or `runtime`."""
-
-    @property
-    def device(self) -> Any:
-        """Return a `torch.device`, or a `graphs.CPU`."""
-
-    @property
-    def decoder(self) -> Any:
-        """Return a `generation.arrays.StepDecoder`."""
+    name: ClassVar[str]  # `torch` or `runtime`
+    device: Any  # a `torch.device`, or a `graphs.CPU`
+    decoder: Any  # a `generation.arrays.StepDecoder`
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         """Map B images [3, H, W] to their grid."""

@@ -92,7 +92,6 @@ class GraphEngine:
     def __init__(
         self, folder: Path, config: ModelConfig, description: dict[str, Any], words: int
     ) -> None:
-        self.folder = folder
         self.height, self.width = description["grid"]
         cache = None
         if folder.parent == MODELS:  # others change with every training

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from array_api_compat import is_numpy_array
 
-from captioner.types import Grid
+from captioner.types import AttentionOutput, Grid
 
 if TYPE_CHECKING:
     import torch
@@ -104,22 +104,6 @@ def without_gradients(array: Array) -> AbstractContextManager[Any]:
     return torch.inference_mode()
 
 
-class WordAttention(Protocol):
-    """The attention to one word, for B images and K hypotheses: see `AttentionOutput`."""
-
-    @property
-    def weights(self) -> Array: ...
-
-    @property
-    def beta(self) -> Array | None: ...
-
-    @property
-    def cells(self) -> Array | None: ...
-
-    @property
-    def heads(self) -> Array | None: ...
-
-
 class StepDecoder(Protocol):
     """Writes captions one word at a time: `models.decoders.Decoder`, or an exported graph.
 
@@ -133,8 +117,11 @@ class StepDecoder(Protocol):
     def start(self, memory: Any, beams: int = 1) -> Any:
         """Return the state before the first word, for `beams` hypotheses of each image."""
 
-    def step(self, tokens: Array, state: Any, memory: Any) -> tuple[Array, WordAttention, Any]:
-        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state."""
+    def step(self, tokens: Array, state: Any, memory: Any) -> tuple[Array, AttentionOutput, Any]:
+        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state.
+
+        Of the attention, an exported graph gives weights, beta, cells and heads alone.
+        """
 
     def reorder(self, state: Any, images: Array, beams: Array) -> Any:
         """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""

@@ -19,13 +19,12 @@ from captioner.errors import CheckpointError
 from captioner.generation.arrays import (
     Array,
     StepDecoder,
-    WordAttention,
     log_softmax,
     to_numpy,
     top_k_indices,
     without_gradients,
 )
-from captioner.types import Caption, Geometry, Grid
+from captioner.types import AttentionOutput, Caption, Geometry, Grid
 
 PAD, START, END, UNKNOWN = Vocabulary.pad, Vocabulary.start, Vocabulary.end, Vocabulary.unknown
 
@@ -285,7 +284,7 @@ class _Beam:
         return len(self.active) > 0 and len(self.trace) < self.max_words
 
     def advance(
-        self, logits: Array, attended: WordAttention, penalty: Array | None = None
+        self, logits: Array, attended: AttentionOutput, penalty: Array | None = None
     ) -> tuple[Array, Array, Array]:
         """Choose the next words.
 

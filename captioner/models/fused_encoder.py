@@ -104,8 +104,6 @@ class FusedConv(SameConv):
         self.weight, self.bias = conv.weight, conv.bias
         self.relu6 = relu6
         self._geometry = [kernel // 2] * 2, [stride] * 2, [1, 1], self.groups
-        self._packed: dict[tuple[int, int], Tensor] = {}
-        self._packed_version: tuple[object, ...] | None = None
         self.pack()
 
     def pack(self) -> None:

@@ -247,10 +247,6 @@ class HeadValues(nn.Module):
         self.value = nn.Linear(feature_dim, feature_dim)
         self.output = nn.Linear(feature_dim, context_dim)
 
-    def merge(self, contexts: Tensor) -> Tensor:
-        """Map [B, heads, K, D / heads] to [B, K, context_dim]."""
-        return self.output(contexts.transpose(1, 2).flatten(-2))
-
 
 class MultiHeadAttention(Attention):
     """score -> window -> select for each head on its own, over projected values.
@@ -294,8 +290,9 @@ class MultiHeadAttention(Attention):
         if cells is not None:
             cells = cells.unflatten(0, shape).transpose(1, 2)  # [B, K, heads]
             cells = cells.squeeze(-1) if heads == 1 else cells
+        contexts = attended.context.unflatten(0, shape).transpose(1, 2)  # [B, K, heads, D / heads]
         return AttentionOutput(
-            context=self.values.merge(attended.context.unflatten(0, shape)),
+            context=self.values.output(contexts.flatten(-2)),
             weights=maps.mean(1),
             entropy=attended.entropy.unflatten(0, shape).mean(1),
             # heads sample independently given the state
