@@ -25,7 +25,8 @@ from captioner.config import Config, read_recipe
 from captioner.data.batch import Batch
 from captioner.data.readers import read_split
 from captioner.evaluation.metrics import score_captions
-from captioner.models.build import CaptionModel, build_model
+from captioner.models.build import build_model
+from captioner.models.model import CaptionModel
 from captioner.runtime.device import choose_device
 from captioner.training import train
 from captioner.training.cross_entropy import CrossEntropyTask

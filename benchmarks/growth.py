@@ -14,15 +14,16 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
-from captioner.config import DecoderConfig, LossConfig
+from captioner.config import AttentionConfig, DecoderConfig, LossConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.readers import read_split
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.generation import search
 from captioner.generation.beam_search import END
-from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
-from captioner.models.decoders import LSTMDecoder
+from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.parallel import parallel_map
 from captioner.training.losses import caption_losses
 from captioner.types import Grid
@@ -101,8 +102,10 @@ def draw(table: Table, path: Path) -> None:
 
 def _decoder(device: torch.device) -> LSTMDecoder:
     torch.manual_seed(0)
-    score = AdditiveScore(query_dim=512, feature_dim=D, attention_dim=256)
-    attention = Attention(score, GlobalWindow(), SoftSelect())
+    score = AdditiveScore(AttentionConfig(dim=256), query_dim=512, feature_dim=D)
+    attention = Attention(
+        score, GlobalWindow(AttentionConfig(), query_dim=512), SoftSelect(AttentionConfig())
+    )
     config = DecoderConfig(embed_dim=D, gate="vector", tie_embeddings=True)
     decoder = LSTMDecoder(
         config, lambda _=None: attention, vocabulary_size=VOCABULARY, feature_dim=D

@@ -19,7 +19,7 @@ from captioner.engines.graphs import Graph, GraphDecoder
 from captioner.export import WeightPlaces, decoder_graphs
 from captioner.generation import search
 from captioner.generation.beam_search import END
-from captioner.models.decoders import LSTMDecoder
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
 BEAM = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -14,12 +15,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import torch and the model only when they are used."""
-    if name == "Captioner":
-        from captioner.captioner import Captioner
-
-        return Captioner
-    if name == "Caption":
-        from captioner.types import Caption
-
-        return Caption
+    modules = {"Captioner": "captioner.captioner", "Caption": "captioner.types"}
+    if name in modules:
+        return getattr(import_module(modules[name]), name)
     raise AttributeError(f"module 'captioner' has no attribute '{name}'")

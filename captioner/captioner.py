@@ -43,6 +43,7 @@ from captioner.generation import (
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.log import logger
+from captioner.models.attention.mode import hard_attention_mode
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
 from captioner.types import Caption, Geometry, Grid
@@ -221,17 +222,14 @@ class Captioner:
         folder = Path(folder)
         if folder.exists():
             raise CheckpointError(f"{folder}: already exists; name another folder")
-        if not isinstance(self._saved, Path):
-            save_model(
-                folder,
-                self._saved,
-                self.config,
-                self.vocabulary,
-                card="# A captioner model\n",
-                extra_files={CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None,
-            )
+        if isinstance(self._saved, Path):
+            copy_model(self._saved, folder)
             return
-        copy_model(self._saved, folder)
+        extra_files = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
+        card = "# A captioner model\n"
+        save_model(
+            folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra_files
+        )
 
     def caption(
         self,
@@ -328,13 +326,9 @@ class Captioner:
             raise ConfigError(
                 f"diversity: {diversity!r} is not accepted; use a number from 0 to 100"
             )
-        given: dict[str, Any] = {
-            "beam_size": beam_size,
-            "max_words": max_words,
-            "length_penalty": length_penalty,
-            "stop": stop,
-        }
-        decoding = self._decoding(given)
+        decoding = self._decoding(
+            beam_size=beam_size, max_words=max_words, length_penalty=length_penalty, stop=stop
+        )
         constraints = self._constraints(prefix, forbid, require, decoding.max_words)
         inputs = _as_list(images)
         if not inputs:
@@ -358,20 +352,16 @@ class Captioner:
         statistics = ImageStatistics.of(grid) if calibrator is not None else []
         results = []
         for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
-            image = grid.select(slice(index, index + 1))
+            cells, source = grid.select(slice(index, index + 1)), _source(inputs[index])
             captions = []
             for place, hypothesis in enumerate(hypotheses[:count]):
-                caption = self._caption(hypothesis, geometry, grid)
-                caption = replace(caption, image=_source(inputs[index]))
+                more: dict[str, Any] = {"image": source}
                 if calibrator is not None:
-                    caption = replace(
-                        caption,
-                        confidence=calibrator.confidence(hypotheses, statistics[index], place),
-                        confidence_threshold=calibrator.threshold,
-                    )
+                    more["confidence"] = calibrator.confidence(hypotheses, statistics[index], place)
+                    more["confidence_threshold"] = calibrator.threshold
                 if paths:
-                    caption = replace(caption, paths=self._paths(image, hypothesis.tokens, paths))
-                captions.append(caption)
+                    more["paths"] = self._paths(cells, hypothesis.tokens, paths)
+                captions.append(self._caption(hypothesis, geometry, grid, **more))
             results.append(captions)
         return results
 
@@ -390,7 +380,7 @@ class Captioner:
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
-        options = search_options(self._decoding(settings), self.vocabulary)
+        options = search_options(self._decoding(**settings), self.vocabulary)
         found = search(self.engine.decoder, grid, **options)
         return list(zip(found, ImageStatistics.of(grid), strict=True))
 
@@ -437,7 +427,7 @@ class Captioner:
             raise ConfigError(f"top_p: {top_p!r} is not accepted; use a number above 0, up to 1")
         if seed is not None:
             _check_count("seed", seed, least=0, most=2**63 - 1)
-        decoding = self._decoding({"max_words": max_words})
+        decoding = self._decoding(max_words=max_words)
         generator = None if seed is None else self.engine.generator(seed)
         grid, geometries = self.encode([image])
         self._seed_cells(seed)
@@ -455,8 +445,7 @@ class Captioner:
         texts = [[t for t in row if t not in (end, pad)] for row in drawn[0].tolist()]
         self._seed_cells(seed)  # again, so that the maps show the cells that were drawn
         (found,) = score_captions(self.engine.decoder, grid, [texts], max_words=decoding.max_words)
-        captions = [self._caption(hypothesis, geometries[0], grid) for hypothesis in found]
-        return [replace(caption, image=_source(image)) for caption in captions]
+        return [self._caption(each, geometries[0], grid, image=_source(image)) for each in found]
 
     def score(
         self,
@@ -491,8 +480,7 @@ class Captioner:
         grid, geometries = self.encode([image])
         with self.attention_mode(at_test):
             ((hypothesis,),) = score_captions(self.engine.decoder, grid, [[tokens]])
-        caption = self._caption(hypothesis, geometries[0], grid, words)
-        caption = replace(caption, image=_source(image))
+        caption = self._caption(hypothesis, geometries[0], grid, words, image=_source(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
     def evaluate(
@@ -526,8 +514,7 @@ class Captioner:
                     f"data: {_type_name(data)} is not accepted; use a data set's path, or images "
                     "with captions"
                 )
-            evaluation: Evaluation = evaluate(self, data, **settings)
-            return evaluation
+            return evaluate(self, data, **settings)
         found = read_split(format=format, root=data, split=split)
         for sentence in found.left_out():
             logger.warning(sentence)
@@ -562,7 +549,7 @@ class Captioner:
         if at_test not in get_args(HardAttentionMode):
             accepted = ", ".join(get_args(HardAttentionMode))
             raise ConfigError(f"at_test: '{at_test}' is not accepted; use {accepted}")
-        return self.engine.attention_mode(at_test)
+        return hard_attention_mode(at_test)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
         """Return the grid of B images, and for each the geometry from cells to its pixels.
@@ -589,8 +576,7 @@ class Captioner:
         if mix is None:
             return grid.features
         with torch.inference_mode():
-            mixed: Tensor = mix(grid.features.to(self.dtype), grid.height, grid.width).float()
-        return mixed
+            return mix(grid.features.to(self.dtype), grid.height, grid.width).float()
 
     def _check_paths(self, paths: object) -> None:
         """Refuse `paths` that is no count, or is above 0 without hard attention."""
@@ -642,12 +628,8 @@ class Captioner:
                 reason = "is a URL; give an open file, such as fsspec.open(URL).open()"
             raise ImageError(f"{os.fspath(image)}: {reason}") from None
 
-    def _decoding(self, given: dict[str, Any]) -> DecodingConfig:
-        """Return the model's search settings, replaced by those that are given.
-
-        Raises:
-            ConfigError: One of them cannot be used.
-        """
+    def _decoding(self, **given: Any) -> DecodingConfig:
+        """Return the model's search settings, replaced by those that are given; check them."""
         given = {name: value for name, value in given.items() if value is not None}
         for name, limit in (("beam_size", MAX_BEAM_SIZE), ("max_words", MAX_WORDS)):
             if name in given:
@@ -702,11 +684,12 @@ class Captioner:
         geometry: Geometry,
         grid: Grid,
         words: list[str] | None = None,
+        **more: Any,
     ) -> Caption:
         """Return a hypothesis as a Caption; `words` are given where the vocabulary lacks some."""
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         caption = hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
-        return replace(caption, text=self.vocabulary.tokenizer.join(words))
+        return replace(caption, text=self.vocabulary.tokenizer.join(words), **more)
 
 
 def as_image(source: Any) -> Image.Image:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -43,23 +44,15 @@ if TYPE_CHECKING:
 
     from captioner.models.model import CaptionModel
 
-WEIGHTS, CONFIG, VOCABULARY, CARD = (
-    "model.safetensors",
-    "config.yaml",
-    "vocabulary.json",
-    "README.md",
-)
-STATE, MANIFEST = "training_state.pt", "manifest.json"
+WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.yaml", "vocabulary.json"
+CARD, STATE, MANIFEST = "README.md", "training_state.pt", "manifest.json"
 TOKENIZER = "tokenizer.json"  # absent: words
 # ONNX graphs (captioner/export.py), and what they were made of.
 GRAPHS, DESCRIPTION = ("encoder.onnx", "prepare.onnx", "step.onnx"), "graphs.json"
 FORMAT = 1  # version of the folder's format; a manifest without one is of version 1
 # Weights with a row for each word; the last layer's weight may be tied to the embedding.
-EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS = (
-    "decoder.embedding.weight",
-    "decoder.vocabulary.weight",
-    "decoder.vocabulary.bias",
-)
+EMBEDDING = "decoder.embedding.weight"
+OUTPUT_WEIGHT, OUTPUT_BIAS = "decoder.vocabulary.weight", "decoder.vocabulary.bias"
 MODELS = Path(__file__).parent / "bundled"  # the bundled models
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
@@ -181,12 +174,11 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
         CheckpointError: The folder is damaged, or the disk cannot hold it.
     """
     verify(folder)
-    listed = {*file_sums(folder), *files}
-    with _replacing_folder(folder, keep=False, listed=listed) as temporary:
+    with _replacing_folder(folder, keep=False) as temporary:
         shutil.copytree(folder, temporary, dirs_exist_ok=True)
-        (temporary / MANIFEST).unlink()
         for name, content in files.items():
             (temporary / name).write_bytes(content)
+        write_manifest(temporary, {*file_sums(folder), *files})
 
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
@@ -238,11 +230,7 @@ def load_model(
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read the settings of a verified folder.
-
-    Raises:
-        CheckpointError: They cannot be read.
-    """
+    """Read the settings of a verified folder; a CheckpointError says why they cannot be read."""
     try:
         return _read_config(folder)
     except (ConfigError, ValueError, OSError) as error:
@@ -267,16 +255,13 @@ def _read_config(folder: Path) -> ModelConfig:
     except yaml.YAMLError as error:
         raise ValueError(f"{CONFIG}: {error}") from None
     config = from_yaml(ModelConfig, text)
+    preprocess, decoding = config.preprocess, config.decoding
     for key, value, limit in (
-        ("preprocess.height_px", config.preprocess.height_px, _MAX_INPUT_PX),
-        ("preprocess.width_px", config.preprocess.width_px, _MAX_INPUT_PX),
-        ("decoding.beam_size", config.decoding.beam_size, MAX_BEAM_SIZE),
-        ("decoding.max_words", config.decoding.max_words, MAX_WORDS),
-        (
-            "phrases of decoding.no_repeat_around",
-            len(config.decoding.no_repeat_around),
-            _MAX_PHRASES,
-        ),
+        ("preprocess.height_px", preprocess.height_px, _MAX_INPUT_PX),
+        ("preprocess.width_px", preprocess.width_px, _MAX_INPUT_PX),
+        ("decoding.beam_size", decoding.beam_size, MAX_BEAM_SIZE),
+        ("decoding.max_words", decoding.max_words, MAX_WORDS),
+        ("phrases of decoding.no_repeat_around", len(decoding.no_repeat_around), _MAX_PHRASES),
     ):
         if value > limit:
             raise ValueError(f"{key}: {value} is over the limit of {limit} in a model folder")
@@ -301,10 +286,8 @@ def _bounded_by_weights(folder: Path) -> Iterator[None]:
     elements, tensors = _UNUSED_ELEMENTS, _UNUSED_TENSORS
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  (not a mapping)
-            size = 1
-            for length in file.get_slice(name).get_shape():
-                size *= length
-            elements += 2 * size  # tied weights are stored once
+            # Twice, because tied weights are stored once.
+            elements += 2 * math.prod(file.get_slice(name).get_shape())
             tensors += 2
     thread = threading.get_ident()
 
@@ -379,7 +362,6 @@ class PretrainedReport:
     """Which of a model's weights were taken from a folder, by name, and which were not.
 
     Args:
-        folder: The folder.
         taken: Weights of the model that have the folder's values now.
         absent: Weights of the model that the folder does not have; they stay as initialised.
         other_shape: Weights that have another shape there; they stay as initialised.
@@ -430,9 +412,6 @@ def load_pretrained(
     frozen stages of an exported model stay those that features were cached of.
 
     Args:
-        model: The model, in place.
-        vocabulary: The model's words.
-        folder: A verified model folder.
         seed: Seed of the rows of new words.
         only: Take only weights whose names begin so, such as `encoder.`; the report is of these.
 
@@ -461,17 +440,11 @@ def load_pretrained(
             if name in stored and len(stored[name]) == len(known):
                 # Seeded again for each table, so that tied tables stay equal.
                 stored[name] = _rows_of_words(stored[name], index, generator.manual_seed(seed))
-    matching = {
-        name: value
-        for name, value in stored.items()
-        if name in own and own[name].shape == value.shape
-    }
-    other = {
-        name: value
-        for name, value in matching.items()
-        if not torch.equal(own[name].to("cpu", value.dtype), value)
-    }
-    model.load_state_dict(other, strict=False)
+    matching = [name for name in stored if name in own and own[name].shape == stored[name].shape]
+    with torch.no_grad():
+        for name in matching:
+            if not torch.equal(own[name].to("cpu", stored[name].dtype), stored[name]):
+                own[name].copy_(stored[name])
     pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
     taken = [name for name, value in own.items() if value.data_ptr() in pointers]
     left = [name for name in own if name not in set(taken)]
@@ -567,8 +540,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
     """Compare every file with the manifest's sums.
 
     Args:
-        folder: A model folder, or a run's checkpoint.
-        needs_state: Whether training state must be there.
+        needs_state: Whether training state must be there, as in a run's checkpoint.
 
     Raises:
         CheckpointError: A file is missing, is not a regular file, or its content is not what was
@@ -577,8 +549,8 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
     sums = file_sums(folder)
-    for name in (WEIGHTS, CONFIG, VOCABULARY, *((STATE,) if needs_state else ())):
-        if name not in sums:
+    for name in (WEIGHTS, CONFIG, VOCABULARY, STATE):
+        if name not in sums and (needs_state or name != STATE):
             raise CheckpointError(f"{folder}: not complete, {name} is not in {MANIFEST}")
     for name, expected in sums.items():
         try:
@@ -605,8 +577,8 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
 def _is_settings(folder: Path) -> bool:
     """Return whether config.yaml can be read: mostly so after an edit, rarely after damage."""
     try:
-        _read_config(folder)
-    except (ConfigError, ValueError, OSError):
+        load_config(folder)
+    except CheckpointError:
         return False
     return True
 
@@ -648,11 +620,7 @@ def file_sums(folder: Path) -> dict[str, str]:
 
 
 def _check_file(path: Path, max_bytes: int) -> None:
-    """Refuse a path that is no regular file or is too large; links to regular files are accepted.
-
-    Raises:
-        OSError: Says why.
-    """
+    """Refuse by an OSError what is no regular file, or a link to one, or is too large."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError("it is no regular file")
@@ -694,18 +662,11 @@ def copy_model(source: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _replacing_folder(
-    folder: Path, *, keep: bool, listed: Collection[str] | None = None
-) -> Iterator[Path]:
+def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
     """Make a folder that, once filled, gets a manifest and takes the place of `folder`.
 
-    Args:
-        folder: The folder to replace.
-        keep: Keep it as `previous`.
-        listed: As `names` of `write_manifest`.
-
-    Raises:
-        CheckpointError: The disk cannot hold it.
+    With `keep` the earlier one stays as `previous`. A CheckpointError says that the disk cannot
+    hold it.
     """
     folder = Path(os.path.abspath(folder))  # "." has no name
     temporary = folder.with_name(f".{folder.name}.writing")
@@ -713,7 +674,8 @@ def _replacing_folder(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
-        write_manifest(temporary, listed)
+        if not (temporary / MANIFEST).exists():
+            write_manifest(temporary)
         _rename_into_place(temporary, folder, keep=keep)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full
@@ -747,9 +709,8 @@ def _rename_into_place(temporary: Path, folder: Path, *, keep: bool) -> None:
     """
     previous = folder.with_name("previous")
     leaving = folder.with_name(f".{previous.name if keep else folder.name}.old")
-    moves = [(folder, leaving), (temporary, folder)]
-    if keep:
-        moves = [(previous, leaving), (folder, previous), (temporary, folder)]
+    moves = [(previous, leaving), (folder, previous)] if keep else [(folder, leaving)]
+    moves.append((temporary, folder))
     done: list[tuple[Path, Path]] = []
     shutil.rmtree(leaving, ignore_errors=True)
     try:

@@ -23,7 +23,7 @@ import shutil
 import struct
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
-from captioner.models.attention import HardSelect
-from captioner.models.decoders import Decoder
-from captioner.models.model import CaptionModel, Encoder
+from captioner.models.attention.attention import Attention, MultiHeadAttention
+from captioner.models.attention.select import HardSelect
+from captioner.models.decoders.base import Decoder
+from captioner.models.model import CaptionModel
 from captioner.types import AttentionOutput, Grid
 
 OPSET = 20
@@ -77,7 +78,12 @@ def graph_files(
     with torch.no_grad():
         images = torch.rand(2, 3, *size_px)
         grid = model.encoder(images)
-        encoder = _EncoderGraph(model.encoder)
+
+        def encode(given: Iterator[Tensor]) -> Sequence[Tensor]:
+            # Not `frozen_features`, whose fused copy has weights of its own.
+            return _tensors(model.encoder.grid_of(model.encoder.backbone(next(given))))
+
+        encoder = _Graph(encode, encoder=model.encoder)
         files = {GRAPHS[0]: _onnx(encoder, {"images": images}, _grid_names(grid), places)}
     decoder_files, description = decoder_graphs(model.decoder, grid, places)
     files |= decoder_files
@@ -116,102 +122,77 @@ def decoder_graphs(
     # Sizes that all differ, or the exporter might equate them: two images, three beams, four words.
     tokens = torch.full((2, 3), 4)
     state = decoder.start(memory, 3)
-    choice.set(torch.zeros(1, dtype=torch.bool), [])
+    choice.expectation = torch.zeros(1, dtype=torch.bool)
     for _ in range(4):
         _, attended, state = decoder.step(tokens, state, memory)
     step_inputs = {"tokens": tokens, "position": torch.tensor(4)}
     if choice.layers:
         cells = grid.features.shape[1]
         step_inputs["noise"] = torch.zeros(choice.layers, 2, choice.heads, 3, cells)
-        step_inputs["expectation"] = torch.zeros(1, dtype=torch.bool)
+        step_inputs["expectation"] = choice.expectation
     step_inputs |= dict(zip(state_names, _tensors(state), strict=True))
     step_inputs |= dict(zip(memory_names, _tensors(memory), strict=True))
     attention = [name for name in ATTENTION if getattr(attended, name) is not None]
     step_outputs = ["logits", *attention, *(f"next_{name}" for name in state_names)]
-    prepare = _PrepareGraph(decoder, grid)
-    step = _StepGraph(decoder, memory, state, choice)
+
+    def prepare(given: Iterator[Tensor]) -> Sequence[Tensor]:
+        prepared = decoder.prepare(_filled(grid, given))
+        return _copies([*_tensors(prepared), *_tensors(decoder.start(prepared))])
+
+    def step(given: Iterator[Tensor]) -> Sequence[Tensor]:
+        tokens, position = next(given), next(given)
+        if choice.layers:
+            choice.noise, choice.expectation = list(next(given).unbind(0)), next(given)
+        before = _filled(state, given, position=position)
+        prepared = _filled(memory, given)
+        logits, attended, after = decoder.step(tokens, before, prepared)
+        return _copies([logits, *(getattr(attended, name) for name in attention), *_tensors(after)])
+
     files = {
-        GRAPHS[1]: _onnx(prepare, prepare_inputs, [*memory_names, *state_names], places),
-        GRAPHS[2]: _onnx(step, step_inputs, step_outputs, places),
+        GRAPHS[1]: _onnx(
+            _Graph(prepare, decoder=decoder), prepare_inputs, [*memory_names, *state_names], places
+        ),
+        GRAPHS[2]: _onnx(_Graph(step, decoder=decoder), step_inputs, step_outputs, places),
     }
+    positions = getattr(decoder, "positions", None)  # of a decoder that learns them
     return files, {
         "grid": [grid.height, grid.width],
         "hard_attention": [choice.layers, choice.heads],
-        "max_words": _max_words(decoder),
+        "max_words": positions.num_embeddings if isinstance(positions, nn.Embedding) else None,
     }
 
 
-def _max_words(decoder: Decoder) -> int | None:
-    """Return how many positions a decoder with learned positions has, else None."""
-    positions = getattr(decoder, "positions", None)
-    return positions.num_embeddings if isinstance(positions, nn.Embedding) else None
+class _Graph(nn.Module):
+    """A function from tensors to tensors as a module, with the parts whose weights it uses."""
 
-
-# --- modules with tensors alone as inputs and outputs ---------------------------------------------
-
-
-class _EncoderGraph(nn.Module):
-    """An encoder whose output is a tuple of tensors."""
-
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(
+        self, compute: Callable[[Iterator[Tensor]], Sequence[Tensor]], **parts: nn.Module
+    ) -> None:
         super().__init__()
-        self.encoder = encoder
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        # Not `frozen_features`, whose fused copy has weights of its own.
-        features = self.encoder.backbone(images)
-        return tuple(_tensors(self.encoder.grid_of(features)))
-
-
-class _PrepareGraph(nn.Module):
-    """`Decoder.prepare` and `start`, from tensors to tensors."""
-
-    def __init__(self, decoder: nn.Module, grid: Grid) -> None:
-        super().__init__()
-        self.decoder: Any = decoder
-        self.grid = grid
+        self.compute = compute
+        for name, part in parts.items():
+            self.add_module(name, part)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        memory = self.decoder.prepare(_filled(self.grid, iter(tensors)))
-        return _copies([*_tensors(memory), *_tensors(self.decoder.start(memory))])
+        return tuple(self.compute(iter(tensors)))
 
 
-class _StepGraph(nn.Module):
-    """`Decoder.step`, from tensors to tensors."""
-
-    def __init__(self, decoder: nn.Module, memory: Any, state: Any, choice: _Choice) -> None:
-        super().__init__()
-        self.decoder: Any = decoder
-        self.examples = [state, memory]
-        self.choice = choice
-
-    def forward(self, tokens: Tensor, position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = iter(tensors)
-        if self.choice.layers:
-            noise, expectation = next(given), next(given)
-            self.choice.set(expectation, list(noise.unbind(0)))
-        state, memory = (_filled(example, given, position) for example in self.examples)
-        logits, attended, state = self.decoder.step(tokens, state, memory)
-        attention = [getattr(attended, name) for name in ATTENTION]
-        found = [tensor for tensor in attention if tensor is not None]
-        return _copies([logits, *found, *_tensors(state)])
-
-
-def _copies(outputs: list[Tensor]) -> tuple[Tensor, ...]:
+def _copies(outputs: list[Tensor]) -> list[Tensor]:
     """Copy outputs: one that is an input too, or two outputs, would share one name."""
-    return tuple(output.clone() for output in outputs)
+    return [output.clone() for output in outputs]
 
 
+# --- hard attention -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
 class _Choice:
     """The inputs of a step's graph by which hard attention chooses its cells."""
 
-    def __init__(self) -> None:
-        self.layers, self.heads = 0, 0
-        self.expectation: Tensor | None = None
-        self.noise: list[Tensor] = []
-
-    def set(self, expectation: Tensor, noise: list[Tensor]) -> None:
-        self.expectation, self.noise = expectation, noise
+    layers: int = 0
+    heads: int = 0
+    expectation: Tensor | None = None
+    noise: list[Tensor] = dataclasses.field(default_factory=list)
 
 
 class _GraphSelect(nn.Module):
@@ -245,33 +226,32 @@ class _GraphSelect(nn.Module):
 
 def _replace_hard_attention(decoder: Decoder, choice: _Choice) -> None:
     """Replace, in place, each hard attention of a decoder by one that reads its inputs."""
-    attentions: list[Any] = [
-        m for m in decoder.modules() if isinstance(getattr(m, "select", None), HardSelect)
-    ]
+    attentions = [each for each in decoder.modules() if isinstance(each, Attention)]
     for layer, attention in enumerate(attentions):
-        values = getattr(attention, "values", None)
-        heads = 1 if values is None else values.heads
-        attention.select = _GraphSelect(attention.select, choice, layer, heads)
+        if isinstance(attention.select, HardSelect):
+            heads = attention.values.heads if isinstance(attention, MultiHeadAttention) else 1
+            select: Any = _GraphSelect(attention.select, choice, layer, heads)
+            attention.select = select
 
 
 # --- from nested values to tensors and back -------------------------------------------------------
 
 
-def _fields(value: Any) -> list[tuple[str, Any]] | None:
-    """Return the named parts of a dataclass or of a tuple, or None for what has none."""
+def _parts(value: Any) -> dict[str, Any]:
+    """Return the named parts of a dataclass or of a tuple; nothing else has any."""
     if dataclasses.is_dataclass(value):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", range(len(value)))
-        return [(str(name), part) for name, part in zip(names, value, strict=True)]
-    return None
+        return vars(value)
+    if not isinstance(value, tuple):
+        return {}
+    names = getattr(value, "_fields", map(str, range(len(value))))
+    return dict(zip(names, value, strict=True))
 
 
 def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the paths and the tensors in a value, without those that have no numbers."""
     if isinstance(value, Tensor) and value.shape[-1]:
         yield path, value
-    for name, part in _fields(value) or []:
+    for name, part in _parts(value).items():
         if name != "position":  # an input of its own
             yield from _walk(part, f"{path}_{name}")
 
@@ -290,21 +270,17 @@ def _grid_names(grid: Grid) -> list[str]:
     return ["features", "local"][: len(_tensors(grid))]
 
 
-def _filled(example: Any, tensors: Iterator[Tensor], position: Tensor | None = None) -> Any:
-    """Return a value like the example, with other tensors and another position."""
+def _filled(example: Any, tensors: Iterator[Tensor], **given: Any) -> Any:
+    """Return a value like the example, with other tensors, and with the parts that are given."""
     if isinstance(example, Tensor):
         return next(tensors) if example.shape[-1] else example
-    parts = _fields(example)
-    if parts is None:
-        return example
-    changed = {
-        name: position
-        if name == "position" and position is not None
-        else _filled(part, tensors, position)
-        for name, part in parts
+    parts = {
+        name: given[name] if name in given else _filled(part, tensors)
+        for name, part in _parts(example).items()
     }
-    plain = type(example) is tuple
-    return tuple(changed.values()) if plain else type(example)(**changed)
+    if not parts:
+        return example
+    return tuple(parts.values()) if type(example) is tuple else type(example)(**parts)
 
 
 # --- ONNX -----------------------------------------------------------------------------------------
@@ -333,7 +309,7 @@ class WeightPlaces:
 
 
 def _onnx(
-    module: nn.Module, inputs: dict[str, Tensor], outputs: Sequence[str], places: WeightPlaces
+    module: _Graph, inputs: dict[str, Tensor], outputs: Sequence[str], places: WeightPlaces
 ) -> bytes:
     """Return an ONNX file, the weights of which are places in another.
 
@@ -356,7 +332,7 @@ def _onnx(
                 opset_version=OPSET,
                 input_names=list(inputs),
                 output_names=list(outputs),
-                dynamic_shapes=_as_arguments(module, shapes),
+                dynamic_shapes=(tuple(shapes),),  # of `*tensors`
             )
         except torch.onnx.OnnxExporterError as error:
             reason = error_summary(error.__cause__ or error, part="line")
@@ -370,8 +346,7 @@ def _onnx(
                 f"this model cannot be exported to ONNX: {graph_input.name} has a fixed size"
             )
     _refer_to_file(proto, places)
-    data: bytes = proto.SerializeToString()
-    return data
+    return proto.SerializeToString()
 
 
 def _check(files: dict[str, bytes], weights_file: Path) -> None:
@@ -401,15 +376,6 @@ def _dynamic(inputs: dict[str, Tensor]) -> list[dict[int, Any]]:
                 dims[tensor.dim() - 2] = words
         shapes.append(dims)
     return shapes
-
-
-def _as_arguments(module: nn.Module, shapes: list[dict[int, Any]]) -> Any:
-    """Return the shapes in the structure of the arguments of `forward`."""
-    if isinstance(module, _PrepareGraph):
-        return (tuple(shapes),)
-    if isinstance(module, _StepGraph):
-        return (shapes[0], shapes[1], tuple(shapes[2:]))
-    return tuple(shapes)
 
 
 def _refer_to_file(proto: Any, places: WeightPlaces) -> None:

@@ -103,11 +103,9 @@ def remove_temporary_files(folder: Path, *, older_than_s: float = _ABANDONED_AFT
         return
     for name in names:
         path = folder / name
-        try:
+        with suppress(OSError):  # another process removed it, or only another user may
             if time.time() - path.stat().st_mtime >= older_than_s:
                 path.unlink()
-        except OSError:  # another process removed it, or only another user may
-            continue
 
 
 @contextmanager

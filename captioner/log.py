@@ -46,15 +46,10 @@ class _Lines(logging.Handler):
             tqdm.write(printable(record.getMessage()), file=sys.stderr)
 
 
-def _logger() -> logging.Logger:
-    logger = logging.getLogger("captioner")
-    logger.addHandler(_Lines())
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # or a program with a log of its own would show each line twice
-    return logger
-
-
-logger = _logger()
+logger = logging.getLogger("captioner")
+logger.addHandler(_Lines())
+logger.setLevel(logging.INFO)
+logger.propagate = False  # or a program with a log of its own would show each line twice
 
 
 def shows_notes() -> bool:

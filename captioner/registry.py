@@ -49,19 +49,19 @@ class Registry(Mapping[str, Any]):
 SCORES = Registry(
     "attention.score",
     {
-        "additive": "captioner.models.attention.scores.additive:AdditiveScore",
-        "concat": "captioner.models.attention.scores.additive:AdditiveScore",
-        "dot": "captioner.models.attention.scores.dot:DotScore",
-        "scaled_dot": "captioner.models.attention.scores.dot:DotScore",
-        "general": "captioner.models.attention.scores.general:GeneralScore",
-        "cosine": "captioner.models.attention.scores.cosine:CosineScore",
-        "location": "captioner.models.attention.scores.location:LocationScore",
+        "additive": "captioner.models.attention.scores:AdditiveScore",
+        "concat": "captioner.models.attention.scores:AdditiveScore",
+        "dot": "captioner.models.attention.scores:DotScore",
+        "scaled_dot": "captioner.models.attention.scores:DotScore",
+        "general": "captioner.models.attention.scores:GeneralScore",
+        "cosine": "captioner.models.attention.scores:CosineScore",
+        "location": "captioner.models.attention.scores:LocationScore",
     },
 )
 BACKBONE_SOURCES = Registry(
     "encoder.backbone",
     {
-        "captioner": "captioner.models.backbones.efficientnet_weights:any_efficientnet_lite",
+        "captioner": "captioner.models.backbones.efficientnet_lite:any_efficientnet_lite",
         "torchvision": "captioner.models.backbones.torchvision_source:any_torchvision",
         "timm": "captioner.models.backbones.timm_source:any_timm",
     },

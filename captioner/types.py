@@ -183,7 +183,7 @@ class Caption:
     paths: np.ndarray | None = None
     confidence: float | None = None
     confidence_threshold: float | None = None
-    text: str = field(default="")
+    text: str = ""
     image: str | Path | bytes | Image.Image | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -258,18 +258,15 @@ class Caption:
 
     def figure(self, style: OverlayStyle | None = None) -> Figure:
         """Return the attention sheet as a matplotlib figure."""
-        figure: Figure = _drawing().caption_figure(self, style)
-        return figure
+        return _drawing().caption_figure(self, style)
 
     def _repr_html_(self) -> str | None:
         """Return the page to explore, for notebooks; None without an image."""
-        html: str | None = None if self.image is None else _drawing().caption_html(self)
-        return html
+        return None if self.image is None else _drawing().caption_html(self)
 
     def _repr_png_(self) -> bytes | None:
         """Return the attention sheet, for notebooks without HTML; None without an image."""
-        png: bytes | None = None if self.image is None else _drawing().caption_png(self)
-        return png
+        return None if self.image is None else _drawing().caption_png(self)
 
     def __repr__(self) -> str:
         return f"Caption({self.text!r}, {len(self.words)} words)"
@@ -329,5 +326,4 @@ def _drawing() -> ModuleType:
 
 
 def _rounded(values: np.ndarray) -> list[Any]:
-    rounded: list[Any] = values.astype(np.float64).round(6).tolist()
-    return rounded
+    return values.astype(np.float64).round(6).tolist()

@@ -35,7 +35,8 @@ from captioner.config import ModelConfig
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
-from captioner.models.build import CaptionModel, build_model
+from captioner.models.build import build_model
+from captioner.models.model import CaptionModel
 
 Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
 VERIFIED = ["model.safetensors", "config.yaml", "vocabulary.json", "training_state.pt"]

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 if TYPE_CHECKING:
     from captioner.config import Config, ModelConfig
     from captioner.data.vocabulary import Vocabulary
-    from captioner.models.build import CaptionModel
+    from captioner.models.model import CaptionModel
 
 WORDS = "a the on red green blue square disc field wears café t-shirt".split()
 

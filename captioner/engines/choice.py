@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 
 from captioner.checkpoint import (
     WEIGHTS,
@@ -17,7 +16,7 @@ from captioner.checkpoint import (
     load_vocabulary,
     verify,
 )
-from captioner.config import HardAttentionMode, ModelConfig
+from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GraphEngine, graph_description
 from captioner.errors import CheckpointError, ConfigError
@@ -40,23 +39,12 @@ Precision: TypeAlias = Literal["float32", "bfloat16"]
 class Engine(Protocol):
     """Computes grids and the steps of a decoder, with tensors or NumPy arrays."""
 
-    @property
-    def name(self) -> str:
-        """Return `torch` or `runtime`."""
-
-    @property
-    def device(self) -> Any:
-        """Return a `torch.device`, or a `graphs.CPU`."""
-
-    @property
-    def decoder(self) -> Any:
-        """Return a `generation.arrays.StepDecoder`."""
+    name: ClassVar[str]  # `torch` or `runtime`
+    device: Any  # a `torch.device`, or a `graphs.CPU`
+    decoder: Any  # a `generation.arrays.StepDecoder`
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         """Map B images [3, H, W] to their grid."""
-
-    def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
-        """Return a context in which hard attention chooses its cells by `at_test`."""
 
     def generator(self, seed: int) -> Any:
         """Return a generator of random numbers with this seed, for `generation.sample`."""

@@ -52,18 +52,15 @@ class _Reader:
         for number, value in self._fields(memoryview(model)):
             if number in (_TRAINING, _FUNCTIONS):
                 raise ValueError("it holds functions")
-            if number == _GRAPH:
-                self._read_graph(_message(value))
-
-    def _read_graph(self, graph: memoryview) -> None:
-        """Check the nodes and the initializers of a graph."""
-        for number, value in self._fields(graph):
-            if number == _NODE:
-                self._read_node(_message(value))
-            elif number == _INITIALIZER:
-                self._read_tensor(_message(value))
-            elif number == _SPARSE_INITIALIZER:
-                raise ValueError("it holds sparse tensors")
+            if number != _GRAPH:
+                continue
+            for part, content in self._fields(_message(value)):
+                if part == _NODE:
+                    self._read_node(_message(content))
+                elif part == _INITIALIZER:
+                    self._read_tensor(_message(content))
+                elif part == _SPARSE_INITIALIZER:
+                    raise ValueError("it holds sparse tensors")
 
     def _read_node(self, node: memoryview) -> None:
         """Check the domain and the attributes of a node."""

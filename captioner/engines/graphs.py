@@ -11,9 +11,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -24,6 +22,7 @@ from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.engines.graph_file import check_graph_file
 from captioner.errors import CheckpointError, ConfigError, error_summary
+from captioner.models.attention.mode import given_mode
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
 
@@ -34,9 +33,6 @@ _MAX_HEADS = 1000  # of hard attention, and layers
 _MAX_ELEMENTS, _MAX_ELEMENTS_IN_ALL = 2**29, 2**33  # of what the operators give for one image
 
 _importing = threading.Lock()
-
-# Per context and not per engine: the threads of a server share it.
-_mode: ContextVar[HardAttentionMode | None] = ContextVar("graph_attention_mode", default=None)
 
 
 def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | None:
@@ -54,21 +50,13 @@ def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | Non
         height, width = map(int, content["grid"])
         layers, heads = map(int, content["hard_attention"])
         words = content["max_words"]
-        if min(height, width) < 1 or min(layers, heads) < 0 or not isinstance(words, int | None):
+        if min(height, width) < 1 or min(layers, heads) < 0 or max(layers, heads) > _MAX_HEADS:
             raise ValueError
-        if max(layers, heads) > _MAX_HEADS:
+        if not isinstance(words, int | None):
             raise ValueError
     except FileNotFoundError:
         return None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         raise CheckpointError(
             f"{folder / DESCRIPTION}: damaged; write the graphs anew with captioner export "
             "--format onnx, or fetch the model again"
@@ -86,11 +74,10 @@ class CPU(NamedTuple):
 
 
 class GraphEngine:
-    """Computes with the graphs of a model folder.
+    """An `Engine` that computes with the graphs of a model folder.
 
     Args:
         folder: A verified model folder.
-        config: Its settings.
         description: Result of `graph_description`.
         words: V, the number of words of its vocabulary.
 
@@ -105,7 +92,6 @@ class GraphEngine:
     def __init__(
         self, folder: Path, config: ModelConfig, description: dict[str, Any], words: int
     ) -> None:
-        self.folder = folder
         self.height, self.width = description["grid"]
         cache = None
         if folder.parent == MODELS:  # others change with every training
@@ -115,7 +101,6 @@ class GraphEngine:
         self.decoder = GraphDecoder(prepare, step, config.attention.at_test, description, words)
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
-        """Map B images [3, H, W] to their grid."""
         # One after another: the feature maps of one image stay in the cores' caches.
         found = [self._encoder({"images": image[None]}) for image in images]
         for grid in found:
@@ -124,21 +109,10 @@ class GraphEngine:
         joined = {name: np.concatenate([grid[name] for grid in found]) for name in found[0]}
         return Grid(joined["features"], self.height, self.width, joined.get("local"))
 
-    @contextmanager
-    def attention_mode(self, at_test: HardAttentionMode) -> Iterator[None]:
-        """Let hard attention choose its cells by `at_test`, in this thread's context."""
-        token = _mode.set(at_test)
-        try:
-            yield
-        finally:
-            _mode.reset(token)
-
     def generator(self, seed: int) -> np.random.Generator:
-        """Return a generator of random numbers with this seed, for `generation.sample`."""
         return np.random.default_rng(seed)
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers by which hard attention samples cells."""
         self.decoder.seed(seed)
 
 
@@ -209,12 +183,8 @@ class GraphDecoder:
         return GraphMemory(grid, arrays)
 
     def start(self, memory: GraphMemory, beams: int = 1) -> GraphState:
-        arrays = {
-            name: np.repeat(array, beams, axis=1)
-            for name, array in memory.arrays.items()
-            if name.startswith("state")
-        }
-        return GraphState(arrays)
+        states = [name for name in memory.arrays if name.startswith("state")]
+        return GraphState({name: np.repeat(memory.arrays[name], beams, axis=1) for name in states})
 
     def step(
         self, tokens: np.ndarray, state: GraphState, memory: GraphMemory
@@ -224,18 +194,15 @@ class GraphDecoder:
                 f"decoder.max_positions: this model has {self.max_words} learned positions, so its "
                 "captions cannot be longer; lower max_words"
             )
-        mode = _mode.get() or self.at_test
+        mode = given_mode.get() or self.at_test
         inputs = {"tokens": tokens, "position": np.array(state.position), **memory.arrays}
         if self.layers:
             images, beams = tokens.shape
             cells = memory.grid.features.shape[1]
             shape = (self.layers, images, self.heads, beams, cells)
-            sampling = mode == "sample"
-            noise = self._random.gumbel(size=shape) if sampling else np.zeros(shape)
-            inputs |= {
-                "noise": noise.astype(np.float32),
-                "expectation": np.array([mode == "expectation"]),
-            }
+            noise = self._random.gumbel(size=shape) if mode == "sample" else np.zeros(shape)
+            inputs["noise"] = noise.astype(np.float32)
+            inputs["expectation"] = np.array([mode == "expectation"])
         found = self._step({**inputs, **state.arrays})
         self._check(found, tokens.shape, memory.grid.features.shape[1])
         attended = GraphAttention(
@@ -381,11 +348,8 @@ class Graph:
         except (StopIteration, RuntimeError, ValueError, MemoryError):
             self._refuse()
         self._idle_requests.append(request)
-        return {
-            name: array
-            for names, array in zip(self._outputs, results, strict=True)
-            for name in names
-        }
+        pairs = zip(self._outputs, results, strict=True)
+        return {name: array for names, array in pairs for name in names}
 
 
 def _check_sizes(model: Any) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from captioner.config import HardAttentionMode
-from captioner.models.attention import hard_attention_mode
 from captioner.models.model import CaptionModel
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
 
 
 class TorchEngine:
-    """Computes with a copy of a model, in evaluation mode and with folded batch norms.
+    """An `Engine` that computes with a copy of a model, as fast as it can be.
 
     Args:
         model: Encoder and decoder, left as they are.
@@ -38,21 +35,13 @@ class TorchEngine:
             torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
-        """Map B images [3, H, W] to their grid."""
         batch = torch.stack([torch.as_tensor(image) for image in images])
         batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
         with torch.inference_mode():
-            grid: Grid = self.model.encoder(batch).float()
-        return grid
-
-    def attention_mode(self, at_test: HardAttentionMode) -> AbstractContextManager[None]:
-        """Return a context in which hard attention chooses its cells by `at_test`."""
-        return hard_attention_mode(at_test)
+            return self.model.encoder(batch).float()
 
     def generator(self, seed: int) -> torch.Generator:
-        """Return a generator of random numbers with this seed, for `generation.sample`."""
         return torch.Generator(self.device).manual_seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers by which hard attention samples cells."""
         torch.manual_seed(seed)

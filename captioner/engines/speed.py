@@ -12,25 +12,19 @@ from captioner.config import PreprocessConfig
 from captioner.engines.choice import Engine, open_engine
 from captioner.log import logger
 
+_PASSES = 3
 _BATCH = 16  # as folders are captioned; PyTorch's share of fixed costs is larger in smaller ones
 
 
-def speed_ratio(
-    one: Engine, other: Engine, size: PreprocessConfig, *, passes: int = 3, batch: int = _BATCH
-) -> float:
-    """Return how many times as fast one engine's encoder is as another's, by their best passes.
+def speed_ratio(one: Engine, other: Engine, size: PreprocessConfig) -> float:
+    """Return how many times as fast one engine's encoder is as another's of the same model.
 
-    Args:
-        one: An engine of a model.
-        other: Another of the same model.
-        size: Size of the encoder's input.
-        passes: Passes of each engine, in turns.
-        batch: Images per pass.
+    By the best of their passes, which they take in turns, on images of the encoder's size.
     """
-    shape = (batch, 3, size.height_px, size.width_px)
+    shape = (_BATCH, 3, size.height_px, size.width_px)
     images = list(np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
     best = [float("inf"), float("inf")]
-    for _ in range(passes):
+    for _ in range(_PASSES):
         for index, engine in enumerate((one, other)):
             started = time.perf_counter()
             engine.encode(images)
@@ -44,9 +38,6 @@ def bfloat16_speed(folder: Path) -> float:
 
     It takes about two seconds and is measured once in a process. In float32 the engine is
     that which `auto` chooses for the folder.
-
-    Args:
-        folder: A model folder.
     """
     half, config, _ = open_engine(folder, engine="torch", device="cpu", precision="bfloat16")
     whole, _, _ = open_engine(folder, engine="auto", device="cpu", precision="float32")

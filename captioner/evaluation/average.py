@@ -13,7 +13,7 @@ from captioner.checkpoint import load_model, model_folder
 from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
-from captioner.models.build import CaptionModel
+from captioner.models.model import CaptionModel
 
 # Settings of training, which leave no trace in a model.
 TRAINING_ONLY = frozenset(

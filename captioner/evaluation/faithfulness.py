@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.generation import score, score_captions
-from captioner.models.attention import Attention, Select, hard_attention_mode
+from captioner.models.attention.attention import Attention, Select
+from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Geometry, Grid
 

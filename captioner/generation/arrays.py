@@ -11,25 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import is_numpy_array
 
-from captioner.types import Grid
+from captioner.types import AttentionOutput, Grid
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "Array",
-    "Generator",
-    "StepDecoder",
-    "WordAttention",
-    "array_namespace",
-    "exponential",
-    "log_softmax",
-    "to_numpy",
-    "top_k_indices",
-    "without_gradients",
-]
 
 Array: TypeAlias = Any  # a tensor or a NumPy array
 Generator: TypeAlias = "torch.Generator | np.random.Generator"
@@ -45,6 +32,11 @@ def log_softmax(logits: Array) -> Array:
     shifted = logits - logits.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
+
+
+def softmax(logits: Array) -> Array:
+    """Return the probabilities [..., V] of logits [..., V]."""
+    return np.exp(log_softmax(logits)) if is_numpy_array(logits) else logits.softmax(-1)
 
 
 def top_k_indices(values: Array, count: int) -> Array:
@@ -83,8 +75,7 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
 def _ranked(values: np.ndarray) -> np.ndarray:
     """Return the indices of [R, N] by falling value, of equal ones the first first, NaN first."""
     largest = np.where(np.isnan(values), np.inf, values)
-    order: np.ndarray = np.argsort(-largest, axis=-1, kind="stable")
-    return order
+    return np.argsort(-largest, axis=-1, kind="stable")
 
 
 def exponential(like: Array, generator: Generator | None) -> Array:
@@ -101,8 +92,7 @@ def exponential(like: Array, generator: Generator | None) -> Array:
 
 def to_numpy(array: Array) -> np.ndarray:
     """Return the array in main memory."""
-    found: np.ndarray = array if is_numpy_array(array) else array.cpu().numpy()
-    return found
+    return array if is_numpy_array(array) else array.cpu().numpy()
 
 
 def without_gradients(array: Array) -> AbstractContextManager[Any]:
@@ -112,22 +102,6 @@ def without_gradients(array: Array) -> AbstractContextManager[Any]:
     import torch
 
     return torch.inference_mode()
-
-
-class WordAttention(Protocol):
-    """The attention to one word, for B images and K hypotheses: see `AttentionOutput`."""
-
-    @property
-    def weights(self) -> Array: ...
-
-    @property
-    def beta(self) -> Array | None: ...
-
-    @property
-    def cells(self) -> Array | None: ...
-
-    @property
-    def heads(self) -> Array | None: ...
 
 
 class StepDecoder(Protocol):
@@ -143,8 +117,11 @@ class StepDecoder(Protocol):
     def start(self, memory: Any, beams: int = 1) -> Any:
         """Return the state before the first word, for `beams` hypotheses of each image."""
 
-    def step(self, tokens: Array, state: Any, memory: Any) -> tuple[Array, WordAttention, Any]:
-        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state."""
+    def step(self, tokens: Array, state: Any, memory: Any) -> tuple[Array, AttentionOutput, Any]:
+        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state.
+
+        Of the attention, an exported graph gives weights, beta, cells and heads alone.
+        """
 
     def reorder(self, state: Any, images: Array, beams: Array) -> Any:
         """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from captioner.config import DecodingConfig
 from captioner.data.vocabulary import Vocabulary
@@ -18,14 +19,12 @@ from captioner.errors import CheckpointError
 from captioner.generation.arrays import (
     Array,
     StepDecoder,
-    WordAttention,
-    array_namespace,
     log_softmax,
     to_numpy,
     top_k_indices,
     without_gradients,
 )
-from captioner.types import Caption, Geometry, Grid
+from captioner.types import AttentionOutput, Caption, Geometry, Grid
 
 PAD, START, END, UNKNOWN = Vocabulary.pad, Vocabulary.start, Vocabulary.end, Vocabulary.unknown
 
@@ -150,18 +149,19 @@ def search(
         ValueError: beam_size or max_words below 1, or no_repeat_ngram below 0.
         CheckpointError: The model's output is not a number.
     """
-    return _run(
+    (found,) = _search_groups(
         decoder,
         grid,
-        1,
+        groups=1,
         beam_size=beam_size,
         max_words=max_words,
         length_penalty=length_penalty,
         no_repeat_ngram=no_repeat_ngram,
         no_repeat_around=no_repeat_around,
         stop=stop,
-        constraints=constraints or Constraints(),
+        constraints=constraints,
     )
+    return found
 
 
 def diverse_search(
@@ -170,9 +170,6 @@ def diverse_search(
     *,
     groups: int,
     diversity: float,
-    beam_size: int = 1,
-    max_words: int = 30,
-    constraints: Constraints | None = None,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
     """Find captions that differ: diverse beam search (Vijayakumar et al., 2018).
@@ -181,72 +178,56 @@ def diverse_search(
     `diversity` nats for every time that the groups before it wrote it at this step (Hamming
     diversity). Scores and log-probabilities are the model's own, without that.
 
+    Args:
+        settings: Those of `search`.
+
     Returns:
         For each image the best hypothesis of every group, best first, each caption once.
     """
-    settings |= {"beam_size": beam_size, "max_words": max_words}
-    settings["constraints"] = constraints or Constraints()
+    found = _search_groups(decoder, grid, groups=groups, diversity=diversity, **settings)
     results = []
-    for image in _run(decoder, grid, groups, diversity, best_of_each=True, **settings):
-        distinct = {tuple(hypothesis.tokens): hypothesis for hypothesis in image}
+    for of_groups in zip(*found, strict=True):
+        distinct = {tuple(each[0].tokens): each[0] for each in of_groups if each}
         results.append(sorted(distinct.values(), key=lambda hypothesis: -hypothesis.score))
     return results
 
 
-def _run(
-    decoder: StepDecoder,
-    grid: Grid,
-    groups: int,
-    diversity: float = 0.0,
-    *,
-    best_of_each: bool = False,
-    **settings: Any,
-) -> list[list[Hypothesis]]:
-    """Search in `groups` groups; return for each image the hypotheses of all of them."""
+def _search_groups(
+    decoder: StepDecoder, grid: Grid, *, groups: int, diversity: float = 0.0, **settings: Any
+) -> list[list[list[Hypothesis]]]:
+    """Search in several groups; return for each group and image its hypotheses, best first."""
     images = len(grid.features)
     if not images:
-        return []
+        return [[] for _ in range(groups)]
+    xp, device = array_namespace(grid.features), grid.features.device
     beams = [_Beam(images=images, like=grid.features, **settings) for _ in range(groups)]
     with without_gradients(grid.features):
-        _advance_all(decoder, grid, beams, diversity)
-        found = [beam.hypotheses() for beam in beams]
-    return [
-        [h for each in found for h in (each[image][:1] if best_of_each else each[image])]
-        for image in range(images)
-    ]
-
-
-def _advance_all(decoder: StepDecoder, grid: Grid, beams: list[_Beam], diversity: float) -> None:
-    """Advance the beams until all images are done."""
-    xp = array_namespace(grid.features)
-    images, device = len(grid.features), grid.features.device
-    prepared = decoder.prepare(grid)
-    memories = [prepared] * len(beams)
-    states = [decoder.start(prepared) for _ in beams]
-    words = [xp.full((images, 1), START, dtype=xp.int64, device=device) for _ in beams]
-    for _ in range(beams[0].max_words):
-        written: Array | None = None  # [images, V], how often groups wrote a word at this step
-        for index, beam in enumerate(beams):
-            if not len(beam.active):
-                continue
-            memory, state = memories[index], states[index]
-            logits, attended, state = decoder.step(words[index], state, memory)
-            if len(beams) > 1 and written is None:
-                shape = (images, logits.shape[-1])
-                written = xp.zeros(shape, dtype=logits.dtype, device=device)
-            active = beam.active
-            penalty = None if written is None else diversity * written[active]
-            tokens, parents, running = beam.advance(logits, attended, penalty)
-            if written is not None:
-                for place in range(tokens.shape[1]):
-                    written[active, tokens[:, place]] += 1
-            if len(running):
-                states[index] = decoder.reorder(state, running, parents[running])
-                if len(running) < len(tokens):
-                    memories[index], tokens = memory.select(running), tokens[running]
-                words[index] = tokens
-        if not any(len(beam.active) for beam in beams):
-            break
+        prepared = decoder.prepare(grid)
+        memories = [prepared] * groups
+        states = [decoder.start(prepared) for _ in beams]
+        words = [xp.full((images, 1), START, dtype=xp.int64, device=device) for _ in beams]
+        while any(beam.is_running for beam in beams):
+            written: Array | None = None  # [images, V], how often groups wrote a word at this step
+            for index, beam in enumerate(beams):
+                if not beam.is_running:
+                    continue
+                memory, state = memories[index], states[index]
+                logits, attended, state = decoder.step(words[index], state, memory)
+                if groups > 1 and written is None:
+                    shape = (images, logits.shape[-1])
+                    written = xp.zeros(shape, dtype=logits.dtype, device=device)
+                active = beam.active
+                penalty = None if written is None else diversity * written[active]
+                tokens, parents, running = beam.advance(logits, attended, penalty)
+                if written is not None:
+                    for place in range(tokens.shape[1]):
+                        written[active, tokens[:, place]] += 1
+                if len(running):
+                    states[index] = decoder.reorder(state, running, parents[running])
+                    if len(running) < len(tokens):
+                        memories[index], tokens = memory.select(running), tokens[running]
+                    words[index] = tokens
+        return [beam.hypotheses() for beam in beams]
 
 
 class _Beam:
@@ -261,15 +242,16 @@ class _Beam:
         self,
         *,
         images: int,
-        beam_size: int,
-        max_words: int,
-        constraints: Constraints,
         like: Array,
+        beam_size: int = 1,
+        max_words: int = 30,
         length_penalty: float = 0.0,
         no_repeat_ngram: int = 0,
         no_repeat_around: Sequence[Sequence[int]] = (),
         stop: StopRule = "first",
+        constraints: Constraints | None = None,
     ) -> None:
+        constraints = constraints or Constraints()
         if beam_size < 1 or max_words < 1 or no_repeat_ngram < 0:
             raise ValueError(
                 f"beam_size {beam_size} and max_words {max_words} must be at least 1, and "
@@ -296,8 +278,13 @@ class _Beam:
         self.finished = xp.full((images, beam_size, 4), -xp.inf, dtype=float32, device=device)
         self.count = xp.zeros((images,), dtype=int64, device=device)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there are images that are not done."""
+        return len(self.active) > 0 and len(self.trace) < self.max_words
+
     def advance(
-        self, logits: Array, attended: WordAttention, penalty: Array | None = None
+        self, logits: Array, attended: AttentionOutput, penalty: Array | None = None
     ) -> tuple[Array, Array, Array]:
         """Choose the next words.
 
@@ -478,30 +465,28 @@ class _Beam:
             name: to_numpy(self.xp.stack([step[name] for step in self.trace]))
             for name in self.trace[0]
         }
-        results: list[list[Hypothesis]] = []
-        rows = self.finished.tolist()
-        for image, count in enumerate(self.count.tolist()):
-            found = [
+        results = [
+            [
                 self._read_back(trace, image, int(words), int(beam), score, end)
-                for score, end, words, beam in rows[image][:count]
+                for score, end, words, beam in rows[:count]
             ]
-            results.append(sorted(found, key=lambda hypothesis: -hypothesis.score))
+            for image, (count, rows) in enumerate(
+                zip(self.count.tolist(), self.finished.tolist(), strict=True)
+            )
+        ]
         words = len(self.trace)
         totals = self.totals
         if len(self.required):  # a caption that was cut off before it held all of them is none
             totals = self.xp.where(self.xp.all(self._has_required(), axis=-1), totals, -self.xp.inf)
         for image, of_beams in zip(self.active.tolist(), totals.tolist(), strict=True):
             if not results[image]:
-                found = [
-                    self._read_back(
-                        trace, image, words, beam, total / words**self.length_penalty, None
-                    )
-                    for beam, total in enumerate(of_beams)
-                    if np.isfinite(total)
+                scores = [total / words**self.length_penalty for total in of_beams]
+                results[image] = [
+                    self._read_back(trace, image, words, beam, score, None)
+                    for beam, score in enumerate(scores)
+                    if np.isfinite(score)
                 ]
-                # The beam may be in another order, where words were penalised.
-                results[image] = sorted(found, key=lambda hypothesis: -hypothesis.score)
-        return results
+        return [sorted(found, key=lambda hypothesis: -hypothesis.score) for found in results]
 
     def _read_back(
         self,

@@ -17,13 +17,8 @@ from captioner.generation.beam_search import Hypothesis
 from captioner.types import Grid
 
 CALIBRATOR = "calibrator.json"  # its file in a model folder
-FEATURES = (
-    "mean_log_prob",
-    "rare_log_prob",
-    "rarity",
-    "attended_norm",
-    "image_norm",
-)  # of a calibrator that is fitted now
+# Of a calibrator that is fitted now.
+FEATURES = ("mean_log_prob", "rare_log_prob", "rarity", "attended_norm", "image_norm")
 EARLIER_FEATURES = ("margin", "least_log_prob", "length", "entropy", "agreement")
 COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little about an image
 MAX_N = 4
@@ -161,8 +156,7 @@ class Calibrator:
         """Return the probability [N] that captions of these features [N, features] are right."""
         standard = (features - np.array(self.mean)) / np.array(self.scale)
         logits = np.nan_to_num(standard) @ np.array(self.weights) + self.bias
-        result: np.ndarray = 1 / (1 + np.exp(-np.clip(logits, -50, 50)))
-        return result
+        return 1 / (1 + np.exp(-np.clip(logits, -50, 50)))
 
     def confidence(
         self, hypotheses: Sequence[Hypothesis], image: ImageStatistics, index: int = 0
@@ -173,8 +167,7 @@ class Calibrator:
 
     def to_json(self) -> bytes:
         """Return the content of `calibrator.json`."""
-        content = asdict(self)
-        return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+        return (json.dumps(asdict(self), indent=1, allow_nan=False) + "\n").encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Calibrator:
@@ -195,14 +188,7 @@ class Calibrator:
                 fitted_on=str(content.get("fitted_on", "")),
                 features=tuple(map(str, content["features"])),
             )
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"{CALIBRATOR}: not a calibrator of this version of captioner ({error}); make one "
                 "with captioner calibrate, or remove the file and its line in manifest.json"

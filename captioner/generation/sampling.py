@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from array_api_compat import is_numpy_array
+from array_api_compat import array_namespace, is_numpy_array
 
 from captioner.generation.arrays import (
     Array,
     Generator,
     StepDecoder,
-    array_namespace,
     exponential,
+    softmax,
     top_k_indices,
 )
 from captioner.generation.beam_search import END, PAD, START, unwritable
@@ -52,15 +52,6 @@ def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
     return logits
 
 
-def softmax(logits: Array) -> Array:
-    """Return the probabilities [..., V] of logits [..., V]."""
-    if not is_numpy_array(logits):
-        return logits.softmax(-1)
-    xp = array_namespace(logits)
-    shares = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
-    return shares / xp.sum(shares, axis=-1, keepdims=True)
-
-
 def sample(
     decoder: StepDecoder,
     grid: Grid,
@@ -81,8 +72,7 @@ def sample(
     Args:
         greedy: Take the likeliest word instead of drawing one.
         temperature: Logits are divided by it: below 1 likely words become likelier.
-        top_k: Draw only from this many likeliest words.
-        top_p: Draw only from the fewest likeliest words whose probabilities sum to this.
+        top_k, top_p: Draw only from the likeliest words, as by `truncate`.
         generator: Random numbers; None draws from the default one of the device.
         draw: Draws words [B, samples] from probabilities [B, samples, V] at a position, in place of
             `generator`.

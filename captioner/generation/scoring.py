@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from captioner.generation.arrays import (
     Array,
     StepDecoder,
-    WordAttention,
-    array_namespace,
     log_softmax,
     to_numpy,
     without_gradients,
 )
 from captioner.generation.beam_search import END, PAD, START, Hypothesis
-from captioner.types import Grid
+from captioner.types import AttentionOutput, Grid
 
 
 def score(
@@ -67,7 +66,7 @@ def score_captions(
     written = np.full((images * beams, steps), PAD)
     for row, text in enumerate(scored):
         written[row, : len(text)] = text
-    outputs: list[WordAttention] = []
+    outputs: list[AttentionOutput] = []
     with without_gradients(grid.features):
         xp = array_namespace(grid.features)
         targets = xp.asarray(written.reshape(images, beams, steps), device=grid.features.device)

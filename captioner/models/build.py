@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from captioner.config import (
@@ -12,25 +13,18 @@ from captioner.config import (
     ModelConfig,
     validate,
 )
-from captioner.data.transforms import image_transform
 from captioner.errors import ConfigError
-from captioner.models.attention import Attention, HeadValues, MultiHeadAttention
-from captioner.models.attention.sizes import require_divisor
-from captioner.models.backbones import build_backbone
-from captioner.models.decoders import Decoder
+from captioner.models.attention.attention import (
+    Attention,
+    HeadValues,
+    MultiHeadAttention,
+    require_divisor,
+)
+from captioner.models.backbones.backbone import build_backbone
+from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel, Encoder
 from captioner.models.self_attention import GridSelfAttention
 from captioner.registry import DECODERS, SCORES, SELECTS, WINDOWS
-
-__all__ = [
-    "CaptionModel",
-    "build_attention",
-    "build_decoder",
-    "build_encoder",
-    "build_model",
-    "image_transform",
-    "resolved",
-]
 
 ModelConfigT = TypeVar("ModelConfigT", bound=ModelConfig)
 
@@ -114,11 +108,9 @@ def build_attention(
         cells: L, for the score `location`.
         context_dim: Size of projected contexts; None leaves them at D.
     """
-    score = SCORES[config.score].from_config(
-        config, query_dim=query_dim, feature_dim=feature_dim, cells=cells
-    )
-    window = WINDOWS[config.window].from_config(config, query_dim=query_dim)
-    select = SELECTS[config.select].from_config(config)
+    score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
+    window = WINDOWS[config.window](config, query_dim=query_dim)
+    select = SELECTS[config.select](config)
     local = config.values == "local"
     if config.heads == 1 and context_dim is None:
         return Attention(score, window, select, local=local)
@@ -138,20 +130,16 @@ def build_decoder(
     cells: int | None = None,
 ) -> Decoder:
     """Build the decoder that the settings name, with its attention."""
-
-    def attend(context_dim: int | None = None) -> Attention:
-        return build_attention(
-            attention,
-            query_dim=config.hidden_dim,
-            feature_dim=feature_dim,
-            cells=cells,
-            context_dim=context_dim,
-        )
-
-    decoder: Decoder = DECODERS[config.kind](
+    attend = partial(
+        build_attention,
+        attention,
+        query_dim=config.hidden_dim,
+        feature_dim=feature_dim,
+        cells=cells,
+    )
+    return DECODERS[config.kind](
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )
-    return decoder
 
 
 def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import can_be_fused, version_of
-from captioner.models.backbones.efficientnet_weights import set_drop_path
-from captioner.models.decoders import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
+from captioner.models.backbones.efficientnet_lite import set_drop_path
+from captioner.models.decoders.base import Decoder, TeacherForcingOutput
+from captioner.models.fused_encoder import (
+    can_be_fused,
+    fold_batch_norms,
+    fuse_for_cpu,
+    version_of,
+)
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 
@@ -24,7 +28,7 @@ GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 class Encoder(nn.Module):
     """A pretrained CNN, frozen or fine-tuned from a stage on: annotation vectors (section 3.1.1).
 
-    The backbone's first `frozen_stages` stages never change, so their output, the frozen features,
+    The backbone's first `frozen_stages` stages never change, so their output, `frozen_features`,
     may be computed once and cached; `forward` takes images or frozen features.
 
     Args:
@@ -68,7 +72,7 @@ class Encoder(nn.Module):
     def read_frozen_features_of(self, stages: int) -> None:
         """Use the output of the backbone's first `stages` stages as the frozen features."""
         self.frozen_stages = stages
-        self._frozen = FrozenStages(self.backbone, stages)
+        self.frozen_features = FrozenStages(self.backbone, stages)
 
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode)
@@ -78,10 +82,6 @@ class Encoder(nn.Module):
                 learned = module.weight is not None and module.weight.requires_grad
                 module.train(mode and learned and self.batch_norm == "train")
         return self
-
-    def frozen_features(self, images: Tensor) -> Tensor:
-        """Apply the frozen stages: images [B, 3, H, W] to [B, C, h, w], without gradient."""
-        return self._frozen(images)
 
     def forward(self, inputs: Tensor, *, from_frozen: bool = False) -> Grid:
         """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
@@ -113,19 +113,15 @@ class Encoder(nn.Module):
 
     def cells(self, height_px: int, width_px: int) -> int:
         """Return L for images of this size."""
-        like = next(self.backbone.parameters())
-        empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
-        modes = [(module, module.training) for module in self.backbone.modules()]
         self.backbone.eval()  # or BatchNorm would take the empty image into its statistics
         with torch.no_grad():
-            count = self.backbone(empty).shape[2:].numel()
-        for module, training in modes:
-            module.training = training
+            count = self.backbone(torch.zeros(1, 3, height_px, width_px)).shape[2:].numel()
+        self.train(self.training)
         return count
 
 
 class FrozenStages:
-    """The first stages of a backbone, which training leaves as they are, made for inference.
+    """Maps images [B, 3, H, W] to the output [B, C, h, w] of a backbone's frozen stages.
 
     It keeps a fused copy (`fused_encoder.py`), renewed when the weights, their device or the type
     to compute in change. Under autocast it computes in autocast's type.
@@ -140,8 +136,7 @@ class FrozenStages:
     def __call__(self, images: Tensor) -> Tensor:
         stages = self.backbone.stages[: self.count]
         if not can_be_fused(stages):
-            features: Tensor = stages(images)
-            return features
+            return stages(images)
         kind, weights = images.device.type, [*stages.parameters(), *stages.buffers()]
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else weights[0].dtype
@@ -152,8 +147,7 @@ class FrozenStages:
             fuse_for_cpu(self._fused.to(dtype))
             self._fused_of = fused_of
         with torch.autocast(kind, enabled=False) if autocast else nullcontext():
-            fused: Tensor = self._fused(images.to(dtype))
-        return fused
+            return self._fused(images.to(dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_fused": None}

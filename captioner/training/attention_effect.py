@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.models.decoders import TeacherForcingOutput, pack_by_step, unpack_by_step
+from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step, unpack_by_step
 
 
 def attention_effect_loss(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from captioner.config import Config, LossConfig
 from captioner.data.batch import Batch
-from captioner.models.build import CaptionModel
-from captioner.models.decoders import TeacherForcingOutput
+from captioner.models.decoders.base import TeacherForcingOutput
+from captioner.models.model import CaptionModel
 from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.losses import caption_losses

@@ -12,9 +12,9 @@ from torch import Tensor
 from captioner.checkpoint import load_model, model_folder
 from captioner.data.batch import Batch
 from captioner.errors import ConfigError
-from captioner.models.build import CaptionModel
-from captioner.models.decoders import TeacherForcingOutput
+from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.fused_encoder import fold_batch_norms
+from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.training.task import TaskData
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from captioner.config import LossConfig
 from captioner.errors import ConfigError
-from captioner.models.decoders import TeacherForcingOutput
+from captioner.models.decoders.base import TeacherForcingOutput
 
 if TYPE_CHECKING:
     from captioner.training.distillation import TeacherTargets

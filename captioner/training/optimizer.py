@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import OptimConfig
-from captioner.models.build import CaptionModel
+from captioner.models.model import CaptionModel
 from captioner.training.reinforce import Baseline
 from captioner.training.task import TrainingTask
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import Config
-from captioner.models.decoders import TeacherForcingOutput, pack_by_step, unpack_by_step
+from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step, unpack_by_step
 from captioner.runtime.distributed import mean_over_processes
 
 

@@ -15,8 +15,8 @@ from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
-from captioner.models.build import CaptionModel
-from captioner.models.decoders import TeacherForcingOutput, pack_by_step
+from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step
+from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import draw_words

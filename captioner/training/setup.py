@@ -22,12 +22,13 @@ from captioner.data.readers import (
     files_digest,
     read_sources,
 )
-from captioner.data.transforms import Augmentation, ImageTransform, open_image
+from captioner.data.transforms import Augmentation, ImageTransform, image_transform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
 from captioner.evaluation.average import TRAINING_ONLY
 from captioner.log import logger, progress_bar
-from captioner.models.build import CaptionModel, build_model, image_transform, resolved
+from captioner.models.build import build_model, resolved
+from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
 from captioner.runtime.distributed import rank
 from captioner.training.caption_consensus import consensus_weights

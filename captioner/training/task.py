@@ -15,7 +15,7 @@ from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import EncodedCaptions
 from captioner.data.readers import SourceImages
 from captioner.data.vocabulary import Vocabulary
-from captioner.models.build import CaptionModel
+from captioner.models.model import CaptionModel
 
 
 @dataclass(frozen=True)

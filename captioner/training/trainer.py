@@ -13,7 +13,7 @@ import torch
 from captioner.errors import CaptionerError
 from captioner.evaluation.bias import bias_counts
 from captioner.log import logger
-from captioner.models.build import CaptionModel
+from captioner.models.model import CaptionModel
 from captioner.runtime.distributed import from_first_process
 from captioner.runtime.draws import seed_of
 from captioner.training.checkpointing import save_checkpoint

@@ -18,7 +18,7 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.generation import Hypothesis, search, search_options
-from captioner.models.build import CaptionModel
+from captioner.models.model import CaptionModel
 from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
 from captioner.runtime.parallel import prefetch
 

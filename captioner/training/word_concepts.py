@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from captioner.config import LossConfig, TextConfig
 from captioner.data.batch import Batch, words_read
 from captioner.data.texts import TextCaptions, read_texts
-from captioner.models.build import CaptionModel
-from captioner.models.decoders import TeacherForcingOutput
+from captioner.models.decoders.base import TeacherForcingOutput
+from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes, rank, world_size
 from captioner.runtime.draws import child_seeds

@@ -27,7 +27,7 @@ from captioner.data.readers import read_split
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError, ImageError
-from captioner.models.backbones import build_backbone
+from captioner.models.backbones.backbone import build_backbone
 from captioner.models.model import Encoder
 
 AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)

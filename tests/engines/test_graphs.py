@@ -16,7 +16,7 @@ from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
 from captioner.export import WeightPlaces, decoder_graphs
 from captioner.generation import score_captions, search
 from captioner.models.build import build_decoder
-from captioner.models.decoders import Decoder
+from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
 
 B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11

@@ -22,7 +22,7 @@ from captioner.evaluation.faithfulness import (
     removed_cells,
 )
 from captioner.generation import score
-from captioner.models.attention import Memory
+from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Grid
 

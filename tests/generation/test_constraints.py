@@ -10,7 +10,7 @@ import pytest
 from test_search import END, Reader, photo_of, random_decoder, random_grid
 
 from captioner.generation import Constraints, diverse_search, score, search
-from captioner.generation.beam_search import _run
+from captioner.generation.beam_search import _search_groups
 
 
 def everything(read: Reader, words: range, longest: int) -> dict[tuple[int, ...], float]:
@@ -115,12 +115,12 @@ def test_one_group_without_a_penalty_is_the_plain_search() -> None:
 def test_a_group_s_best_is_its_likeliest_where_none_has_ended() -> None:
     """The beam of a later group is in the order of its penalised words."""
     decoder, grid = random_decoder(1, words=8, end=-50.0), random_grid(40)
-    found = _run(
-        decoder, grid, 3, 2.0, beam_size=3, max_words=4, constraints=Constraints()
-    )  # all hypotheses of all groups
-    for image in found:
-        for group in range(3):
-            scores = [h.score for h in image[3 * group : 3 * group + 3]]
+    found = _search_groups(decoder, grid, groups=3, diversity=2.0, beam_size=3, max_words=4)
+    assert len(found) == 3
+    for group in found:
+        for image in group:
+            scores = [h.score for h in image]
+            assert len(scores) == 3
             assert scores == sorted(scores, reverse=True)
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.config import DecoderConfig
+from captioner.config import AttentionConfig, DecoderConfig
 from captioner.generation import score, score_captions
-from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
-from captioner.models.decoders import LSTMDecoder
+from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
 START, END, UNKNOWN = 1, 2, 3
@@ -23,7 +24,9 @@ V, L, D, H = 9, 6, 5, 8
 def random_decoder(**settings: Any) -> LSTMDecoder:
     torch.manual_seed(0)
     attention = Attention(
-        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6), GlobalWindow(), SoftSelect()
+        AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)

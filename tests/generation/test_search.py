@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.config import DecoderConfig
+from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import CheckpointError
 from captioner.generation import Hypothesis, score, search
-from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, Memory, SoftSelect
-from captioner.models.decoders import Decoder, LSTMDecoder, TeacherForcingOutput
+from captioner.models.attention.attention import Attention, GlobalWindow, Memory, SoftSelect
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.decoders.base import Decoder, TeacherForcingOutput
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import AttentionOutput, Geometry, Grid
 
 PAD, START, END, UNKNOWN = range(4)
@@ -29,7 +31,9 @@ def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any)
     """With weights so large that words, maps and gates differ much; `end` favours ending."""
     torch.manual_seed(seed)
     attention = Attention(
-        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6), GlobalWindow(), SoftSelect()
+        AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(

@@ -10,7 +10,7 @@ import torch
 from test_search import END, START, log_softmax, photo_of, random_decoder, random_grid
 
 from captioner.generation import Hypothesis, search
-from captioner.models.decoders import LSTMDecoder
+from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
 WORDS, MAX_WORDS = 3, 6

@@ -21,10 +21,12 @@ from captioner.config import (
     PreprocessConfig,
     from_yaml,
 )
+from captioner.data.transforms import image_transform
 from captioner.errors import ConfigError
-from captioner.models.backbones import Preprocessing
-from captioner.models.build import CaptionModel, build_model, image_transform, resolved
-from captioner.models.decoders import pack_by_step
+from captioner.models.backbones.backbone import Preprocessing
+from captioner.models.build import build_model, resolved
+from captioner.models.decoders.base import pack_by_step
+from captioner.models.model import CaptionModel
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import NoBaseline, Reinforce
 
@@ -159,7 +161,7 @@ def test_sizes_are_those_of_the_settings() -> None:
     model: Any = small_model(decoder__gate="vector", encoder__project_dim=9)
     assert model.encoder.dim == 9
     decoder = model.decoder
-    assert decoder.vocabulary_size == V
+    assert decoder.vocabulary.out_features == V
     assert decoder.embedding.weight.shape == (V, 5)
     assert decoder.vocabulary.weight.shape == (V, 5)
     assert decoder.attention.score.key.weight.shape == (6, 9)

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.models.backbones import Backbone, build_backbone
-from captioner.models.backbones.efficientnet_lite import (
+from captioner.models.backbones.backbone import Backbone, build_backbone
+from captioner.models.backbones.efficientnet_lite import SameConv
+from captioner.models.fused_encoder import (
     FusedConv,
     OneByOne,
-    SameConv,
+    fold_batch_norms,
+    fuse_for_cpu,
     onednn_can_pack,
 )
-from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.model import CaptionModel, Encoder, FrozenStages
 
 ONEDNN = pytest.mark.skipif(
@@ -116,9 +117,9 @@ def test_an_image_alone_gives_the_same_as_in_a_batch(fused: Backbone) -> None:
     alone = torch.cat([fused(photo) for photo in photos.split(1)])
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
     for middle in (0, 2, 4, 6, 9):  # as an encoder with frozen stages goes through them
-        features = fused(fused(photos, stop=middle), start=middle)
+        features = fused.stages[middle:](fused.stages[:middle](photos))
         torch.testing.assert_close(features, together, atol=1e-4, rtol=1e-4)
-    assert fused(photos[:0], stop=2).shape == (0, 16, 48, 32)
+    assert fused.stages[:2](photos[:0]).shape == (0, 16, 48, 32)
 
 
 @ONEDNN
@@ -244,7 +245,7 @@ def test_frozen_stages_follow_their_weights(plain: Backbone) -> None:
 
     def check() -> None:
         torch.testing.assert_close(
-            frozen(photos), backbone(photos, stop=3), atol=1e-3, rtol=1e-3, check_stride=False
+            frozen(photos), backbone.stages[:3](photos), atol=1e-3, rtol=1e-3, check_stride=False
         )
 
     check()
@@ -278,7 +279,7 @@ def test_frozen_stages_of_an_encoder_are_its_backbones_alone(plain: Backbone) ->
     decoder: Any = nn.Identity()
     encoder = CaptionModel(encoder, decoder).inference_copy("cpu").encoder
     with torch.no_grad():
-        assert torch.equal(encoder.frozen_features(photos), encoder.backbone(photos, stop=2))
+        assert torch.equal(encoder.frozen_features(photos), encoder.backbone.stages[:2](photos))
         expected = plain(photos).flatten(2).transpose(1, 2)
         torch.testing.assert_close(encoder(photos).features, expected, atol=1e-3, rtol=1e-3)
 
@@ -289,7 +290,7 @@ def test_under_autocast_frozen_stages_are_as_rough_as_the_rest(plain: Backbone) 
         rough = frozen(photos)
         assert torch.is_autocast_enabled("cpu")
         with torch.no_grad():
-            plainly = plain(photos, stop=3)
+            plainly = plain.stages[:3](photos)
     assert rough.dtype == torch.bfloat16
     assert not rough.requires_grad
     exact = frozen(photos)
@@ -303,5 +304,5 @@ def test_frozen_stages_of_other_networks_are_applied_themselves() -> None:
     resnet = build_backbone("resnet50", weights="none").eval()
     frozen, photos = FrozenStages(resnet, 2), photos_of(32, 32)
     with torch.no_grad():
-        assert torch.equal(frozen(photos), resnet(photos, stop=2))
+        assert torch.equal(frozen(photos), resnet.stages[:2](photos))
     assert frozen._fused is None

@@ -21,7 +21,7 @@ from captioner.config import (
 )
 from captioner.generation import score, search
 from captioner.models.build import build_attention, build_decoder, build_model
-from captioner.models.decoders import Decoder, pack_by_step
+from captioner.models.decoders.base import Decoder, pack_by_step
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H, V = 2, 3, 2, 3, 8, 12, 10

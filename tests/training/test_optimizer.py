@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig, TextConfig
-from captioner.models.backbones import Backbone, Preprocessing
-from captioner.models.build import CaptionModel, build_decoder
-from captioner.models.model import Encoder
+from captioner.models.backbones.backbone import Backbone, Preprocessing
+from captioner.models.build import build_decoder
+from captioner.models.model import CaptionModel, Encoder
 from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import (
     BASELINE_LR,

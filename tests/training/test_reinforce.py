@@ -17,7 +17,7 @@ from torch import Tensor
 from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig, LossConfig
 from captioner.models.attention import select as selecting
 from captioner.models.build import build_decoder
-from captioner.models.decoders import Decoder, TeacherForcingOutput, unpack_by_step
+from captioner.models.decoders.base import Decoder, TeacherForcingOutput, unpack_by_step
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import (
     LearnedBaseline,

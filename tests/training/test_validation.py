@@ -15,9 +15,9 @@ from captioner.config import DecodingConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import build_feature_cache
 from captioner.data.readers import read_split
+from captioner.data.transforms import image_transform
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
-from captioner.models.build import image_transform
 from captioner.training import validation
 from captioner.training.validation import Validation, validate
 

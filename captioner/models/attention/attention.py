@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.sizes import require_divisor
+from captioner.errors import ConfigError
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
@@ -39,23 +39,21 @@ class Memory:
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
-        if seeds is None and self.seeds is not None:
-            seeds = self.seeds[index]
-        return Memory(
-            replace(self.grid, features=self.grid.features[index]),
-            self.keys[index],
-            None if self.values is None else self.values[index],
-            None if self.expected is None else self.expected[index],
-            seeds,
-            self.at_random,
-        )
+        parts: dict[str, Any] = {
+            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        parts["grid"] = replace(self.grid, features=self.grid.features[index])
+        if seeds is not None:
+            parts["seeds"] = seeds
+        return replace(self, **parts)
 
 
 class Score(nn.Module, ABC):
     """Rates how well each cell fits the decoder's state.
 
     With several heads, queries and keys are cut into parts of size A / heads, and each part is
-    compared on its own (Vaswani et al., 2017, section 3.2.2).
+    compared on its own (Vaswani et al., 2017, section 3.2.2). Subclasses are built from the
+    settings, `query_dim` (H), `feature_dim` (D) and, where it is known, `cells` (L).
 
     Args:
         query: Module from [B, K, H] to [B, K, A].
@@ -67,22 +65,6 @@ class Score(nn.Module, ABC):
         self.query = query
         self.key = key
         self.heads = heads
-
-    @classmethod
-    def from_config(
-        cls,
-        config: AttentionConfig,
-        *,
-        query_dim: int,
-        feature_dim: int,
-        cells: int | None,
-        **options: Any,
-    ) -> Score:
-        """Build the score that the settings describe; `cells` is L. Subclasses add options."""
-        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
-        options |= {"query_dim": query_dim, "feature_dim": feature_dim}
-        options |= {"attention_dim": config.dim, "heads": config.heads}
-        return cls(**options)
 
     def keys(self, features: Tensor) -> Tensor:
         """Map annotation vectors [B, L, D] to keys [B, heads, L, A / heads]."""
@@ -104,6 +86,10 @@ class Window(nn.Module, ABC):
     map inside the window is renormalised and stays a distribution.
     """
 
+    def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
+        super().__init__()
+        self.radius = config.radius
+
     @abstractmethod
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         """Return the bias [B, K, L] in log space, -inf outside of the window; None for no bias.
@@ -118,10 +104,6 @@ class Window(nn.Module, ABC):
 class GlobalWindow(Window):
     """Every cell (Luong et al., 2015, section 3.1)."""
 
-    @classmethod
-    def from_config(cls, config: AttentionConfig, *, query_dim: int) -> GlobalWindow:
-        return cls()
-
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
         return None
 
@@ -129,9 +111,9 @@ class GlobalWindow(Window):
 class Select(nn.Module, ABC):
     """Turns scores into a distribution over the cells, and that into a context."""
 
-    def __init__(self, *, temperature: float = 1.0) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
-        self.temperature = temperature
+        self.temperature = config.temperature
 
     def draw_expected(
         self, images: int, device: torch.device, seeds: Tensor | None = None
@@ -175,10 +157,6 @@ class Select(nn.Module, ABC):
 
 class SoftSelect(Select):
     """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
-
-    @classmethod
-    def from_config(cls, config: AttentionConfig) -> SoftSelect:
-        return cls(temperature=config.temperature)
 
     def forward(
         self,
@@ -257,6 +235,83 @@ class Attention(nn.Module):
         return scores if bias is None else scores + bias.unsqueeze(1)
 
 
+class HeadValues(nn.Module):
+    """Projects values for several heads, and the heads' contexts back to one vector.
+
+    W_V and W_O of multi-head attention (Vaswani et al., 2017, section 3.2.2).
+    """
+
+    def __init__(self, *, feature_dim: int, context_dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.value = nn.Linear(feature_dim, feature_dim)
+        self.output = nn.Linear(feature_dim, context_dim)
+
+
+class MultiHeadAttention(Attention):
+    """score -> window -> select for each head on its own, over projected values.
+
+    The map of a word is the mean over the heads. With hard attention each head samples a cell.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        window: Window,
+        select: Select,
+        *,
+        values: HeadValues,
+        local: bool = False,
+    ) -> None:
+        super().__init__(score, window, select, local=local)
+        self.values = values
+
+    def prepare(self, grid: Grid) -> Memory:
+        """Project keys and values of B grids, once per image."""
+        memory = super().prepare(grid)
+        values = split_heads(self.values.value(memory.grid.features), self.values.heads)
+        return replace(memory, values=values)
+
+    def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
+        assert memory.values is not None
+        scores = self.scores(query, memory, position)  # [B, heads, K, L]
+        shape, heads = scores.shape[:2], scores.shape[1]
+        expected = memory.expected
+        if expected is not None:
+            expected = expected.repeat_interleave(heads)
+        seeds = memory.seeds
+        if seeds is not None:  # one for each head and word: [B * heads, 1] or [B * heads, K]
+            head = torch.arange(heads, device=seeds.device)
+            seeds = child_seeds(seeds.unsqueeze(1), head).flatten()
+            seeds = child_seeds(seeds.unsqueeze(1), position)
+        attended = self.select(scores.flatten(0, 1), memory.values.flatten(0, 1), expected, seeds)
+        maps = attended.weights.unflatten(0, shape)  # [B, heads, K, L]
+        cells = attended.cells
+        if cells is not None:
+            cells = cells.unflatten(0, shape).transpose(1, 2)  # [B, K, heads]
+            cells = cells.squeeze(-1) if heads == 1 else cells
+        contexts = attended.context.unflatten(0, shape).transpose(1, 2)  # [B, K, heads, D / heads]
+        return AttentionOutput(
+            context=self.values.output(contexts.flatten(-2)),
+            weights=maps.mean(1),
+            entropy=attended.entropy.unflatten(0, shape).mean(1),
+            # heads sample independently given the state
+            log_prob=attended.log_prob.unflatten(0, shape).sum(1),
+            cells=cells,
+            heads=maps.transpose(1, 2).unsqueeze(2) if heads > 1 else None,
+        )
+
+
 def split_heads(vectors: Tensor, heads: int) -> Tensor:
     """Map [B, n, heads * a] to [B, heads, n, a]."""
     return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def require_divisor(key: str, heads: int, size: int, name: str) -> None:
+    """Require that `heads` parts of one size make up `size`.
+
+    Raises:
+        ConfigError: They do not; names the setting `key`.
+    """
+    if size % heads:
+        raise ConfigError(f"{key}: {heads} does not divide {name} {size}; use a divisor of {size}")

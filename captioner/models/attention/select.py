@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
-
 import torch
 from torch import Tensor
 
-from captioner.config import AttentionConfig, HardAttentionMode
+from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Select
+from captioner.models.attention.mode import given_mode
 from captioner.runtime.draws import uniform
 from captioner.types import AttentionOutput
-
-# Per context and not per module: the threads of a server share the modules.
-_mode: ContextVar[HardAttentionMode | None] = ContextVar("hard_attention_mode", default=None)
 
 
 class HardSelect(Select):
@@ -29,24 +23,10 @@ class HardSelect(Select):
     all of them as soft attention does (`expectation`), or samples as in training (`sample`).
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 1.0,
-        semi_sampling: float = 0.5,
-        at_test: HardAttentionMode = "argmax",
-    ) -> None:
-        super().__init__(temperature=temperature)
-        self.semi_sampling = semi_sampling
-        self.at_test = at_test
-
-    @classmethod
-    def from_config(cls, config: AttentionConfig) -> HardSelect:
-        return cls(
-            temperature=config.temperature,
-            semi_sampling=config.semi_sampling,
-            at_test=config.at_test,
-        )
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        self.semi_sampling = config.semi_sampling
+        self.at_test = config.at_test
 
     def draw_expected(
         self, images: int, device: torch.device, seeds: Tensor | None = None
@@ -65,7 +45,7 @@ class HardSelect(Select):
         seeds: Tensor | None = None,
     ) -> AttentionOutput:
         log_map, weights, entropy = self.distribution(scores)
-        mode = "sample" if self.training else _mode.get() or self.at_test
+        mode = "sample" if self.training else given_mode.get() or self.at_test
         mixing, log_prob, cells = weights, torch.zeros_like(entropy), None
         if mode != "expectation":
             cells = _sample(log_map, seeds) if mode == "sample" else log_map.argmax(-1)  # [B, K]
@@ -89,13 +69,3 @@ def _sample(log_map: Tensor, seeds: Tensor | None) -> Tensor:
     else:
         clock = -uniform(seeds, log_map.shape[-1]).to(log_map.dtype).log()
     return (log_map.detach() - clock.clamp_min(torch.finfo(clock.dtype).tiny).log()).argmax(-1)
-
-
-@contextlib.contextmanager
-def hard_attention_mode(at_test: HardAttentionMode) -> Iterator[None]:
-    """Override `at_test` of all hard attention in evaluation mode, in this thread's context."""
-    token = _mode.set(at_test)
-    try:
-        yield
-    finally:
-        _mode.reset(token)

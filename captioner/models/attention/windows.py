@@ -14,26 +14,17 @@ class PredictiveWindow(Window):
     """Luong's local-p (2015, section 3.2, equations 9 and 10) on a grid.
 
     The state predicts a centre, p = S * sigmoid(v . tanh(W h)), and cells are weighted by a
-    Gaussian around it with a standard deviation of D / 2; cells further away than D get no
-    attention. A grid has two axes, so there is one centre for rows and one for columns, from one
+    Gaussian around it with a standard deviation of D / 2; cells further away than the radius D get
+    no attention. A grid has two axes, so there is one centre for rows and one for columns, from one
     hidden layer with two output vectors. S is the last index of its axis, so that a centre lies
-    between the centres of the first and the last cell. The window is the square of all cells
-    within D rows and D columns, and the Gaussian is the product of both axes.
-
-    Args:
-        query_dim: H.
-        radius_cells: D, at least 0.5, so that the cell nearest to the centre is always inside.
+    between the centres of the first and the last cell. The window is the square of all cells within
+    D rows and D columns, and the Gaussian is the product of both axes.
     """
 
-    def __init__(self, *, query_dim: int, radius_cells: float) -> None:
-        super().__init__()
+    def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
+        super().__init__(config, query_dim=query_dim)
         self.hidden = nn.Linear(query_dim, query_dim, bias=False)
         self.centre = nn.Linear(query_dim, 2, bias=False)
-        self.radius = radius_cells
-
-    @classmethod
-    def from_config(cls, config: AttentionConfig, *, query_dim: int) -> PredictiveWindow:
-        return cls(query_dim=query_dim, radius_cells=config.radius)
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         centre = self.centre(torch.tanh(self.hidden(query)))
@@ -62,14 +53,9 @@ class MonotonicWindow(Window):
     into the start of the next. It is offered for comparison: captions do not read images as pages.
     """
 
-    def __init__(self, *, radius_cells: float, words: int) -> None:
-        super().__init__()
-        self.radius = radius_cells
-        self.words = words
-
-    @classmethod
-    def from_config(cls, config: AttentionConfig, *, query_dim: int) -> MonotonicWindow:
-        return cls(radius_cells=config.radius, words=config.words)
+    def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
+        super().__init__(config, query_dim=query_dim)
+        self.words = config.words
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         count = grid.height * grid.width

@@ -8,7 +8,6 @@ torchvision or timm, and every transformer of timm that can be used, is one stag
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from captioner.errors import ConfigError, WeightsError, error_summary
 from captioner.registry import BACKBONE_SOURCES
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-DEFAULT_SIZE_PX = (224, 224)  # height and width
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,8 @@ class Backbone(nn.Module):
         self.channels = channels
         self.preprocessing = preprocessing
 
-    def forward(self, x: Tensor, *, start: int = 0, stop: int | None = None) -> Tensor:
-        """Apply stages start ... stop - 1."""
-        features: Tensor = self.stages[start:stop](x)
-        return features
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stages(x)
 
     def freeze_before(self, trainable_from: str | None) -> int:
         """Switch gradients off before a stage, or a layer inside of one; None freezes all.
@@ -69,13 +65,19 @@ class Backbone(nn.Module):
             first = self.names.index(trainable_from)
             self.stages[first:].requires_grad_(True)
             return first
+        # By the network's own names, without the indices of the stages.
+        parameters = [
+            (name.removeprefix("network.") if prefix == "body" else f"{prefix}.{name}", each)
+            for prefix, stage in zip(self.names, self.stages, strict=True)
+            for name, each in stage.named_parameters()
+        ]
         reached = False
-        for name, parameter in parameters_in_order(self):
+        for name, parameter in parameters:
             reached = reached or name == trainable_from or name.startswith(f"{trainable_from}.")
             parameter.requires_grad_(reached)
         if not reached:
-            top = dict.fromkeys(name.split(".")[0] for name, _ in parameters_in_order(self))
-            accepted = self.names if len(self.names) > 1 else list(top)
+            layers = dict.fromkeys(name.split(".")[0] for name, _ in parameters)
+            accepted = self.names if len(self.names) > 1 else list(layers)
             raise ConfigError(
                 f"encoder.trainable_from: there is no stage '{trainable_from}'; "
                 f"use one of {', '.join(accepted)}, or null to freeze the encoder"
@@ -173,14 +175,6 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
         raise WeightsError(f"{path} does not hold the weights of {name} ({reason})") from None
 
 
-def parameters_in_order(backbone: Backbone) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield parameters with the network's own names (without the stages' indices), by depth."""
-    for stage_name, stage in zip(backbone.names, backbone.stages, strict=True):
-        for name, parameter in stage.named_parameters():
-            inner = name.removeprefix("network.") if stage_name == "body" else name
-            yield (inner if stage_name == "body" else f"{stage_name}.{inner}"), parameter
-
-
 class OneOutput(nn.Module):
     """Returns one of several outputs of a network."""
 
@@ -198,7 +192,7 @@ def build_backbone(
     *,
     weights: str = "default",
     tap: str | None = None,
-    size_px: tuple[int, int] = DEFAULT_SIZE_PX,
+    size_px: tuple[int, int] = (224, 224),
 ) -> Backbone:
     """Build a backbone and load its weights.
 
@@ -210,8 +204,8 @@ def build_backbone(
             library's own layout.
         tap: Name of the last stage for networks in stages, or a graph node for other torchvision
             networks.
-        size_px: Height and width of the images. A transformer is built for them, its position
-            embeddings interpolated; other networks take images of any size.
+        size_px: Height and width of the images, for which a transformer's position embeddings are
+            interpolated; other networks take images of any size.
 
     Raises:
         ConfigError: There is no such network, tap or weights entry.

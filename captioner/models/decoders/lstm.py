@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention import Attention, Memory
+from captioner.models.attention.attention import Attention, Memory
 from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
 from captioner.types import AttentionOutput, Grid
 
@@ -51,10 +51,7 @@ class RecurrentDecoder(Decoder):
     `from_h` and `from_context`, or from a `compute_logits` of their own.
 
     Args:
-        config: Settings of the decoder.
         attention: None for a decoder without attention.
-        vocabulary_size: V.
-        feature_dim: D.
         input_dim: Size of what the LSTM reads in addition to the word and h.
         output_dim: Size of the last layer's input.
     """
@@ -74,7 +71,6 @@ class RecurrentDecoder(Decoder):
     ) -> None:
         super().__init__()
         hidden_dim, embed_dim = config.hidden_dim, config.embed_dim
-        self.vocabulary_size = vocabulary_size
         self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
         self.embed_dropout = nn.Dropout(config.embed_dropout)
         # The LSTM's gates: the word's share is computed for all words at once, with the bias.
@@ -82,17 +78,12 @@ class RecurrentDecoder(Decoder):
         self.state_gates = nn.Linear(hidden_dim + input_dim, 4 * hidden_dim, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.vocabulary = nn.Linear(output_dim, vocabulary_size)
-        if config.tie_embeddings:
-            if output_dim != embed_dim:
-                raise ConfigError(
-                    "decoder.tie_embeddings: needs decoder.output: deep, or hidden_dim and "
-                    "embed_dim equal"
-                )
-            self.vocabulary.weight = self.embedding.weight
-        nn.init.normal_(self.embedding.weight, std=embed_dim**-0.5)
-        with torch.no_grad():
-            self.embedding.weight[0].zero_()
-            self.vocabulary.bias.zero_()
+        if config.tie_embeddings and output_dim != embed_dim:
+            raise ConfigError(
+                "decoder.tie_embeddings: needs decoder.output: deep, or hidden_dim and "
+                "embed_dim equal"
+            )
+        self.init_words(tie=config.tie_embeddings)
         init_gates(self.word_gates.bias, self.state_gates.weight[:, :hidden_dim])
         self.beta: nn.Linear | None = None
         if attention is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
-from captioner.models.attention import Memory
+from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
 from captioner.models.decoders.lstm import (
     LSTMState,

@@ -13,9 +13,7 @@ from torch.nn import functional
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention import Attention, Memory
-from captioner.models.attention.attention import split_heads
-from captioner.models.attention.sizes import require_divisor
+from captioner.models.attention.attention import Attention, Memory, require_divisor, split_heads
 from captioner.models.decoders.base import (
     AttentionFactory,
     Decoder,
@@ -142,8 +140,7 @@ class TransformerDecoder(Decoder):
         super().__init__()
         dim, learned = config.hidden_dim, config.positions == "learned"
         require_divisor("decoder.heads", config.heads, dim, "decoder.hidden_dim")
-        attentions = [attend(dim) for _ in range(config.layers)]
-        self.vocabulary_size = vocabulary_size
+        attentions = [attend(context_dim=dim) for _ in range(config.layers)]
         self.embedding = nn.Embedding(vocabulary_size, dim, padding_idx=0)
         self.positions = nn.Embedding(config.max_positions, dim) if learned else None
         self.embed_dropout = nn.Dropout(config.embed_dropout)
@@ -151,12 +148,7 @@ class TransformerDecoder(Decoder):
         self.norm = nn.LayerNorm(dim) if config.pre_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.vocabulary = nn.Linear(dim, vocabulary_size)
-        if config.tie_embeddings:
-            self.vocabulary.weight = self.embedding.weight
-        nn.init.normal_(self.embedding.weight, std=dim**-0.5)
-        with torch.no_grad():
-            self.embedding.weight[0].zero_()
-            self.vocabulary.bias.zero_()
+        self.init_words(tie=config.tie_embeddings)
 
     def prepare(self, grid: Grid) -> LayeredMemory:
         # Layers have values of their own: without the features, selecting images copies less.
@@ -270,17 +262,12 @@ def sinusoidal_positions(position: Tensor, dim: int) -> Tensor:
 def _join_layers(attended_layers: Sequence[AttentionOutput]) -> AttentionOutput:
     """Join the layers: the last one's output, all maps, and the probability of all samples."""
     last = attended_layers[-1]
-    heads = last.heads
-    if heads is not None:
-        heads = torch.cat(
-            [attended.heads for attended in attended_layers if attended.heads is not None],
-            2,
-        )
-    elif len(attended_layers) > 1:
-        heads = torch.stack([attended.weights for attended in attended_layers], dim=2).unsqueeze(3)
+    heads = [attended.heads for attended in attended_layers if attended.heads is not None]
+    if not heads and len(attended_layers) > 1:  # of one head each
+        heads = [attended.weights[:, :, None, None] for attended in attended_layers]
     return replace(
         last,
         log_prob=torch.stack([attended.log_prob for attended in attended_layers]).sum(0),
         entropy=torch.stack([attended.entropy for attended in attended_layers]).mean(0),
-        heads=heads,
+        heads=torch.cat(heads, dim=2) if heads else None,
     )

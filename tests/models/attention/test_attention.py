@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.models.attention import (
-    AdditiveScore,
+from captioner.config import AttentionConfig
+from captioner.models.attention.attention import (
     Attention,
-    DotScore,
     GlobalWindow,
-    HardSelect,
     HeadValues,
     Memory,
     MultiHeadAttention,
     Select,
     SoftSelect,
 )
+from captioner.models.attention.scores import AdditiveScore, DotScore
+from captioner.models.attention.select import HardSelect
 from captioner.models.decoders.mean import uniform_attention
 from captioner.types import Grid
 
@@ -32,10 +32,12 @@ HD = 6  # as D, divisible by the heads
 
 def random_attention(seed: int = 0, window: nn.Module | None = None) -> tuple[Attention, Grid]:
     torch.manual_seed(seed)
-    score = AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A)
+    score = AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D)
     for parameter in score.parameters():
         nn.init.normal_(parameter)
-    attention = Attention(score, window or GlobalWindow(), SoftSelect()).double()
+    attention = Attention(
+        score, window or GlobalWindow(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
+    ).double()
     return attention, Grid(torch.randn(B, L, D, dtype=torch.double), ROWS, COLUMNS)
 
 
@@ -47,7 +49,7 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     torch.manual_seed(1)
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
     values = torch.randn(B, L, D, dtype=torch.double)
-    attended = SoftSelect()(scores, values)
+    attended = SoftSelect(AttentionConfig())(scores, values)
     for b in range(B):
         for k in range(K):
             expected = plain.softmax(scores[b, k].tolist())
@@ -67,7 +69,7 @@ def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None
     values = torch.randn(B, L, D, dtype=torch.double)
 
     def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attended = SoftSelect()(scores, values)
+        attended = SoftSelect(AttentionConfig())(scores, values)
         return attended.context, attended.weights, attended.entropy
 
     assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
@@ -76,7 +78,7 @@ def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
-    attended = SoftSelect()(scores, torch.eye(3).unsqueeze(0))
+    attended = SoftSelect(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
     assert attended.weights[0].tolist() == [
         [0, 1, 0],
         [pytest.approx(1 / 3)] * 3,
@@ -194,9 +196,9 @@ def test_keys_do_not_depend_on_the_query_and_are_computed_in_prepare_only() -> N
 def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -> Attention:
     torch.manual_seed(0)
     attention = MultiHeadAttention(
-        DotScore(query_dim=H, feature_dim=HD, attention_dim=A, heads=heads, scaled=True),
-        GlobalWindow(),
-        select or SoftSelect(),
+        DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=HD),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        select or SoftSelect(AttentionConfig()),
         values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
     )
     for parameter in attention.parameters():
@@ -215,9 +217,16 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
     dim = 12
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(dim, heads, batch_first=True).double()
-    score = DotScore(query_dim=dim, feature_dim=dim, attention_dim=dim, heads=heads, scaled=True)
+    score = DotScore(
+        AttentionConfig("scaled_dot", dim=dim, heads=heads), query_dim=dim, feature_dim=dim
+    )
     values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
-    ours = MultiHeadAttention(score, GlobalWindow(), SoftSelect(), values=values).double()
+    ours = MultiHeadAttention(
+        score,
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
+        values=values,
+    ).double()
     assert isinstance(score.query, nn.Linear)
     assert isinstance(score.key, nn.Linear)
     with torch.no_grad():
@@ -277,7 +286,7 @@ def test_heads_attend_independently_and_a_plain_loop_joins_them(heads: int) -> N
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> None:
-    attention = multi_head(heads, HardSelect(semi_sampling=0.0)).train()
+    attention = multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.0))).train()
     values = attention.values
     grid, query = wide_grid(), random_query()
     attended = attention(query, attention.prepare(grid), 0)
@@ -301,7 +310,10 @@ def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> N
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: int) -> None:
-    attention, soft = multi_head(heads, HardSelect(semi_sampling=0.5)), multi_head(heads)
+    attention, soft = (
+        multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.5))),
+        multi_head(heads),
+    )
     torch.manual_seed(1)
     grid, query = wide_grid(), random_query()
     memory = attention.train().prepare(grid)

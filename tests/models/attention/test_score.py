@@ -12,45 +12,46 @@ import torch
 from plain import Vector
 from torch import Tensor, nn
 
+from captioner.config import AttentionConfig
 from captioner.errors import ConfigError
-from captioner.models.attention import (
+from captioner.models.attention.attention import Score
+from captioner.models.attention.scores import (
     AdditiveScore,
     CosineScore,
     DotScore,
     GeneralScore,
     LocationScore,
-    Score,
 )
 
 B, K, L, D, H, A = 2, 3, 6, 5, 8, 4
 
 
 def additive(heads: int = 1) -> Score:
-    return AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads)
+    return AdditiveScore(AttentionConfig(dim=A, heads=heads), query_dim=H, feature_dim=D)
 
 
 def concat(heads: int = 1) -> Score:
-    return AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads, bias=False)
+    return AdditiveScore(AttentionConfig("concat", dim=A, heads=heads), query_dim=H, feature_dim=D)
 
 
 def dot(heads: int = 1) -> Score:
-    return DotScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads)
+    return DotScore(AttentionConfig("dot", dim=A, heads=heads), query_dim=H, feature_dim=D)
 
 
 def scaled_dot(heads: int = 1) -> Score:
-    return DotScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads, scaled=True)
+    return DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=D)
 
 
 def general(heads: int = 1) -> Score:
-    return GeneralScore(query_dim=H, feature_dim=D, heads=heads)
+    return GeneralScore(AttentionConfig(heads=heads), query_dim=H, feature_dim=D)
 
 
 def cosine(heads: int = 1) -> Score:
-    return CosineScore(query_dim=H, feature_dim=D, attention_dim=A, heads=heads)
+    return CosineScore(AttentionConfig(dim=A, heads=heads), query_dim=H, feature_dim=D)
 
 
 def location(heads: int = 1) -> Score:
-    return LocationScore(query_dim=H, cells=L, heads=heads)
+    return LocationScore(AttentionConfig(heads=heads), query_dim=H, feature_dim=D, cells=L)
 
 
 def plain_additive(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:

@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.models.attention import HardSelect, Select, SoftSelect, hard_attention_mode
+from captioner.config import AttentionConfig
+from captioner.models.attention.attention import Select, SoftSelect
+from captioner.models.attention.mode import hard_attention_mode
+from captioner.models.attention.select import HardSelect
 
 B, K, L, D = 3, 2, 5, 4
 
@@ -26,7 +29,7 @@ def random_scores(scale: float = 2.0) -> tuple[Tensor, Tensor]:
 
 def test_argmax_takes_the_likeliest_cell() -> None:
     scores, values = random_scores()
-    attended = HardSelect(at_test="argmax").eval()(scores, values)
+    attended = HardSelect(AttentionConfig(at_test="argmax")).eval()(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         shares = plain.softmax(scores[b, k].tolist())
@@ -42,8 +45,8 @@ def test_argmax_takes_the_likeliest_cell() -> None:
 
 def test_the_expectation_at_test_is_soft_attention() -> None:
     scores, values = random_scores()
-    found = HardSelect(at_test="expectation").eval()(scores, values)
-    expected = SoftSelect()(scores, values)
+    found = HardSelect(AttentionConfig(at_test="expectation")).eval()(scores, values)
+    expected = SoftSelect(AttentionConfig())(scores, values)
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.cells is None
@@ -54,7 +57,7 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
     """Each share of 20 000 samples within 4 of its own standard errors: 30 shares are compared."""
     count = 20_000
     scores, values = random_scores()
-    select = HardSelect(semi_sampling=0.0, at_test="sample").train(training)
+    select = HardSelect(AttentionConfig(semi_sampling=0.0, at_test="sample")).train(training)
     torch.manual_seed(0)
     many = scores.repeat_interleave(count, dim=1)  # as hypotheses of the same photo
     attended = select(many, values)
@@ -70,7 +73,7 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
 
 def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None:
     scores, values = random_scores()
-    attended = HardSelect(semi_sampling=0.0).train()(scores, values)
+    attended = HardSelect(AttentionConfig(semi_sampling=0.0)).train()(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(attended.cells[b, k])
@@ -81,7 +84,7 @@ def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None
 
 def test_samples_of_photos_and_hypotheses_are_independent() -> None:
     torch.manual_seed(0)
-    select = HardSelect(semi_sampling=0.0).train()
+    select = HardSelect(AttentionConfig(semi_sampling=0.0)).train()
     cells = select(torch.zeros(500, 2, 2), torch.zeros(500, 2, 1))
     assert cells.cells is not None
     photos, hypotheses = cells.cells.double().unbind(1)
@@ -92,7 +95,7 @@ def test_samples_of_photos_and_hypotheses_are_independent() -> None:
 def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
     scores = torch.full((1, 5000, 4), -torch.inf)
     scores[..., 1], scores[..., 3] = 0.0, -6.0
-    attended = HardSelect(semi_sampling=0.0).train()(scores, torch.zeros(1, 4, 2))
+    attended = HardSelect(AttentionConfig(semi_sampling=0.0)).train()(scores, torch.zeros(1, 4, 2))
     assert attended.cells is not None
     assert set(attended.cells.unique().tolist()) == {1, 3}
     assert torch.isfinite(attended.log_prob).all()
@@ -101,8 +104,8 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool) -> None:
     scores, values = random_scores(scale=1e5)
-    hard = HardSelect(semi_sampling=0.0).train(training)(scores, values)
-    soft = SoftSelect()(scores, values)
+    hard = HardSelect(AttentionConfig(semi_sampling=0.0)).train(training)(scores, values)
+    soft = SoftSelect(AttentionConfig())(scores, values)
     assert soft.weights.max(-1).values.min() == 1
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(hard, name), getattr(soft, name)), name
@@ -114,8 +117,8 @@ def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool
 def test_photos_of_the_expectation_have_soft_attentions_context_and_no_log_probability() -> None:
     scores, values = random_scores()
     expected = torch.tensor([True, False, True])
-    attended = HardSelect().train()(scores, values, expected)
-    soft = SoftSelect()(scores, values)
+    attended = HardSelect(AttentionConfig()).train()(scores, values, expected)
+    soft = SoftSelect(AttentionConfig())(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(attended.cells[b, k])
@@ -132,16 +135,18 @@ def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
     torch.manual_seed(0)
     device = torch.device("cpu")
     for share in (0.5, 0.2):
-        drawn = HardSelect(semi_sampling=share).train().draw_expected(10_000, device)
+        drawn = (
+            HardSelect(AttentionConfig(semi_sampling=share)).train().draw_expected(10_000, device)
+        )
         assert drawn is not None
         error = math.sqrt(share * (1 - share) / 10_000)
         assert abs(drawn.double().mean().item() - share) < 4 * error
-    always = HardSelect(semi_sampling=1.0).train().draw_expected(100, device)
+    always = HardSelect(AttentionConfig(semi_sampling=1.0)).train().draw_expected(100, device)
     assert always is not None
     assert always.all()
-    assert HardSelect(semi_sampling=0.0).train().draw_expected(100, device) is None
-    assert HardSelect(semi_sampling=0.5).eval().draw_expected(100, device) is None
-    assert SoftSelect().train().draw_expected(100, device) is None
+    assert HardSelect(AttentionConfig(semi_sampling=0.0)).train().draw_expected(100, device) is None
+    assert HardSelect(AttentionConfig(semi_sampling=0.5)).eval().draw_expected(100, device) is None
+    assert SoftSelect(AttentionConfig()).train().draw_expected(100, device) is None
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -151,7 +156,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
     scores, values = random_scores()
     scores.requires_grad_()
     values.requires_grad_()
-    attended = HardSelect(semi_sampling=0.0).train()(scores, values)
+    attended = HardSelect(AttentionConfig(semi_sampling=0.0)).train()(scores, values)
     (attended.context**2).sum().backward(retain_graph=True)
     assert scores.grad is None or not scores.grad.any()
     assert values.grad is not None
@@ -166,7 +171,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
 def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() -> None:
     scores, values = random_scores()
     gradients = []
-    for select in (SoftSelect(), HardSelect().train()):
+    for select in (SoftSelect(AttentionConfig()), HardSelect(AttentionConfig()).train()):
         given = scores.clone().requires_grad_()
         attended = select(given, values, torch.tensor([True, False, True]))
         (attended.context**2).sum().backward()
@@ -183,12 +188,13 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
 
 
 @pytest.mark.parametrize(
-    "build", [SoftSelect, lambda temperature: HardSelect(temperature=temperature).eval()]
+    "build",
+    [SoftSelect, HardSelect],
 )
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
 def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -> None:
     scores, values = random_scores()
-    select: Select = build(temperature=temperature)
+    select: Select = build(AttentionConfig(temperature=temperature)).eval()
     attended = select(scores, values)
     for b, k in product(range(B), range(K)):
         shares = plain.softmax([score / temperature for score in scores[b, k].tolist()])
@@ -202,7 +208,10 @@ def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -
 
 def test_hard_attention_under_half_precision_has_maps_that_sum_to_one() -> None:
     scores, values = (tensor.bfloat16() for tensor in random_scores())
-    for select in (HardSelect(semi_sampling=0.0).train(), HardSelect().eval()):
+    for select in (
+        HardSelect(AttentionConfig(semi_sampling=0.0)).train(),
+        HardSelect(AttentionConfig()).eval(),
+    ):
         attended = select(scores, values)
         assert (
             attended.weights.dtype
@@ -219,7 +228,7 @@ def test_hard_attention_under_half_precision_has_maps_that_sum_to_one() -> None:
 
 def test_hard_attention_mode_overrides_a_module_and_is_undone() -> None:
     scores, values = random_scores()
-    select = HardSelect(at_test="argmax").eval()
+    select = HardSelect(AttentionConfig(at_test="argmax")).eval()
     with hard_attention_mode("expectation"):
         assert select(scores, values).cells is None
     assert select.at_test == "argmax"
@@ -229,7 +238,7 @@ def test_hard_attention_mode_overrides_a_module_and_is_undone() -> None:
 
 
 def test_the_mode_of_hard_attention_belongs_to_its_thread() -> None:
-    select = HardSelect().eval()
+    select = HardSelect(AttentionConfig()).eval()
     scores, values = torch.randn(1, 2, 6), torch.randn(1, 6, 3)
     with hard_attention_mode("expectation"):
         here = select(scores, values)

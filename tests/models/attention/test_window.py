@@ -11,16 +11,11 @@ import torch
 from plain import Vector
 from torch import Tensor, nn
 
-from captioner.models.attention import (
-    AdditiveScore,
-    Attention,
-    GlobalWindow,
-    HardSelect,
-    MonotonicWindow,
-    PredictiveWindow,
-    SoftSelect,
-    Window,
-)
+from captioner.config import AttentionConfig
+from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect, Window
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import HardSelect
+from captioner.models.attention.windows import MonotonicWindow, PredictiveWindow
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H = 3, 4, 4, 6, 5, 7
@@ -41,7 +36,7 @@ def random_query(beams: int = K) -> Tensor:
 def local_p(radius: float) -> PredictiveWindow:
     """Whose centres are all over the grid."""
     torch.manual_seed(3)
-    window = PredictiveWindow(query_dim=H, radius_cells=radius)
+    window = PredictiveWindow(AttentionConfig(radius=radius), query_dim=H)
     for parameter in window.parameters():
         nn.init.normal_(parameter, std=1.5)
     return window.double()
@@ -49,10 +44,10 @@ def local_p(radius: float) -> PredictiveWindow:
 
 def attention(window: Window, select: SoftSelect | HardSelect | None = None) -> Attention:
     torch.manual_seed(4)
-    score = AdditiveScore(query_dim=H, feature_dim=D, attention_dim=6)
+    score = AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D)
     for parameter in score.parameters():
         nn.init.normal_(parameter)
-    return Attention(score, window, select or SoftSelect()).double().eval()
+    return Attention(score, window, select or SoftSelect(AttentionConfig())).double().eval()
 
 
 def plain_centre(window: PredictiveWindow, query: Vector, rows: int, columns: int) -> Vector:
@@ -99,7 +94,9 @@ def test_centres_of_the_tests_are_apart() -> None:
         assert max(values) > 0.7 * last
 
 
-@pytest.mark.parametrize("window", [local_p(1.2), MonotonicWindow(radius_cells=2, words=5)])
+@pytest.mark.parametrize(
+    "window", [local_p(1.2), MonotonicWindow(AttentionConfig(radius=2, words=5), query_dim=H)]
+)
 def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
     module, grid, query = attention(window), random_grid(), random_query()
     for position in (0, 3, 40):
@@ -121,11 +118,13 @@ def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
 
 
 @pytest.mark.parametrize(
-    "window", [local_p(1e6), MonotonicWindow(radius_cells=L, words=5)], ids=["local_p", "local_m"]
+    "window",
+    [local_p(1e6), MonotonicWindow(AttentionConfig(radius=L, words=5), query_dim=H)],
+    ids=["local_p", "local_m"],
 )
 def test_a_window_over_everything_is_the_global_one(window: Window) -> None:
     grid, query = random_grid(), random_query()
-    everywhere = attention(GlobalWindow())
+    everywhere = attention(GlobalWindow(AttentionConfig(), query_dim=H))
     expected = everywhere(query, everywhere.prepare(grid), 0)
     module = attention(window)
     for position in (0, 2, 9):
@@ -136,7 +135,7 @@ def test_a_window_over_everything_is_the_global_one(window: Window) -> None:
 
 def test_the_smallest_window_is_the_cell_nearest_to_the_centre_soft_and_hard() -> None:
     window, grid, query = local_p(0.5), random_grid(), random_query()
-    soft, hard = attention(window), attention(window, HardSelect(at_test="argmax"))
+    soft, hard = attention(window), attention(window, HardSelect(AttentionConfig(at_test="argmax")))
     attended = soft(query, soft.prepare(grid), 0)
     chosen = hard(query, hard.prepare(grid), 0)
     bias = window(query, grid, 0)
@@ -163,7 +162,7 @@ def test_no_window_is_ever_empty_wherever_the_centre_is() -> None:
     bias = window(query, Grid(torch.zeros(1, L, D), ROWS, COLUMNS), 0)
     assert bias is not None
     assert ((bias > -torch.inf).sum(-1) >= 1).all()
-    halfway = PredictiveWindow(query_dim=H, radius_cells=0.5)
+    halfway = PredictiveWindow(AttentionConfig(radius=0.5), query_dim=H)
     nn.init.zeros_(halfway.centre.weight)  # the centre of an even grid lies between its cells
     bias = halfway(query[:, :1], Grid(torch.zeros(1, L, D), ROWS, COLUMNS), 0)
     assert bias is not None
@@ -202,7 +201,11 @@ def plain_local_m(radius: float, words: int, word: int, cells: int) -> list[int]
 @pytest.mark.parametrize("words", [1, 3, 5, 7, 24, 40])
 @pytest.mark.parametrize("radius", [0.5, 1, 2.5, 7])
 def test_local_m_goes_through_the_grid_in_reading_order(radius: float, words: int) -> None:
-    window, query, grid = MonotonicWindow(radius_cells=radius, words=words), random_query(), None
+    window, query, grid = (
+        MonotonicWindow(AttentionConfig(radius=radius, words=words), query_dim=H),
+        random_query(),
+        None,
+    )
     grid = random_grid()
     seen: set[int] = set()
     for word in range(words + 4):
@@ -225,7 +228,11 @@ def test_local_m_goes_through_the_grid_in_reading_order(radius: float, words: in
 
 
 def test_local_m_reads_several_words_at_once_as_it_does_one_by_one() -> None:
-    window, query, grid = MonotonicWindow(radius_cells=2, words=3), random_query(), random_grid()
+    window, query, grid = (
+        MonotonicWindow(AttentionConfig(radius=2, words=3), query_dim=H),
+        random_query(),
+        random_grid(),
+    )
     together = window(query, grid, torch.arange(K))
     assert together is not None
     for word in range(K):
@@ -236,4 +243,4 @@ def test_local_m_reads_several_words_at_once_as_it_does_one_by_one() -> None:
 
 
 def test_the_global_window_excludes_nothing() -> None:
-    assert GlobalWindow()(random_query(), random_grid(), 0) is None
+    assert GlobalWindow(AttentionConfig(), query_dim=H)(random_query(), random_grid(), 0) is None

@@ -13,7 +13,7 @@ from torch import Tensor
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.generation import score, search
 from captioner.models.build import build_decoder
-from captioner.models.decoders import Decoder, pack_by_step
+from captioner.models.decoders.base import Decoder, pack_by_step
 from captioner.types import Grid
 
 PHOTOS, ROWS, COLUMNS, D, V = 2, 2, 3, 8, 10

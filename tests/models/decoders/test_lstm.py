@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.config import DecoderConfig
+from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
-from captioner.models.decoders import LSTMDecoder, pack_by_step
-from captioner.models.decoders.lstm import LSTMState
+from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.decoders.base import pack_by_step
+from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E, A = 9, 2, 2, 5, 4, 3, 6
@@ -27,9 +28,9 @@ def random_decoder(seed: int = 0, *, local: bool = False, **settings: Any) -> LS
     """In float64, in eval mode, with weights so large that nothing is nearly linear."""
     torch.manual_seed(seed)
     attention = Attention(
-        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A),
-        GlobalWindow(),
-        SoftSelect(),
+        AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
         local=local,
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
@@ -368,7 +369,9 @@ def test_reorder_takes_the_named_hypotheses_of_the_named_photos() -> None:
 
 def fresh_decoder(**settings: Any) -> LSTMDecoder:
     attention = Attention(
-        AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A), GlobalWindow(), SoftSelect()
+        AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
     return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)

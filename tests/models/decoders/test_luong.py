@@ -13,9 +13,10 @@ import torch
 from plain import Vector
 from torch import Tensor, nn
 
-from captioner.config import DecoderConfig
-from captioner.models.attention import Attention, GeneralScore, GlobalWindow, SoftSelect
-from captioner.models.decoders import LuongDecoder
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.scores import GeneralScore
+from captioner.models.decoders.luong import LuongDecoder
 from captioner.types import AttentionOutput, Grid
 
 V, ROWS, COLUMNS, D, H, E = 9, 2, 2, 5, 4, 3
@@ -25,7 +26,11 @@ STEPS = [[[1, 1], [1, 1]], [[4, 5], [6, 4]], [[7, 4], [3, 8]]]  # two hypotheses
 
 def random_decoder(**settings: Any) -> LuongDecoder:
     torch.manual_seed(0)
-    attention = Attention(GeneralScore(query_dim=H, feature_dim=D), GlobalWindow(), SoftSelect())
+    attention = Attention(
+        GeneralScore(AttentionConfig(), query_dim=H, feature_dim=D),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
+    )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})
     decoder = LuongDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():

@@ -13,8 +13,8 @@ from plain import Vector
 from torch import nn
 
 from captioner.config import DecoderConfig
-from captioner.models.attention import Attention
-from captioner.models.decoders import MeanDecoder
+from captioner.models.attention.attention import Attention
+from captioner.models.decoders.mean import MeanDecoder
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E = 9, 2, 3, 5, 4, 3

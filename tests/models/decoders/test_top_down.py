@@ -13,9 +13,10 @@ import torch
 from plain import Vector
 from torch import Tensor, nn
 
-from captioner.config import DecoderConfig
-from captioner.models.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
-from captioner.models.decoders import TopDownDecoder
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.decoders.top_down import TopDownDecoder
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E, A = 9, 2, 2, 5, 4, 3, 6
@@ -25,8 +26,10 @@ State = tuple[Vector, Vector, Vector, Vector]  # h and c of the attention LSTM, 
 
 def random_decoder(**settings: Any) -> TopDownDecoder:
     torch.manual_seed(0)
-    score = AdditiveScore(query_dim=H, feature_dim=D, attention_dim=A)
-    attention = Attention(score, GlobalWindow(), SoftSelect())
+    score = AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D)
+    attention = Attention(
+        score, GlobalWindow(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
+    )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})
     decoder = TopDownDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.config import DecoderConfig
+from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
 from captioner.generation import score, search
-from captioner.models.attention import (
-    DotScore,
+from captioner.models.attention.attention import (
     GlobalWindow,
-    HardSelect,
     HeadValues,
     MultiHeadAttention,
     SoftSelect,
 )
-from captioner.models.decoders import TransformerDecoder, pack_by_step
-from captioner.models.decoders.transformer import sinusoidal_positions
+from captioner.models.attention.scores import DotScore
+from captioner.models.attention.select import HardSelect
+from captioner.models.decoders.base import pack_by_step
+from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, HEADS, F, LAYERS = 11, 2, 3, 8, 12, 2, 20, 2
@@ -29,15 +29,21 @@ L = ROWS * COLUMNS
 
 
 def random_decoder(
-    *, layers: int = LAYERS, grid_heads: int = HEADS, select: Any = SoftSelect, **settings: Any
+    *,
+    layers: int = LAYERS,
+    grid_heads: int = HEADS,
+    select: Any = lambda: SoftSelect(AttentionConfig()),
+    **settings: Any,
 ) -> TransformerDecoder:
     """In float64, in eval mode, far from its first weights."""
     torch.manual_seed(0)
 
     def attend(context_dim: int | None = None) -> MultiHeadAttention:
         return MultiHeadAttention(
-            DotScore(query_dim=H, feature_dim=D, attention_dim=H, heads=grid_heads, scaled=True),
-            GlobalWindow(),
+            DotScore(
+                AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=D
+            ),
+            GlobalWindow(AttentionConfig(), query_dim=H),
             select(),
             values=HeadValues(feature_dim=D, context_dim=H, heads=grid_heads),
         )
@@ -217,7 +223,7 @@ def test_the_output_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads
 
 
 def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers() -> None:
-    decoder = random_decoder(select=lambda: HardSelect(semi_sampling=0.0)).train()
+    decoder = random_decoder(select=lambda: HardSelect(AttentionConfig(semi_sampling=0.0))).train()
     own: list[Any] = []
     for layer in decoder.layers:
         layer.attention.register_forward_hook(lambda _, __, found: own.append(found))
@@ -235,7 +241,9 @@ def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers(
 
 def test_queries_do_not_depend_on_the_cells_sampled_for_the_same_word() -> None:
     """A baseline reads them, and must not depend on the attention that it is taken from."""
-    decoder = random_decoder(select=lambda: HardSelect(semi_sampling=0.0), dropout=0.0).train()
+    decoder = random_decoder(
+        select=lambda: HardSelect(AttentionConfig(semi_sampling=0.0)), dropout=0.0
+    ).train()
     memory, tokens, lengths = decoder.prepare(random_grid()), random_tokens(), torch.tensor([1] * 3)
     first, second = (decoder(memory, tokens, lengths) for _ in range(2))
     assert not torch.equal(first.log_prob, second.log_prob)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from captioner.models.backbones import Backbone, build_backbone
+from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.model import Encoder
 
 VGG_STAGES = {  # the paper's names, and torchvision's index of each one's ReLU
@@ -92,7 +92,7 @@ def test_vgg19_is_torchvisions_at_every_stage(vgg19: tuple[Backbone, nn.Module])
         found
     )
     for stage, index in enumerate(VGG_STAGES.values()):
-        found = ours(found, start=stage, stop=stage + 1)
+        found = ours.stages[stage](found)
         assert found.max() > 0.1
         torch.testing.assert_close(found, expected[str(index)])
     assert found.shape == (2, 512, 2, 3)
@@ -105,7 +105,7 @@ def test_resnet50_is_torchvisions_at_every_stage(resnet50: tuple[Backbone, nn.Mo
     inputs = photos(64, 96)
     expected = create_feature_extractor(theirs, list(RESNET_STAGES.values()))(inputs)
     for stop, name in enumerate(RESNET_STAGES.values(), start=1):
-        found = ours(inputs, stop=stop)
+        found = ours.stages[:stop](inputs)
         assert found.std() > 1e-2
         torch.testing.assert_close(found, expected[name])
 
@@ -224,8 +224,8 @@ def test_cutting_at_a_tap_leaves_the_stages_before_it_as_they_were() -> None:
     assert cut.names == whole.names[:4]
     inputs = photos(32, 64)
     with torch.inference_mode():
-        torch.testing.assert_close(cut(inputs), whole(inputs, stop=4))
-        again = whole(whole(inputs, stop=4), start=4)
+        torch.testing.assert_close(cut(inputs), whole.stages[:4](inputs))
+        again = whole.stages[4:](whole.stages[:4](inputs))
         torch.testing.assert_close(again, whole(inputs))
 
 

@@ -16,9 +16,13 @@ from torch import nn
 from captioner.config import EncoderConfig
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import ConfigError, WeightsError
-from captioner.models.backbones import Backbone, Preprocessing, build_backbone
-from captioner.models.backbones.efficientnet_lite import EfficientNetLite2, SameConv
-from captioner.models.backbones.efficientnet_weights import PREPROCESSING, set_drop_path
+from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
+from captioner.models.backbones.efficientnet_lite import (
+    PREPROCESSING,
+    EfficientNetLite2,
+    SameConv,
+    set_drop_path,
+)
 from captioner.models.build import build_encoder
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order

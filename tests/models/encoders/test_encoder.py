@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.errors import ConfigError
-from captioner.models.backbones import Backbone, Preprocessing, build_backbone
+from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
 from captioner.models.model import Encoder
 
 STAGES = "stem blocks.0 blocks.1 blocks.2 blocks.3 blocks.4 blocks.5 blocks.6 head".split()
@@ -221,7 +221,7 @@ def test_frozen_stages_stand_still_in_all_that_training_changes() -> None:
     for first, still in ((None, [True, True]), ("second", [True, False])):
         encoder = Encoder(backbone, trainable_from=first).train()
         for index, stands in enumerate(still):
-            found = [encoder.backbone(inputs, start=index, stop=index + 1) for _ in range(2)]
+            found = [encoder.backbone.stages[index](inputs) for _ in range(2)]
             assert torch.equal(*found) == stands
 
 
@@ -293,7 +293,7 @@ def test_frozen_features_and_the_rest_are_the_whole_way(build: Any, first: str |
     assert (whole.height, whole.width) == (rest.height, rest.width)
     assert torch.equal(frozen, kept), "a cache must not be written over"
     with torch.no_grad():
-        expected = encoder.eval().backbone(inputs, stop=encoder.frozen_stages)
+        expected = encoder.eval().backbone.stages[: encoder.frozen_stages](inputs)
     torch.testing.assert_close(frozen, expected, rtol=1e-3, atol=1e-3)
 
 

@@ -17,7 +17,7 @@ from captioner.checkpoint import save_model
 from captioner.config import read_recipe
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CaptionerError, ConfigError, WeightsError
-from captioner.models.backbones import build_backbone
+from captioner.models.backbones.backbone import build_backbone
 from captioner.models.build import build_model, resolved
 from captioner.models.model import Encoder
 

@@ -20,7 +20,7 @@ from torchvision import models
 
 from captioner.config import read_recipe, shipped_recipes
 from captioner.errors import CaptionerError, ConfigError, WeightsError
-from captioner.models.backbones import build_backbone
+from captioner.models.backbones.backbone import build_backbone
 from captioner.models.model import Encoder
 
 # a torchvision, a timm and our default network, all small
@@ -238,7 +238,7 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 BUILD = """
 import sys
 from captioner.errors import CaptionerError
-from captioner.models.backbones import build_backbone
+from captioner.models.backbones.backbone import build_backbone
 for weights in sys.argv[1:]:
     try:
         network = build_backbone("timm/test_resnet", weights=weights)

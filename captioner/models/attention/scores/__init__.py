@@ -1,1 +1,0 @@
-"""Scores of a cell given the decoder's state, one file each."""
