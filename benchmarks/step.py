@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig
-from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
-from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.select import HardSelect
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.training.losses import caption_losses

@@ -49,8 +49,8 @@ class Registry(Mapping[str, Any]):
 SCORES = Registry(
     "attention.score",
     {
-        "additive": "captioner.models.attention.scores:AdditiveScore",
-        "concat": "captioner.models.attention.scores:AdditiveScore",
+        "additive": "captioner.models.attention.attention:AdditiveScore",
+        "concat": "captioner.models.attention.attention:AdditiveScore",
         "dot": "captioner.models.attention.scores:DotScore",
         "scaled_dot": "captioner.models.attention.scores:DotScore",
         "general": "captioner.models.attention.scores:GeneralScore",
@@ -61,7 +61,7 @@ SCORES = Registry(
 BACKBONE_SOURCES = Registry(
     "encoder.backbone",
     {
-        "captioner": "captioner.models.backbones.efficientnet_lite:any_efficientnet_lite",
+        "captioner": "captioner.models.backbones.efficientnet_source:any_efficientnet_lite",
         "torchvision": "captioner.models.backbones.torchvision_source:any_torchvision",
         "timm": "captioner.models.backbones.timm_source:any_timm",
     },

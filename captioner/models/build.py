@@ -14,12 +14,8 @@ from captioner.config import (
     validate,
 )
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import (
-    Attention,
-    HeadValues,
-    MultiHeadAttention,
-    require_divisor,
-)
+from captioner.models.attention.attention import Attention, require_divisor
+from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel, Encoder

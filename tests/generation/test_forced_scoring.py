@@ -12,8 +12,7 @@ from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.generation import score, score_captions
-from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
-from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 

@@ -16,8 +16,13 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import CheckpointError
 from captioner.generation import Hypothesis, score, search
-from captioner.models.attention.attention import Attention, GlobalWindow, Memory, SoftSelect
-from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    Memory,
+    SoftSelect,
+)
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import AttentionOutput, Geometry, Grid

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
+    AdditiveScore,
     Attention,
     GlobalWindow,
-    HeadValues,
     Memory,
-    MultiHeadAttention,
     Select,
     SoftSelect,
 )
-from captioner.models.attention.scores import AdditiveScore, DotScore
+from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
+from captioner.models.attention.scores import DotScore
 from captioner.models.attention.select import HardSelect
 from captioner.models.decoders.mean import uniform_attention
 from captioner.types import Grid

@@ -12,8 +12,13 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect, Window
-from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    SoftSelect,
+    Window,
+)
 from captioner.models.attention.select import HardSelect
 from captioner.models.attention.windows import MonotonicWindow, PredictiveWindow
 from captioner.types import Grid

@@ -12,12 +12,8 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
 from captioner.generation import score, search
-from captioner.models.attention.attention import (
-    GlobalWindow,
-    HeadValues,
-    MultiHeadAttention,
-    SoftSelect,
-)
+from captioner.models.attention.attention import GlobalWindow, SoftSelect
+from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
 from captioner.models.attention.select import HardSelect
 from captioner.models.decoders.base import pack_by_step
