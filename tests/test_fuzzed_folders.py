@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    "count", [20, pytest.param(1050, marks=pytest.mark.slow)], ids=["some", "many"]
+    "count", [12, pytest.param(1050, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 @pytest.mark.parametrize("what", ["model", "run", "state"])
 def test_damaged_folders_are_used_or_refused_in_one_sentence(

@@ -71,6 +71,7 @@ def test_the_results_have_the_promised_fields(
 
 
 @pytest.mark.java
+@pytest.mark.slow  # METEOR takes ten seconds to start, and test_metrics.py starts it twice
 def test_with_java_meteor_is_computed(
     programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:

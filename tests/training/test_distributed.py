@@ -220,7 +220,7 @@ def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: P
     assert sum("no word occurs 1000 times" in each for each in said) == 1
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_a_process_whose_fellow_never_comes_ends_with_a_sentence(
     rank: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
