@@ -127,12 +127,15 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     path.open("ab").close()  # raises where no file can be made, whatever the lock does
     lock = FileLock(path, thread_local=False)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if not wait:
-            raise BlockingIOError(f"{path} is locked") from None
-        logger.warning(f"{path.parent}: waiting for another run that writes there")
-        lock.acquire()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not wait:
+                raise BlockingIOError(f"{path} is locked") from None
+            logger.warning(f"{path.parent}: waiting for another run that writes there")
+            lock.acquire()
+    except BlockingIOError:
+        raise
     except OSError as error:  # some network file systems
         logger.warning(
             f"{path.parent} cannot be locked ({error.strerror}); let no other process write there"

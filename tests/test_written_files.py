@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from filelock import FileLock, Timeout
 
 from captioner.errors import CaptionerError
 from captioner.files import check_writable, locked, remove_temporary_files, save, save_bytes
@@ -204,6 +205,18 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
                 pass
         finally:
             os.killpg(other.pid, signal.SIGKILL)  # the forked process, which still sleeps
+
+
+def test_a_lock_that_breaks_while_it_is_waited_for_is_said_and_the_work_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def acquire(lock: FileLock, timeout: float | None = None) -> None:
+        raise Timeout("held") if timeout == 0 else OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with locked(tmp_path / ".lock", wait=True):
+        pass
+    assert "cannot be locked (Stale file handle)" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_hold_a_lock_is_an_error(tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ def _run(arguments: argparse.Namespace) -> int:
         stored_type,
     )
     from captioner.config import validate
-    from captioner.data.text_files import read_text
     from captioner.export import export_graphs
 
     folder = model_folder(arguments.checkpoint)
@@ -92,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
         model,
         config,
         vocabulary,
-        card=read_text(arguments.card or folder / CARD),
+        card=_read_card(arguments.card or folder / CARD),
         dtype=torch.float16 if arguments.format == "half" else stored_type(folder),
         extra_files=read_extra_files(folder),
     )
@@ -104,3 +103,11 @@ def _run(arguments: argparse.Namespace) -> int:
 def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the search settings that were given, by their names in `decoding`."""
     return given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
+
+
+def _read_card(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CheckpointError(f"{path}: cannot be read ({reason})") from None

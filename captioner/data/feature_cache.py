@@ -163,17 +163,19 @@ def build_feature_cache(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         build.read_progress()
-        if build.done == len(build.items) and not build.unreadable:
+        complete = build.done == len(build.items)
+        if complete:
             remove_temporary_files(folder)
-            build.verify()
-        else:
+            build.verify()  # without a lock: it takes long, and other runs only read too
+        if not complete or build.unreadable:
             # Two runs may want the same images: the second waits, and finds what the first made.
             with locked(folder / ".lock", wait=True):
                 remove_temporary_files(folder, older_than_s=0)
                 build.read_progress()
                 earlier = list(build.unreadable)
-                build.verify()
-                build.fill(workers, progress)
+                if not complete:
+                    build.verify()
+                    build.fill(workers, progress)
                 build.read_again(earlier)
     except OSError as error:
         raise DataError(

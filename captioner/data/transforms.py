@@ -181,7 +181,7 @@ def _decode_large_jpeg(source: IO[bytes]) -> Image.Image:
     """Decode a JPEG over the usual limit at a fraction of its size."""
     with JpegImagePlugin.JpegImageFile(source) as image:
         # A progressive file is decoded whole before it is made smaller: gigabytes of memory.
-        _check_size(image, MAX_IMAGE_PIXELS if image.info.get("progressive") else MAX_JPEG_PIXELS)
+        _check_size(image, 0 if image.info.get("progressive") else MAX_JPEG_PIXELS)
         image.draft(None, (image.width // 2, image.height // 2))
         _check_size(image)
         return _load(image)

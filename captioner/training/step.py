@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from abc import ABC, abstractmethod
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
-from captioner.files import save
+from captioner.files import save_bytes
 from captioner.log import logger, progress_bar
 from captioner.runtime.cores import available_cores
 from captioner.runtime.device import autocast
@@ -183,8 +184,9 @@ class StepLoop(ABC):
         if self.skipped_steps < MAX_SKIPPED_STEPS:
             return
         path = self.run / f"not_finite_batch{self.rank or ''}.pt"
-        content = [{**vars(batch), "tokens": batch.tokens} for batch in batches]
-        save(path, lambda file: torch.save(content, file))
+        buffer = io.BytesIO()  # in memory: PyTorch's own message of a full disk is no sentence
+        torch.save([{**vars(batch), "tokens": batch.tokens} for batch in batches], buffer)
+        save_bytes(buffer.getvalue(), path)
         raise CaptionerError(
             f"the gradient was not finite in {MAX_SKIPPED_STEPS} steps in a row; the last batch is "
             f"in {path}; lower optim.lr or set optim.clip_norm, and start from an earlier model"

@@ -473,6 +473,15 @@ def test_a_jpeg_that_needs_too_much_memory_is_refused(
         open_image(data)
 
 
+def test_no_progressive_jpeg_is_made_smaller_unsaid_under_a_limit_of_the_programs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+    data = encoded(Image.new("L", (300, 200)), "JPEG", progressive=True)
+    with pytest.raises(ImageError, match="over the limit"):
+        open_image(data)
+
+
 def test_the_limit_is_the_one_above_which_pillow_warns() -> None:
     assert MAX_IMAGE_PIXELS == Image.MAX_IMAGE_PIXELS
 

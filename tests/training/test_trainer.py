@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -468,6 +469,27 @@ def test_many_steps_in_a_row_that_are_not_finite_stop_the_run_and_keep_the_batch
     # Resumed, the run meets the same batches; it does not count anew from the checkpoint.
     assert load_training_state(run / "last")["step"] == 11
     assert load_training_state(run / "last")["skipped_steps"] == 8
+
+
+def test_a_batch_that_is_not_finite_and_a_full_disk_are_one_sentence(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(table, tmp_path / "run", optim__accumulate=1, train__epochs=5)
+    not_finite(monkeypatch, *range(2, 2 + MAX_SKIPPED_STEPS))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    write = torch.save
+
+    def write_on_a_full_disk(content: object, *arguments: Any, **options: Any) -> None:
+        if isinstance(content, list):  # the batch
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        write(content, *arguments, **options)
+
+    monkeypatch.setattr(torch, "save", write_on_a_full_disk)
+    try:
+        with pytest.raises(CaptionerError, match=r"not_finite_batch.pt.* cannot be written"):
+            made.fit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(table: Path, tmp_path: Path) -> None:
