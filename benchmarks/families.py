@@ -198,6 +198,12 @@ def main() -> int:
         rows.append(json.loads(results.read_text(encoding="utf-8")))
     speed = measure_speed([row["family"] for row in rows], arguments)
     rows = [row | speed[row["family"]] for row in rows]
+    for row in rows:
+        for name, value in row.items():
+            if value is None:
+                row[name] = "not computed"
+            elif isinstance(value, float):
+                row[name] = f"{value:.3f}"
     title = f"Families, torch {torch.__version__}, {torch.get_num_threads()} threads"
     print(Table(title, rows).text())
     return 0

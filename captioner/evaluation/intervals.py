@@ -81,8 +81,10 @@ class ImageScores:
         """Build the statistics from the fields of `metrics.Scores`.
 
         Raises:
-            ValueError: These are not the counts of a known metric.
+            ValueError: There are no scores, or these are not the counts of a known metric.
         """
+        if not per_image:
+            raise ValueError("no scores")
         ids = list(next(iter(per_image.values())))
         for name, rows in counts.items():
             if any(len(row) != COUNTS.get(name) for row in rows.values()):

@@ -113,10 +113,14 @@ class Encoder(nn.Module):
 
     def cells(self, height_px: int, width_px: int) -> int:
         """Return L for images of this size."""
+        like = next(self.backbone.parameters())
+        empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
+        modes = [(module, module.training) for module in self.backbone.modules()]
         self.backbone.eval()  # or BatchNorm would take the empty image into its statistics
         with torch.no_grad():
-            count = self.backbone(torch.zeros(1, 3, height_px, width_px)).shape[2:].numel()
-        self.train(self.training)
+            count = self.backbone(empty).shape[2:].numel()
+        for module, training in modes:
+            module.training = training
         return count
 
 

@@ -38,7 +38,12 @@ def gif(frames: Sequence[Image.Image], seconds: Sequence[float], style: OverlayS
 
     Every frame is dithered with 256 colours: those of the legend and of text and bars, and for
     the rest what suits the frame.
+
+    Raises:
+        ValueError: No frames, or frames of several sizes.
     """
+    if not frames or len({frame.size for frame in frames}) > 1:
+        raise ValueError(f"a GIF needs frames of one size, not {[f.size for f in frames]}")
     indexed = [_indexed(frame, style) for frame in frames]
     file = io.BytesIO()
     indexed[0].save(

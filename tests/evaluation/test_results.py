@@ -75,6 +75,14 @@ def test_counts_of_another_kind_are_refused(tmp_path: Path, name: str, size: int
         read_results(path)
 
 
+@pytest.mark.parametrize("images", [[], [{"image_id": 1, "scores": {}, "counts": {}}]])
+def test_a_file_without_scores_is_refused(tmp_path: Path, images: list[object]) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"images": images, "signature": {}}))
+    with pytest.raises(DataError, match="has no scores of each image"):
+        read_results(path)
+
+
 @pytest.mark.parametrize("value", [float("nan"), 1e308, pytest.param(10**400, id="1e400")])
 def test_a_figure_that_no_metric_gives_is_refused(tmp_path: Path, value: float) -> None:
     path = tmp_path / "results.json"
