@@ -53,12 +53,12 @@ caption: $(captioning)/installed
 	  'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))') || exit; \
 	$(captioning)/bin/python caption.py "$$photo" --output out
 
-# Files stay with one process, so that what a file's tests share is made once. One process more than
-# cores (five at most), because tests of servers and runs wait a fifth of the time. One thread a process:
-# more of them wait for each other, and the suite takes twice as long.
+# Files stay with one process, so that what a file's tests share is made once. One thread a process:
+# more of them than cores wait for each other, and the suite takes twice as long. One process more than
+# cores gains nothing.
 test: lint types
-	OMP_NUM_THREADS=1 $(python) -m pytest --dist loadfile --numprocesses \
-	  $$($(python) -c 'import os; print(min((os.cpu_count() or 1) + 1, 5))')
+	OMP_NUM_THREADS=1 $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
 # Not in parallel: some of them measure time and memory.
 test-slow: $(installed)
 	OMP_NUM_THREADS=1 $(python) -m pytest -m slow
