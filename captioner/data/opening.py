@@ -11,7 +11,7 @@ from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.runtime.parallel import Device, prefetch
 
-BATCH_IMAGES = 16
+BATCH_IMAGES = 32
 BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
 
 Key = TypeVar("Key")
