@@ -212,6 +212,10 @@ class AttentionConfig:
         values: Where the encoder has self-attention: context vectors are made of the cells after
             it (`contextual`), or of the encoder's projected cells before it (`local`); scores use
             the cells after it in both cases.
+        key_smoothing: Weight of the cells on each side, from 0 to 1, in the average of neighbours
+            that scores compare: 0 compares each cell alone, as in the paper; 0.5 makes of 3 x 3
+            cells the binomial filter (1 2 1). Neighbouring cells then score alike, and hard
+            attention rests on objects instead of single cells.
         temperature: Scores are divided by this before the softmax.
         semi_sampling: `hard`, in training: probability of taking the expectation instead of a
             sample, drawn for each image as in section 4.1 (the original code: for each batch).
@@ -227,6 +231,7 @@ class AttentionConfig:
     radius: Radius = 3.0
     words: PositiveInt = 12
     values: Literal["contextual", "local"] = "contextual"
+    key_smoothing: UnitInterval = 0.0
     temperature: PositiveFloat = 1.0
     semi_sampling: UnitInterval = 0.5
     at_test: HardAttentionMode = "argmax"

@@ -107,14 +107,14 @@ def build_attention(
     score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
     window = WINDOWS[config.window](config, query_dim=query_dim)
     select = SELECTS[config.select](config)
-    local = config.values == "local"
+    of_cells = {"local": config.values == "local", "key_smoothing": config.key_smoothing}
     if config.heads == 1 and context_dim is None:
-        return Attention(score, window, select, local=local)
+        return Attention(score, window, select, **of_cells)
     require_divisor("attention.heads", config.heads, feature_dim, "D, the size of a cell's vector,")
     values = HeadValues(
         feature_dim=feature_dim, context_dim=context_dim or feature_dim, heads=config.heads
     )
-    return MultiHeadAttention(score, window, select, values=values, local=local)
+    return MultiHeadAttention(score, window, select, values=values, **of_cells)
 
 
 def build_decoder(

@@ -13,6 +13,7 @@ from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
+from captioner.errors import CheckpointError
 from captioner.export import WeightPlaces, decoder_graphs
 from captioner.generation import score_captions, search
 from captioner.models.build import build_decoder
@@ -25,7 +26,7 @@ B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
 CASES: list[Any] = [
     ("lstm", {"score": "dot", "select": "hard", "window": "local_p"},
      {"gate": "vector", "tie_embeddings": True}),
-    ("luong", {"score": "concat", "select": "hard"}, {"gate": "scalar"}),
+    ("luong", {"score": "concat", "select": "hard", "key_smoothing": 0.5}, {"gate": "scalar"}),
     ("luong", {"score": "general", "window": "local_m"}, {"input_feeding": False, "gate": "none"}),
     ("top_down", {"score": "location", "heads": 2}, {}),
     ("transformer", {"score": "cosine", "select": "hard", "window": "local_m", "heads": 2},
@@ -97,3 +98,21 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
                 if value is not None:
                     np.testing.assert_allclose(value, graph_value, rtol=2e-4, atol=2e-5)
     assert len({tuple(image[0].tokens) for image in found}) > 1 or kind == "mean"
+
+
+def test_items_computed_at_once_come_in_their_order_and_a_wrong_one_leaves_the_graph_usable(
+    tmp_path: Path,
+) -> None:
+    as_graphs(decoder_of(*CASES[0]), tmp_path)
+    graph = Graph(tmp_path / GRAPHS[1], streams=2)
+    _, grid = grids()
+    items = [{"features": np.asarray(grid.features[i % B, None]) * (1 + i)} for i in range(7)]
+    one_by_one = [Graph(tmp_path / GRAPHS[1])(item) for item in items]
+    for _ in range(2):
+        for found, expected in zip(graph.map(iter(items)), one_by_one, strict=True):
+            assert found.keys() == expected.keys()
+            for name, array in found.items():
+                assert np.array_equal(array, expected[name])
+        wrong = [items[0], {"features": np.zeros((1, 2, 3, 4), np.float32)}, items[1]]
+        with pytest.raises(CheckpointError, match="prepare.onnx"):
+            list(graph.map(wrong))

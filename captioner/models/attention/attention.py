@@ -223,16 +223,24 @@ class Attention(nn.Module):
         local: Make contexts (and the decoder's first state) of the cells before the encoder's
             self-attention, while keys come from those after it, so that hard attention reads what
             is in one place. Without self-attention in the encoder both are the same.
+        key_smoothing: Compute keys from averages of neighbouring cells (`smoothed`).
     """
 
     def __init__(
-        self, score: Score, window: Window, select: Select, *, local: bool = False
+        self,
+        score: Score,
+        window: Window,
+        select: Select,
+        *,
+        local: bool = False,
+        key_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         self.score = score
         self.window = window
         self.select = select
         self.local = local
+        self.key_smoothing = key_smoothing
 
     def prepare(self, grid: Grid) -> Memory:
         """Compute the keys of B grids, once per image.
@@ -251,7 +259,7 @@ class Attention(nn.Module):
             cells = cells.to(torch.get_autocast_dtype(cells.device.type))
         return Memory(
             Grid(cells, grid.height, grid.width),
-            self.score.keys(grid.features),
+            self.score.keys(smoothed(grid, self.key_smoothing)),
             expected=self.select.draw_expected(cells.shape[0], cells.device, grid.seeds),
             at_random=grid.at_random,
         )
@@ -271,6 +279,24 @@ class Attention(nn.Module):
             scores = torch.zeros_like(scores)
         bias = self.window(query, memory.grid, position)
         return scores if bias is None else scores + bias.unsqueeze(1)
+
+
+def smoothed(grid: Grid, weight: float) -> Tensor:
+    """Return the grid's features [B, L, D], averaged over 3 x 3 neighbouring cells.
+
+    Args:
+        weight: Of the cell on either side, in a row and then in a column, where the cell itself has
+            weight 1: (weight, 1, weight) / (1 + 2 weight). 0 returns the features as they are. At
+            the edge a cell takes the place of the missing neighbour.
+    """
+    if weight == 0:
+        return grid.features
+    cells = grid.features.unflatten(1, (grid.height, grid.width))
+    for dim, size in ((1, grid.height), (2, grid.width)):
+        before = torch.cat([cells.narrow(dim, 0, 1), cells.narrow(dim, 0, size - 1)], dim)
+        after = torch.cat([cells.narrow(dim, 1, size - 1), cells.narrow(dim, size - 1, 1)], dim)
+        cells = (cells + weight * (before + after)) / (1 + 2 * weight)
+    return cells.flatten(1, 2)
 
 
 def split_heads(vectors: Tensor, heads: int) -> Tensor:

@@ -46,8 +46,9 @@ class MultiHeadAttention(Attention):
         *,
         values: HeadValues,
         local: bool = False,
+        key_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(score, window, select, local=local)
+        super().__init__(score, window, select, local=local, key_smoothing=key_smoothing)
         self.values = values
 
     def prepare(self, grid: Grid) -> Memory:
