@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from captioner.config import (
     AttentionConfig,
@@ -107,7 +107,7 @@ def build_attention(
     score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
     window = WINDOWS[config.window](config, query_dim=query_dim)
     select = SELECTS[config.select](config)
-    of_cells = {"local": config.values == "local", "key_smoothing": config.key_smoothing}
+    of_cells: Any = {"local": config.values == "local", "key_smoothing": config.key_smoothing}
     if config.heads == 1 and context_dim is None:
         return Attention(score, window, select, **of_cells)
     require_divisor("attention.heads", config.heads, feature_dim, "D, the size of a cell's vector,")
