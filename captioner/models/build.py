@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import torch
+
 from captioner.config import (
     AttentionConfig,
     DecoderConfig,
@@ -43,7 +45,7 @@ def build_model(
     encoder = build_encoder(config.encoder, size_px=size_px, pretrained=pretrained)
     cells = None
     if config.attention.score == "location":  # only this score needs L, which costs a pass
-        cells = encoder.cells(*size_px)
+        cells = grid_cells(encoder, *size_px)
     decoder = build_decoder(
         config.decoder,
         config.attention,
@@ -88,6 +90,20 @@ def build_encoder(
         drop_path=config.drop_path,
         self_attention=self_attention,
     )
+
+
+def grid_cells(encoder: Encoder, height_px: int, width_px: int) -> int:
+    """Return L, the cells of the encoder's grid of images of this size."""
+    backbone = encoder.backbone
+    like = next(backbone.parameters())
+    empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
+    modes = [(module, module.training) for module in backbone.modules()]
+    backbone.eval()  # or BatchNorm would take the empty image into its statistics
+    with torch.no_grad():
+        count = backbone(empty).shape[2:].numel()
+    for module, training in modes:
+        module.training = training
+    return count
 
 
 def build_attention(

@@ -11,14 +11,9 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import set_drop_path
+from captioner.models.backbones.efficientnet_lite import can_be_fused, set_drop_path, version_of
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import (
-    can_be_fused,
-    fold_batch_norms,
-    fuse_for_cpu,
-    version_of,
-)
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 
@@ -111,18 +106,6 @@ class Encoder(nn.Module):
             return Grid(cells, height, width)
         return Grid(self.self_attention(cells, height, width), height, width, local=cells)
 
-    def cells(self, height_px: int, width_px: int) -> int:
-        """Return L for images of this size."""
-        like = next(self.backbone.parameters())
-        empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
-        modes = [(module, module.training) for module in self.backbone.modules()]
-        self.backbone.eval()  # or BatchNorm would take the empty image into its statistics
-        with torch.no_grad():
-            count = self.backbone(empty).shape[2:].numel()
-        for module, training in modes:
-            module.training = training
-        return count
-
 
 class FrozenStages:
     """Maps images [B, 3, H, W] to the output [B, C, h, w] of a backbone's frozen stages.
@@ -186,21 +169,3 @@ class CaptionModel(nn.Module):
         """
         memory = self.decoder.prepare(grid).select(image_index, seeds)
         return self.decoder(memory, tokens, lengths, style)
-
-    def inference_copy(
-        self, device: torch.device | str, dtype: torch.dtype = torch.float32
-    ) -> CaptionModel:
-        """Return a copy for inference on a device, as fast as it can be; this one stays as it is.
-
-        It is in evaluation mode, with batch norms folded into convolutions and, on a CPU, fused
-        convolutions (`fused_encoder.py`). It cannot be trained.
-
-        Args:
-            dtype: Type of the encoder, most of the work; the decoder stays in float32.
-        """
-        model = copy.deepcopy(self).to(device)
-        fold_batch_norms(model.encoder)
-        # The convolutions of a CPU are up to twice as fast on channels-last tensors.
-        model.encoder.to(dtype).to(memory_format=torch.channels_last)
-        fuse_for_cpu(model.encoder.backbone.stages)
-        return model.eval()
