@@ -81,22 +81,15 @@ class Encoder(nn.Module):
     def forward(self, inputs: Tensor, *, from_frozen: bool = False) -> Grid:
         """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
         count = len(inputs)
-        inputs = self._padded(inputs)
+        if inputs.is_cuda and not (self.training and self.batch_norm == "train"):
+            # Batches of whole photos differ in size, and cuDNN plans every convolution again for a
+            # new size, which takes seconds: empty images make it a frequent one. (They would enter
+            # the statistics of batch norm.)
+            step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
+            if missing := -count % step:
+                inputs = torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
         features = inputs if from_frozen else self.frozen_features(inputs)
         return self.grid_of(self.backbone.stages[self.frozen_stages :](features)[:count])
-
-    def _padded(self, inputs: Tensor) -> Tensor:
-        """Return the inputs; on a GPU padded with empty images to a batch size that is frequent.
-
-        cuDNN plans every convolution again for a new batch size, which takes seconds, and batches
-        of whole photos differ in size.
-        """
-        count = len(inputs)
-        step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
-        missing = -count % step
-        if not inputs.is_cuda or not missing or (self.training and self.batch_norm == "train"):
-            return inputs  # empty images would enter the statistics of batch norm
-        return torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
 
     def grid_of(self, features: Tensor) -> Grid:
         """Map the backbone's feature map [B, C, h, w] to a Grid."""

@@ -117,18 +117,16 @@ class AdditiveScore(Score):
         return 2 * sums - weight.sum(-1)
 
 
-class Window(nn.Module, ABC):
-    """Restricts attention to some cells by a bias on the scores before the softmax.
+class Window(nn.Module):
+    """Every cell (Luong et al., 2015, section 3.1); subclasses restrict attention to some.
 
-    A bias instead of a factor after the softmax (Luong et al., 2015, equation 10), so that the
-    map inside the window is renormalised and stays a distribution.
+    They do so by a bias on the scores before the softmax instead of a factor after it (equation
+    10), so that the map inside the window is renormalised and stays a distribution.
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
         super().__init__()
-        self.radius = config.radius
 
-    @abstractmethod
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         """Return the bias [B, K, L] in log space, -inf outside of the window; None for no bias.
 
@@ -137,12 +135,6 @@ class Window(nn.Module, ABC):
             grid: The cells, for their number of rows and columns.
             position: Number of the word to be written, from 0: one for all, or [K].
         """
-
-
-class GlobalWindow(Window):
-    """Every cell (Luong et al., 2015, section 3.1)."""
-
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
         return None
 
 
@@ -174,8 +166,6 @@ class Select(nn.Module, ABC):
         """Attend by scores [B, K, L] to values [B, L, D].
 
         Args:
-            scores: [B, K, L].
-            values: [B, L, D].
             expected: bool [B], from `draw_expected`.
             seeds: int64 [B, K], seeds of the sampled cells; None takes PyTorch's own generator.
         """
@@ -204,16 +194,12 @@ class SoftSelect(Select):
         seeds: Tensor | None = None,
     ) -> AttentionOutput:
         _, weights, entropy = self.distribution(scores)
-        return AttentionOutput(
-            context=torch.bmm(weights.to(values.dtype), values),
-            weights=weights,
-            entropy=entropy,
-            log_prob=torch.zeros_like(entropy),
-        )
+        context = torch.bmm(weights.to(values.dtype), values)
+        return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 
 
 class Attention(nn.Module):
-    """score -> window -> select, each exchangeable without touching the others.
+    """score -> window -> select.
 
     The K hypotheses of an image (beams, or the words of a caption read at once by a Transformer)
     share its memory. There is one head, and contexts are made of the annotation vectors themselves,
