@@ -136,9 +136,9 @@ class LSTMDecoder(Decoder):
             if count <= 0.75 * running:
                 running = count
                 memory, state = memory.select(slice(running)), state.select(slice(running))
-            queries.append(state.h)
+            queries.append(state.h[:count])
             attended, state = self.lstm_step(word_gates[step][:running].unsqueeze(1), state, memory)
-            outputs.append(state.output)
+            outputs.append(state.output[:count])
             steps.append(attended)
 
         def pack(values: list[Tensor]) -> Tensor:
@@ -155,12 +155,12 @@ class LSTMDecoder(Decoder):
 
         context = pack([attended.context for attended in steps])
         return TeacherForcingOutput(
-            logits=self.compute_logits(packed.data, pack(outputs), context),
+            logits=self.compute_logits(packed.data, torch.cat(outputs).squeeze(1), context),
             maps=pad("weights"),
             entropy=pad("entropy"),
             log_prob=pad("log_prob"),
             beta=pad("beta"),
-            queries=pack(queries).detach(),
+            queries=torch.cat(queries).squeeze(1).detach(),
             cells=pad("cells"),
         )
 
