@@ -1,7 +1,8 @@
-"""The loss of teacher-forced captions, as named terms."""
+"""Losses and statistics of teacher-forced captions, by name."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from captioner.config import LossConfig
-from captioner.errors import ConfigError
 from captioner.models.decoders.base import TeacherForcingOutput
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def caption_losses(
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
         `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda), with
-        teachers' attention `attention_divergence` (Kullback-Leibler, nats per word), and the
-        metrics of `reinforce`.
+        teachers' attention `attention_divergence` (nats per word), and the metrics of `reinforce`.
 
     Raises:
         ConfigError: The teachers' grid has another number of cells than the model's.
@@ -86,7 +85,7 @@ def caption_losses(
     total = smoothed + loss.doubly_stochastic * (captions / words) * penalty
     metrics: dict[str, Tensor] = {}
     if taught is not None and taught.maps is not None:
-        divergence = _attention_divergence(output.maps, taught.maps).sum() / words
+        divergence = taught.attention_divergence(output.maps).sum() / words
         total = total + loss.attention_distillation * divergence
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
@@ -102,16 +101,33 @@ def caption_losses(
     }
 
 
-def _attention_divergence(maps: Tensor, wanted: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence [N, T] of maps from wanted ones, [N, T, L], in nats.
+@torch.no_grad()
+def attention_statistics(
+    output: TeacherForcingOutput,
+    lengths: Tensor,
+    words: float | None = None,
+    captions: float | None = None,
+) -> dict[str, Tensor]:
+    """Return metrics that show whether attention is alive: means over the words of a batch.
 
-    Both are zero where a caption has ended, and so is the result.
+    Args:
+        lengths, words, captions: As in `Batch`; a caption of T words has T - 1 pairs of
+            neighbouring words.
+
+    Returns:
+        attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].
+        attention_change: Total variation distance between neighbouring words' maps, in [0, 1].
+        beta: The gate, where there is one.
     """
-    if maps.shape != wanted.shape:
-        raise ConfigError(
-            f"loss.attention_distillation: a teacher attends to {wanted.shape[-1]} cells and this "
-            f"model to {maps.shape[-1]}; use 0, or a teacher with the same grid"
-        )
-    smallest = torch.finfo(maps.dtype).tiny
-    ratio = wanted.clamp_min(smallest).log() - maps.clamp_min(smallest).log()
-    return (wanted * ratio).sum(-1)
+    words = float(lengths.sum()) if words is None else words
+    pairs = words - (len(lengths) if captions is None else captions)
+    maps, uniform = output.maps, math.log(max(2, output.maps.shape[2]))
+    running = maps[:, 1:].any(-1)  # [N, T - 1]; a map is zero where a caption has ended
+    change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
+    statistics = {
+        "attention_entropy": output.entropy.sum() / (uniform * words),
+        "attention_change": change.sum() / (pairs or 1.0),  # without a pair there is no change
+    }
+    if output.beta is not None:
+        statistics["beta"] = output.beta.sum() / words
+    return statistics
