@@ -13,10 +13,11 @@ from captioner.config import (
     DecoderConfig,
     EncoderConfig,
     ModelConfig,
+    require_divisor,
     validate,
 )
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Attention, require_divisor
+from captioner.models.attention.attention import Attention
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.decoders.base import Decoder

@@ -13,7 +13,7 @@ from captioner.models.model import CaptionModel
 from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.losses import attention_statistics, caption_losses
-from captioner.training.reinforce import Reinforce, build_reinforce
+from captioner.training.reinforce import Reinforce, build_reinforce, repeat_captions
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.training.word_concepts import WordConcepts, build_word_concepts
 
@@ -77,7 +77,9 @@ class CrossEntropyTask(TrainingTask):
 
         Metrics: those of `caption_losses`, `attention_statistics` and `word_concepts`.
         """
-        repeated = batch.repeated(self.samples)
+        repeated = batch
+        if self.reinforce is not None:
+            repeated = repeat_captions(batch, self.samples)
         lengths, words, captions = repeated.lengths, repeated.words, repeated.captions
         if not len(batch):  # other processes have captions
             return self._without_captions(repeated)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from captioner.config import LossConfig
 from captioner.models.decoders.base import TeacherForcingOutput
@@ -64,12 +64,12 @@ def caption_losses(
     Raises:
         ConfigError: The teachers' grid has another number of cells than the model's.
     """
-    packed = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
-    words = len(packed) if words is None else words
+    packed = pack_padded_sequence(targets, lengths, batch_first=True)  # data [M], by step
+    words = len(packed.data) if words is None else words
     captions = len(lengths) if captions is None else captions
     at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
     log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
-    word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
+    word_log_probs = log_probs.gather(1, packed.data.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     # Without smoothing, its gradient of zeros would cost as much as that of the words.
     if smoothing := loss.label_smoothing:
@@ -89,7 +89,8 @@ def caption_losses(
         total = total + loss.attention_distillation * divergence
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
-        reinforce_loss, reinforce_metrics = reinforce(output, word_log_probs, lengths, words)
+        by_step = PackedSequence(word_log_probs, packed.batch_sizes)
+        reinforce_loss, reinforce_metrics = reinforce(output, by_step, lengths, words)
         total = total + reinforce_loss
         metrics |= reinforce_metrics
     return {

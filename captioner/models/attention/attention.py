@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.config import AttentionConfig
-from captioner.errors import ConfigError
+from captioner.config import AttentionConfig, require_divisor
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
@@ -262,13 +261,3 @@ class Attention(nn.Module):
 def split_heads(vectors: Tensor, heads: int) -> Tensor:
     """Map [B, n, heads * a] to [B, heads, n, a]."""
     return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def require_divisor(key: str, heads: int, size: int, name: str) -> None:
-    """Require that `heads` parts of one size make up `size`.
-
-    Raises:
-        ConfigError: They do not; names the setting `key`.
-    """
-    if size % heads:
-        raise ConfigError(f"{key}: {heads} does not divide {name} {size}; use a divisor of {size}")
