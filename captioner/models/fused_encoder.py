@@ -1,14 +1,16 @@
 """EfficientNet-Lite for inference: the same function in fewer passes over memory.
 
-The functions change modules in place: callers pass copies of their own.
+`fold_batch_norms` and `fuse_for_cpu` change modules in place: callers pass copies of their own.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 from torch.nn.utils import fuse_conv_bn_weights
 
@@ -24,6 +26,19 @@ from captioner.models.backbones.efficientnet_lite import (
 # at 320 px) fill a core's share of the cache; those of a batch would be written to memory and read
 # back by every layer.
 WIDE_STAGES = 4
+
+
+def fused_copy(stages: nn.Sequential, dtype: torch.dtype) -> nn.Module | None:
+    """Return a copy of stages for inference in a type; None where nothing would be faster."""
+    if not any(
+        type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
+        for conv in stages.modules()
+    ):
+        return None
+    fused = copy.deepcopy(stages).eval()
+    fold_batch_norms(fused)
+    fuse_for_cpu(fused.to(dtype))
+    return fused
 
 
 def fold_batch_norms(module: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import can_be_fused, set_drop_path, version_of
+from captioner.models.backbones.efficientnet_lite import set_drop_path, version_of
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
+from captioner.models.fused_encoder import fused_copy
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 
@@ -23,8 +22,7 @@ GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 class Encoder(nn.Module):
     """A pretrained CNN, frozen or fine-tuned from a stage on: annotation vectors (section 3.1.1).
 
-    The backbone's first `frozen_stages` stages never change, so their output, `frozen_features`,
-    may be computed once and cached; `forward` takes images or frozen features.
+    The output of the backbone's frozen stages, `frozen_features`, never changes and may be cached.
 
     Args:
         trainable_from: First stage to fine-tune; None freezes all.
@@ -103,8 +101,8 @@ class Encoder(nn.Module):
 class FrozenStages:
     """Maps images [B, 3, H, W] to the output [B, C, h, w] of a backbone's frozen stages.
 
-    It keeps a fused copy (`fused_encoder.py`), renewed when the weights, their device or the type
-    to compute in change. Under autocast it computes in autocast's type.
+    Where that is faster it keeps a fused copy (`fused_encoder.py`), renewed when the weights, their
+    device or the type to compute in change. Under autocast it computes in autocast's type.
     """
 
     def __init__(self, backbone: Backbone, count: int) -> None:
@@ -115,22 +113,19 @@ class FrozenStages:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         stages = self.backbone.stages[: self.count]
-        if not can_be_fused(stages):
-            return stages(images)
         kind, weights = images.device.type, [*stages.parameters(), *stages.buffers()]
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else weights[0].dtype
+        dtype = torch.get_autocast_dtype(kind) if autocast else images.dtype
         fused_of = (dtype, [version_of(weight) for weight in weights])
-        if self._fused is None or fused_of != self._fused_of:
-            self._fused = copy.deepcopy(stages).eval()
-            fold_batch_norms(self._fused)
-            fuse_for_cpu(self._fused.to(dtype))
-            self._fused_of = fused_of
+        if fused_of != self._fused_of:
+            self._fused, self._fused_of = fused_copy(stages, dtype), fused_of
+        if self._fused is None:
+            return stages(images)
         with torch.autocast(kind, enabled=False) if autocast else nullcontext():
             return self._fused(images.to(dtype))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_fused": None}
+        return {**vars(self), "_fused": None, "_fused_of": None}
 
 
 class CaptionModel(nn.Module):

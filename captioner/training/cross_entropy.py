@@ -26,8 +26,8 @@ class CrossEntropyTask(TrainingTask):
         samples: Attention samples of each caption, with `reinforce`.
         teachers: Trained models whose word probabilities are learned in addition.
         word_concepts: Loss that ties words to cells and learns from text alone, or None.
-        styles: Styles of captions in addition to the plain one; each gets a learned embedding that
-            is added to the start token's. The plain style, used at inference, adds nothing.
+        styles: Styles of captions in addition to the plain one, which inference uses; each gets a
+            learned embedding that is added to the start token's.
     """
 
     def __init__(
@@ -73,10 +73,7 @@ class CrossEntropyTask(TrainingTask):
         )
 
     def forward(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch.
-
-        Metrics: those of `caption_losses`, `attention_statistics` and `word_concepts`.
-        """
+        """Return the loss of a batch, with the metrics of its terms and of its attention."""
         repeated = batch
         if self.reinforce is not None:
             repeated = repeat_captions(batch, self.samples)

@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 
 def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
-    """Return the penalty of equation 14 for each caption, before lambda.
+    """Return the penalty [N] of equation 14 for captions with maps [N, T, L], before lambda.
 
-    It is the sum over cells of (1 - sum over words of alpha)^2. (The original code averages over
-    the cells and sums over the batch, which makes its lambda N / L of this one.)
-
-    Args:
-        maps: [N, T, L], zero where a caption has ended, so that padding adds nothing.
-
-    Returns:
-        [N].
+    It is the sum over cells of (1 - sum over words of alpha)^2; maps are zero where a caption has
+    ended. (The original code averages over the cells and sums over the batch, which makes its
+    lambda N / L of this one.)
     """
     return (1.0 - maps.sum(1)).square().sum(1)
 
@@ -52,9 +47,8 @@ def caption_losses(
     Args:
         targets, lengths, weights, words, captions: As in `Batch`; weights are of what is minimised
             of the cross-entropy.
-        loss: Weights of the terms.
-        reinforce: Terms of equation 12 for sampled attention, or None.
-        taught: Predictions of teachers (Hinton et al., 2015), or None.
+        reinforce: Terms of equation 12 for sampled attention.
+        taught: Predictions of teachers (Hinton et al., 2015).
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),

@@ -190,17 +190,11 @@ class StepLoop(ABC):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Result of an optimizer step.
+    """Result of an optimizer step."""
 
-    Args:
-        output: Loss output of the last micro-batch.
-        gradient_norm: Scalar, before clipping.
-        updated: Whether the weights were updated; they are not when the gradient is not finite.
-    """
-
-    output: LossOutput
-    gradient_norm: Tensor
-    updated: bool
+    output: LossOutput  # of the last micro-batch
+    gradient_norm: Tensor  # scalar, before clipping
+    updated: bool  # the weights; they are not when the gradient is not finite
 
 
 def training_step(
@@ -216,8 +210,7 @@ def training_step(
     """Update the task's parameters once, by the mean gradient of some batches.
 
     Args:
-        task: Owns all trainable parameters; wrapped by DistributedDataParallel where there are
-            several processes.
+        task: Owns all trainable parameters.
         batches: Micro-batches, at least one; none is empty in all processes.
         optimizer: Its groups hold `base_lr` and `clip` (see `build_optimizer`).
         learning_rate_factor: Multiplies each group's `base_lr`.
@@ -225,11 +218,8 @@ def training_step(
     """
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * learning_rate_factor
-    optimizer.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, start=1):
-        # What dropout draws is a function of the batch, so that a checkpoint need not hold the
-        # state of a generator (and of each process's).
-        torch.manual_seed(batch.seed)
+        torch.manual_seed(batch.seed)  # so that a checkpoint need not hold dropout's generators
         exchange: AbstractContextManager[object] = nullcontext()
         if isinstance(task, DistributedDataParallel) and number < len(batches):
             exchange = task.no_sync()  # once a step, while the last backward pass goes on
@@ -249,7 +239,7 @@ def training_step(
 def learning_rate_factor(
     step: int, *, schedule: str, warmup_steps: int, total_steps: int, drops: int = 0
 ) -> float:
-    """Return the factor on the base rates at a step, a pure function of its arguments.
+    """Return the factor on the base rates at a step.
 
     Linear warm-up, then constant, half a cosine down to zero at `total_steps`, or (plateau) a
     tenth for each drop so far.

@@ -24,8 +24,7 @@ class Memory:
         values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
             cells themselves are the values, as in the paper.
         expected: bool [B], images whose context is the expectation in this batch (HardSelect).
-        seeds: int64 [B], seeds of the cells that HardSelect draws; None takes PyTorch's own
-            generator.
+        seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
         at_random: As in `Grid`.
     """
 
@@ -147,11 +146,7 @@ class Select(nn.Module, ABC):
     def draw_expected(
         self, images: int, device: torch.device, seeds: Tensor | None = None
     ) -> Tensor | None:
-        """Draw the images [B] whose context is the expectation in this batch; None for all.
-
-        Args:
-            seeds: int64 [B], seeds of the draws; None takes PyTorch's own generator.
-        """
+        """Draw which images [B] take the expectation, by a seed for each [B]; None for all."""
         return None
 
     @abstractmethod

@@ -188,11 +188,3 @@ def onednn_can_pack(weight: Tensor) -> bool:
             or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
     )
-
-
-def can_be_fused(module: nn.Module) -> bool:
-    """Return whether folding or fusing would still change a convolution of this module."""
-    return any(
-        type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
-        for conv in module.modules()
-    )
