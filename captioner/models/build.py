@@ -20,6 +20,7 @@ from captioner.errors import ConfigError
 from captioner.models.attention.attention import Attention
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.backbones.backbone import build_backbone
+from captioner.models.backbones.efficientnet_lite import set_drop_path
 from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel, Encoder
 from captioner.models.self_attention import GridSelfAttention
@@ -67,6 +68,10 @@ def build_encoder(
         tap=config.tap,
         size_px=size_px,
     )
+    if config.drop_path and not set_drop_path(backbone, config.drop_path):
+        raise ConfigError(
+            "encoder.drop_path: only efficientnet_lite2 has blocks that can be left out; use 0"
+        )
     self_attention = None
     if config.self_attention_layers:
         dim = config.project_dim or backbone.channels
@@ -88,7 +93,6 @@ def build_encoder(
         batch_norm=config.batch_norm,
         project_dim=config.project_dim,
         dropout=config.dropout,
-        drop_path=config.drop_path,
         self_attention=self_attention,
     )
 

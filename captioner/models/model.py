@@ -8,9 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import set_drop_path, version_of
+from captioner.models.backbones.efficientnet_lite import version_of
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.models.fused_encoder import fused_copy
 from captioner.models.self_attention import GridSelfAttention
@@ -40,14 +39,9 @@ class Encoder(nn.Module):
         batch_norm: Literal["frozen", "train"] = "frozen",
         project_dim: int | None = None,
         dropout: float = 0.0,
-        drop_path: float = 0.0,
         self_attention: GridSelfAttention | None = None,
     ) -> None:
         super().__init__()
-        if drop_path and not set_drop_path(backbone, drop_path):
-            raise ConfigError(
-                "encoder.drop_path: only efficientnet_lite2 has blocks that can be left out; use 0"
-            )
         self.backbone = backbone
         self.batch_norm = batch_norm
         self.read_frozen_features_of(backbone.freeze_before(trainable_from))

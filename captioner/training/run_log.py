@@ -22,7 +22,7 @@ class RunLog:
 
     JSON knows neither NaN nor infinity: such a figure is null there, and itself in TensorBoard.
     Opened at a step, it forgets what was written after that step, so that a resumed run writes the
-    same log as one that was never interrupted. A context manager; it closes at the end.
+    same log as one that was never interrupted.
 
     Raises:
         CaptionerError: From each method, when the disk refuses.
@@ -35,12 +35,6 @@ class RunLog:
             entries = metrics_file.keep_entries(self.path, last_step=resume_step)
             self._validated = {e.get("epoch") for e in entries if e.get("kind") == "validation"}
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
-
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Write what TensorBoard still holds."""
