@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig
-from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.attention import AdditiveScore, Attention, SoftSelect, Window
 from captioner.models.attention.select import HardSelect
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.training.losses import caption_losses
@@ -27,7 +27,7 @@ def build_decoder(*, hard: bool = False) -> LSTMDecoder:
         HardSelect(AttentionConfig(semi_sampling=0.0)) if hard else SoftSelect(AttentionConfig())
     )
     score = AdditiveScore(AttentionConfig(dim=SIZE), query_dim=SIZE, feature_dim=D)
-    attention = Attention(score, GlobalWindow(AttentionConfig(), query_dim=SIZE), select)
+    attention = Attention(score, Window(AttentionConfig(), query_dim=SIZE), select)
     config = DecoderConfig(hidden_dim=SIZE, embed_dim=SIZE, gate="vector", output="plain")
     return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=VOCABULARY, feature_dim=D)
 

@@ -69,7 +69,7 @@ BACKBONE_SOURCES = Registry(
 WINDOWS = Registry(
     "attention.window",
     {
-        "global": "captioner.models.attention.attention:GlobalWindow",
+        "global": "captioner.models.attention.attention:Window",
         "local_m": "captioner.models.attention.windows:MonotonicWindow",
         "local_p": "captioner.models.attention.windows:PredictiveWindow",
     },

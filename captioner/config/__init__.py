@@ -33,7 +33,12 @@ from captioner.config.settings import (
     TrainConfig,
 )
 from captioner.config.sources import data_sources, with_source_roots
-from captioner.config.validation import unused_settings, validate, validate_section
+from captioner.config.validation import (
+    require_divisor,
+    unused_settings,
+    validate,
+    validate_section,
+)
 
 __all__ = [
     "AttentionConfig",
@@ -59,6 +64,7 @@ __all__ = [
     "instantiate",
     "parser_for",
     "read_recipe",
+    "require_divisor",
     "set_defaults",
     "shipped_recipes",
     "to_yaml",

@@ -61,6 +61,16 @@ def validate_section(settings: Any, prefix: str = "") -> None:
                 validate_section(source, f"{prefix}{key}: {source.name or source.format}: ")
 
 
+def require_divisor(key: str, heads: int, size: int, name: str) -> None:
+    """Require that `heads` parts of one size make up `size`.
+
+    Raises:
+        ConfigError: They do not; names the setting `key`.
+    """
+    if size % heads:
+        raise ConfigError(f"{key}: {heads} does not divide {name} {size}; use a divisor of {size}")
+
+
 def _validate_training(config: Config) -> None:
     """Check the rules between the settings of training."""
     data, decoder = config.data, config.decoder

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from captioner.data.vocabulary import START_INDEX
-from captioner.runtime.draws import child_seeds
 
 
 def words_read(targets: Tensor) -> Tensor:
@@ -77,24 +76,6 @@ class Batch:
         # float32, except in tests of exact equality
         inputs = moved.inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
         return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
-
-    def repeated(self, times: int) -> Batch:
-        """Return the batch with every caption `times` times in a row, and the images once."""
-        if times == 1:
-            return self
-        captions = ("image_index", "targets", "lengths", "weights", "styles")
-        values = {name: getattr(self, name) for name in captions}
-        repeated: dict[str, Any] = {
-            name: value.repeat_interleave(times, 0)
-            for name, value in values.items()
-            if value is not None
-        }
-        if self.seeds is not None:
-            number = torch.arange(times, device=self.seeds.device)
-            repeated["seeds"] = child_seeds(self.seeds.unsqueeze(1), number).flatten()
-        if self.words is not None and self.captions is not None:
-            repeated |= {"words": times * self.words, "captions": times * self.captions}
-        return replace(self, **repeated)
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (called by the DataLoader)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError
 from captioner.log import logger
-from captioner.runtime.signals import defer_signals, ignore_signals
+from captioner.runtime.signals import ignore_signals, started_workers
 
 HANGS_AFTER_S = 300.0  # without an item of any worker
 CHECK_EVERY_S = 5  # for workers that died or hang
@@ -62,63 +61,43 @@ def load_items(
             generator=torch.Generator(),
             worker_init_fn=ignore_signals,
         )
-        try:
-            for item in _iterate(loader, hangs_after_s):
-                done += 1
-                losses = 0
-                yield item
-            return
-        except _WorkersLost as lost:
-            losses += 1
-            if losses == MAX_LOSSES:
-                raise DataError(
-                    f"the processes that read photos were lost {losses} times in a row ({lost}); "
-                    "see whether memory or open files run out (ulimit -n), or the disk hangs, and "
-                    "lower data.workers (0 reads without further processes)"
-                ) from None
-            logger.warning(f"a process that reads photos was lost ({lost}) and is replaced")
-
-
-class _WorkersLost(Exception):
-    """Why workers must be replaced."""
-
-
-def _iterate(loader: DataLoader[Item], hangs_after_s: float) -> Iterator[Item]:
-    """Yield the items of a loader; raise _WorkersLost where none comes any more."""
-    before, started = set(multiprocessing.active_children()), set()
-    try:
-        with defer_signals():
-            try:
-                items = iter(loader)
-            finally:
-                started = set(multiprocessing.active_children()) - before
-        last_s = time.monotonic()
-        while True:
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            except CaptionerError as error:  # from a worker, its message is a traceback
-                kind = type(error)
-                raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
-            except (RuntimeError, OSError, EOFError) as error:
-                lost = _LOST.search(str(error))
-                # An item's tensors are fetched from its worker, which may be dead by then.
-                is_from_dataset = isinstance(error, RuntimeError) or str(error).startswith(
-                    "Caught "
-                )
-                if is_from_dataset and not lost:
-                    raise
-                reason = lost[0] if lost else type(error).__name__
-                if reason.startswith("DataLoader timed out"):
-                    if time.monotonic() - last_s < hangs_after_s:
-                        continue
-                    reason = f"nothing was read for {hangs_after_s:g} s"
-                raise _WorkersLost(reason) from None
-            yield item
+        with started_workers(loader) as items:
             last_s = time.monotonic()
-    finally:
-        for process in started:  # they ignore the SIGTERM that PyTorch would send
-            process.kill()
-        for process in started:
-            process.join(CHECK_EVERY_S)
+            while True:
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                except CaptionerError as error:  # from a worker, its message is a traceback
+                    kind = type(error)
+                    raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
+                except (RuntimeError, OSError, EOFError) as error:
+                    reason = _reason_lost(error)
+                    if reason is None:
+                        raise
+                    if reason.startswith("DataLoader timed out"):
+                        if time.monotonic() - last_s < hangs_after_s:
+                            continue
+                        reason = f"nothing was read for {hangs_after_s:g} s"
+                    break
+                done, losses = done + 1, 0
+                yield item
+                last_s = time.monotonic()
+        losses += 1
+        if losses == MAX_LOSSES:
+            raise DataError(
+                f"the processes that read photos were lost {losses} times in a row ({reason}); see "
+                "whether memory or open files run out (ulimit -n), or the disk hangs, and lower "
+                "data.workers (0 reads without further processes)"
+            )
+        logger.warning(f"a process that reads photos was lost ({reason}) and is replaced")
+
+
+def _reason_lost(error: Exception) -> str | None:
+    """Return why workers must be replaced; None for an error of the data set itself."""
+    lost = _LOST.search(str(error))
+    if lost:
+        return lost[0]
+    # An item's tensors are fetched from its worker, which may be dead by then.
+    is_from_dataset = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
+    return None if is_from_dataset else type(error).__name__

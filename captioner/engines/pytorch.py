@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from typing import ClassVar
@@ -9,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.model import CaptionModel
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
@@ -28,7 +30,7 @@ class TorchEngine:
         self, model: CaptionModel, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> None:
         self.device, self.dtype = device, dtype
-        self.model = model.inference_copy(device, dtype)
+        self.model = inference_copy(model, device, dtype)
         self.decoder = self.model.decoder
         if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # PyTorch knows the cores of the machine, but not a control group's quota.
@@ -45,3 +47,22 @@ class TorchEngine:
 
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
+
+
+def inference_copy(
+    model: CaptionModel, device: torch.device | str, dtype: torch.dtype = torch.float32
+) -> CaptionModel:
+    """Return a copy of a model for inference on a device, as fast as it can be.
+
+    It is in evaluation mode, with batch norms folded into convolutions and, on a CPU, fused
+    convolutions (`fused_encoder.py`). It cannot be trained.
+
+    Args:
+        dtype: Type of the encoder, most of the work; the decoder stays in float32.
+    """
+    model = copy.deepcopy(model).to(device)
+    fold_batch_norms(model.encoder)
+    # The convolutions of a CPU are up to twice as fast on channels-last tensors.
+    model.encoder.to(dtype).to(memory_format=torch.channels_last)
+    fuse_for_cpu(model.encoder.backbone.stages)
+    return model.eval()

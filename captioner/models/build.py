@@ -6,17 +6,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+
 from captioner.config import (
     AttentionConfig,
     DecoderConfig,
     EncoderConfig,
     ModelConfig,
+    require_divisor,
     validate,
 )
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Attention, require_divisor
+from captioner.models.attention.attention import Attention
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.backbones.backbone import build_backbone
+from captioner.models.backbones.efficientnet_lite import set_drop_path
 from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel, Encoder
 from captioner.models.self_attention import GridSelfAttention
@@ -43,7 +47,7 @@ def build_model(
     encoder = build_encoder(config.encoder, size_px=size_px, pretrained=pretrained)
     cells = None
     if config.attention.score == "location":  # only this score needs L, which costs a pass
-        cells = encoder.cells(*size_px)
+        cells = grid_cells(encoder, *size_px)
     decoder = build_decoder(
         config.decoder,
         config.attention,
@@ -64,6 +68,10 @@ def build_encoder(
         tap=config.tap,
         size_px=size_px,
     )
+    if config.drop_path and not set_drop_path(backbone, config.drop_path):
+        raise ConfigError(
+            "encoder.drop_path: only efficientnet_lite2 has blocks that can be left out; use 0"
+        )
     self_attention = None
     if config.self_attention_layers:
         dim = config.project_dim or backbone.channels
@@ -85,9 +93,22 @@ def build_encoder(
         batch_norm=config.batch_norm,
         project_dim=config.project_dim,
         dropout=config.dropout,
-        drop_path=config.drop_path,
         self_attention=self_attention,
     )
+
+
+def grid_cells(encoder: Encoder, height_px: int, width_px: int) -> int:
+    """Return L, the cells of the encoder's grid of images of this size."""
+    backbone = encoder.backbone
+    like = next(backbone.parameters())
+    empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
+    modes = [(module, module.training) for module in backbone.modules()]
+    backbone.eval()  # or BatchNorm would take the empty image into its statistics
+    with torch.no_grad():
+        count = backbone(empty).shape[2:].numel()
+    for module, training in modes:
+        module.training = training
+    return count
 
 
 def build_attention(

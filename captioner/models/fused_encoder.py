@@ -1,27 +1,44 @@
 """EfficientNet-Lite for inference: the same function in fewer passes over memory.
 
-The functions change modules in place: callers pass copies of their own (`model.py`).
+`fold_batch_norms` and `fuse_for_cpu` change modules in place: callers pass copies of their own.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
-import platform
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 from torch.nn.utils import fuse_conv_bn_weights
 
-from captioner.models.backbones.efficientnet_lite import BatchNormReLU6, SameConv
+from captioner.models.backbones.efficientnet_lite import (
+    BatchNormReLU6,
+    FusedConv,
+    OneByOne,
+    SameConv,
+    onednn_can_pack,
+)
 
 # In the first stages (stem, blocks.0 to blocks.2) the feature maps of one image (9 MB the largest,
 # at 320 px) fill a core's share of the cache; those of a batch would be written to memory and read
 # back by every layer.
 WIDE_STAGES = 4
+
+
+def fused_copy(stages: nn.Sequential, dtype: torch.dtype) -> nn.Module | None:
+    """Return a copy of stages for inference in a type; None where nothing would be faster."""
+    if not any(
+        type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
+        for conv in stages.modules()
+    ):
+        return None
+    fused = copy.deepcopy(stages).eval()
+    fold_batch_norms(fused)
+    fuse_for_cpu(fused.to(dtype))
+    return fused
 
 
 def fold_batch_norms(module: nn.Module) -> None:
@@ -81,105 +98,3 @@ def _neighbours(
     for parent in list(module.modules()):
         for one, next_one in itertools.pairwise(list(parent.named_children())):
             yield parent, one, next_one
-
-
-class FusedConv(SameConv):
-    """A SameConv and the ReLU6 behind it as one call of oneDNN, for inference on a CPU.
-
-    The weight is kept in oneDNN's own order too. The layer computes plainly where gradients are
-    needed, on another device, in another type, and once its weight has changed.
-
-    SameConv pads right and below with stride 2. Here the padding is on all sides, and a zero row
-    and column in front of the kernel make up for it where needed, without a padded copy.
-    """
-
-    def __init__(self, conv: SameConv, *, relu6: bool) -> None:
-        kernel, stride = conv.kernel_size[0], conv.stride[0]
-        assert kernel % 2
-        assert stride in (1, 2)
-        with torch.device("meta"):  # the weights are the other's
-            super().__init__(
-                conv.in_channels, conv.out_channels, kernel, stride=stride, groups=conv.groups
-            )
-        self.weight, self.bias = conv.weight, conv.bias
-        self.relu6 = relu6
-        self._geometry = [kernel // 2] * 2, [stride] * 2, [1, 1], self.groups
-        self.pack()
-
-    def pack(self) -> None:
-        """Keep the weight in oneDNN's order, by whether height and width are even."""
-        self._packed_version = version_of(self.weight)
-        parities = (0,) if self.stride[0] == 1 else (0, 1)
-        self._packed = {
-            (height, width): torch.ops.mkldnn._reorder_convolution_weight(
-                F.pad(self.weight.detach(), (width, 0, height, 0)), *self._geometry
-            )
-            for height in parities
-            for width in parities
-            if onednn_can_pack(self.weight)
-        }
-
-    def forward(self, x: Tensor) -> Tensor:
-        if (
-            not self._packed
-            or torch.is_grad_enabled()
-            or x.dtype != self.weight.dtype
-            or x.device.type != "cpu"
-            or torch.is_autocast_enabled("cpu")
-            or torch.compiler.is_compiling()
-            or version_of(self.weight) != self._packed_version
-        ):
-            plain = super().forward(x)
-            return F.relu6(plain) if self.relu6 else plain
-        even = (0, 0)
-        if self.stride[0] == 2:
-            even = (int(x.shape[2] % 2 == 0), int(x.shape[3] % 2 == 0))
-        activation = ("hardtanh", [0.0, 6.0], "") if self.relu6 else ("none", [], "")
-        return torch.ops.mkldnn._convolution_pointwise(
-            x, self._packed[even], self.bias, *self._geometry, *activation
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_packed": {}}  # oneDNN's tensors cannot be copied
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.pack()
-
-
-class OneByOne(nn.Sequential):
-    """Applies its layers to one image after another, so that feature maps stay in the cache."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        layers = super().forward
-        return torch.cat([layers(image) for image in images.split(1)])
-
-
-def version_of(tensor: Tensor) -> tuple[object, ...]:
-    """Return a key that changes with a tensor's values, device or type.
-
-    In-place changes through `tensor.data` leave no trace.
-    """
-    version = None if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.device
-
-
-def onednn_can_pack(weight: Tensor) -> bool:
-    """Return whether oneDNN has its own order for this weight here: on x86 alone."""
-    return (
-        weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and platform.machine() in ("x86_64", "AMD64")
-        and (
-            weight.dtype == torch.float32
-            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        )
-    )
-
-
-def can_be_fused(module: nn.Module) -> bool:
-    """Return whether folding or fusing would still change a convolution of this module."""
-    return any(
-        type(conv) is SameConv and (conv.bias is None or onednn_can_pack(conv.weight))
-        for conv in module.modules()
-    )

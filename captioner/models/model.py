@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import set_drop_path
+from captioner.models.backbones.efficientnet_lite import version_of
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import (
-    can_be_fused,
-    fold_batch_norms,
-    fuse_for_cpu,
-    version_of,
-)
+from captioner.models.fused_encoder import fused_copy
 from captioner.models.self_attention import GridSelfAttention
 from captioner.types import Grid
 
@@ -28,8 +21,7 @@ GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 class Encoder(nn.Module):
     """A pretrained CNN, frozen or fine-tuned from a stage on: annotation vectors (section 3.1.1).
 
-    The backbone's first `frozen_stages` stages never change, so their output, `frozen_features`,
-    may be computed once and cached; `forward` takes images or frozen features.
+    The output of the backbone's frozen stages, `frozen_features`, never changes and may be cached.
 
     Args:
         trainable_from: First stage to fine-tune; None freezes all.
@@ -47,14 +39,9 @@ class Encoder(nn.Module):
         batch_norm: Literal["frozen", "train"] = "frozen",
         project_dim: int | None = None,
         dropout: float = 0.0,
-        drop_path: float = 0.0,
         self_attention: GridSelfAttention | None = None,
     ) -> None:
         super().__init__()
-        if drop_path and not set_drop_path(backbone, drop_path):
-            raise ConfigError(
-                "encoder.drop_path: only efficientnet_lite2 has blocks that can be left out; use 0"
-            )
         self.backbone = backbone
         self.batch_norm = batch_norm
         self.read_frozen_features_of(backbone.freeze_before(trainable_from))
@@ -86,22 +73,15 @@ class Encoder(nn.Module):
     def forward(self, inputs: Tensor, *, from_frozen: bool = False) -> Grid:
         """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
         count = len(inputs)
-        inputs = self._padded(inputs)
+        if inputs.is_cuda and not (self.training and self.batch_norm == "train"):
+            # Batches of whole photos differ in size, and cuDNN plans every convolution again for a
+            # new size, which takes seconds: empty images make it a frequent one. (They would enter
+            # the statistics of batch norm.)
+            step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
+            if missing := -count % step:
+                inputs = torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
         features = inputs if from_frozen else self.frozen_features(inputs)
         return self.grid_of(self.backbone.stages[self.frozen_stages :](features)[:count])
-
-    def _padded(self, inputs: Tensor) -> Tensor:
-        """Return the inputs; on a GPU padded with empty images to a batch size that is frequent.
-
-        cuDNN plans every convolution again for a new batch size, which takes seconds, and batches
-        of whole photos differ in size.
-        """
-        count = len(inputs)
-        step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
-        missing = -count % step
-        if not inputs.is_cuda or not missing or (self.training and self.batch_norm == "train"):
-            return inputs  # empty images would enter the statistics of batch norm
-        return torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
 
     def grid_of(self, features: Tensor) -> Grid:
         """Map the backbone's feature map [B, C, h, w] to a Grid."""
@@ -111,24 +91,12 @@ class Encoder(nn.Module):
             return Grid(cells, height, width)
         return Grid(self.self_attention(cells, height, width), height, width, local=cells)
 
-    def cells(self, height_px: int, width_px: int) -> int:
-        """Return L for images of this size."""
-        like = next(self.backbone.parameters())
-        empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
-        modes = [(module, module.training) for module in self.backbone.modules()]
-        self.backbone.eval()  # or BatchNorm would take the empty image into its statistics
-        with torch.no_grad():
-            count = self.backbone(empty).shape[2:].numel()
-        for module, training in modes:
-            module.training = training
-        return count
-
 
 class FrozenStages:
     """Maps images [B, 3, H, W] to the output [B, C, h, w] of a backbone's frozen stages.
 
-    It keeps a fused copy (`fused_encoder.py`), renewed when the weights, their device or the type
-    to compute in change. Under autocast it computes in autocast's type.
+    Where that is faster it keeps a fused copy (`fused_encoder.py`), renewed when the weights, their
+    device or the type to compute in change. Under autocast it computes in autocast's type.
     """
 
     def __init__(self, backbone: Backbone, count: int) -> None:
@@ -139,22 +107,19 @@ class FrozenStages:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         stages = self.backbone.stages[: self.count]
-        if not can_be_fused(stages):
-            return stages(images)
         kind, weights = images.device.type, [*stages.parameters(), *stages.buffers()]
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else weights[0].dtype
+        dtype = torch.get_autocast_dtype(kind) if autocast else images.dtype
         fused_of = (dtype, [version_of(weight) for weight in weights])
-        if self._fused is None or fused_of != self._fused_of:
-            self._fused = copy.deepcopy(stages).eval()
-            fold_batch_norms(self._fused)
-            fuse_for_cpu(self._fused.to(dtype))
-            self._fused_of = fused_of
+        if fused_of != self._fused_of:
+            self._fused, self._fused_of = fused_copy(stages, dtype), fused_of
+        if self._fused is None:
+            return stages(images)
         with torch.autocast(kind, enabled=False) if autocast else nullcontext():
             return self._fused(images.to(dtype))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_fused": None}
+        return {**vars(self), "_fused": None, "_fused_of": None}
 
 
 class CaptionModel(nn.Module):
@@ -186,21 +151,3 @@ class CaptionModel(nn.Module):
         """
         memory = self.decoder.prepare(grid).select(image_index, seeds)
         return self.decoder(memory, tokens, lengths, style)
-
-    def inference_copy(
-        self, device: torch.device | str, dtype: torch.dtype = torch.float32
-    ) -> CaptionModel:
-        """Return a copy for inference on a device, as fast as it can be; this one stays as it is.
-
-        It is in evaluation mode, with batch norms folded into convolutions and, on a CPU, fused
-        convolutions (`fused_encoder.py`). It cannot be trained.
-
-        Args:
-            dtype: Type of the encoder, most of the work; the decoder stays in float32.
-        """
-        model = copy.deepcopy(self).to(device)
-        fold_batch_norms(model.encoder)
-        # The convolutions of a CPU are up to twice as fast on channels-last tensors.
-        model.encoder.to(dtype).to(memory_format=torch.channels_last)
-        fuse_for_cpu(model.encoder.backbone.stages)
-        return model.eval()

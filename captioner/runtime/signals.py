@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import TypeVar
 
+Item = TypeVar("Item")
+
+JOIN_TIMEOUT_S = 5
 # Those that end a run; Windows has no SIGHUP.
 SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -67,3 +72,21 @@ def defer_signals() -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
         for number in received:
             signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def started_workers(loader: Iterable[Item]) -> Iterator[Iterator[Item]]:
+    """Context with the items of a DataLoader, whose worker processes end with it."""
+    before, started = set(multiprocessing.active_children()), set()
+    try:
+        with defer_signals():
+            try:
+                items = iter(loader)
+            finally:
+                started = set(multiprocessing.active_children()) - before
+        yield items
+    finally:
+        for process in started:  # they ignore the SIGTERM that PyTorch would send
+            process.kill()
+        for process in started:
+            process.join(JOIN_TIMEOUT_S)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from captioner.config import Config, LossConfig
 from captioner.data.batch import Batch
-from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import Teachers, load_teachers
-from captioner.training.losses import caption_losses
-from captioner.training.reinforce import Reinforce, build_reinforce
+from captioner.training.losses import attention_statistics, caption_losses
+from captioner.training.reinforce import Reinforce, build_reinforce, repeat_captions
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.training.word_concepts import WordConcepts, build_word_concepts
 
@@ -28,8 +26,8 @@ class CrossEntropyTask(TrainingTask):
         samples: Attention samples of each caption, with `reinforce`.
         teachers: Trained models whose word probabilities are learned in addition.
         word_concepts: Loss that ties words to cells and learns from text alone, or None.
-        styles: Styles of captions in addition to the plain one; each gets a learned embedding that
-            is added to the start token's. The plain style, used at inference, adds nothing.
+        styles: Styles of captions in addition to the plain one, which inference uses; each gets a
+            learned embedding that is added to the start token's.
     """
 
     def __init__(
@@ -75,12 +73,11 @@ class CrossEntropyTask(TrainingTask):
         )
 
     def forward(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch.
-
-        Metrics: those of `caption_losses`, `attention_statistics` and `word_concepts`.
-        """
-        repeated = batch.repeated(self.samples)
-        lengths = repeated.lengths
+        """Return the loss of a batch, with the metrics of its terms and of its attention."""
+        repeated = batch
+        if self.reinforce is not None:
+            repeated = repeat_captions(batch, self.samples)
+        lengths, words, captions = repeated.lengths, repeated.words, repeated.captions
         if not len(batch):  # other processes have captions
             return self._without_captions(repeated)
         grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
@@ -93,8 +90,14 @@ class CrossEntropyTask(TrainingTask):
         style = None
         if self.styles is not None and repeated.styles is not None:
             style = self.styles(repeated.styles)
-        output = self.model(grid, repeated.image_index, repeated.tokens, lengths, style, seeds)
-
+        predict = partial(
+            self.model,
+            image_index=repeated.image_index,
+            tokens=repeated.tokens,
+            lengths=lengths,
+            style=style,
+        )
+        output = predict(grid, seeds=seeds)
         metrics = caption_losses(
             output,
             repeated.targets,
@@ -103,27 +106,20 @@ class CrossEntropyTask(TrainingTask):
             reinforce=self.reinforce,
             weights=repeated.weights,
             taught=taught,
-            words=repeated.words,
-            captions=repeated.captions,
+            words=words,
+            captions=captions,
         )
-        metrics |= attention_statistics(output, lengths, repeated.words, repeated.captions)
+        metrics |= attention_statistics(output, lengths, words, captions)
         total = metrics["total"]
         if self.loss.attention_effect:
-            at_random = self.model(
-                replace(grid, at_random=True),
-                repeated.image_index,
-                repeated.tokens,
-                lengths,
-                style,
-                None if seeds is None else seeds + 1,
-            )
+            seeds = None if seeds is None else seeds + 1
             effect_loss, effect_metrics = attention_effect_loss(
                 output,
-                at_random,
+                predict(replace(grid, at_random=True), seeds=seeds),
                 repeated.targets,
                 lengths,
                 effect=self.loss.attention_effect,
-                words=repeated.words,
+                words=words,
             )
             total = total + self.loss.attention_effect_weight * effect_loss
             metrics |= effect_metrics
@@ -143,35 +139,3 @@ class CrossEntropyTask(TrainingTask):
             concepts_loss, metrics = self.word_concepts(self.model, None, batch)
             total = total + concepts_loss
         return LossOutput(total, {**metrics, "total": total.detach()})
-
-
-@torch.no_grad()
-def attention_statistics(
-    output: TeacherForcingOutput,
-    lengths: Tensor,
-    words: float | None = None,
-    captions: float | None = None,
-) -> dict[str, Tensor]:
-    """Return metrics that show whether attention is alive: means over the words of a batch.
-
-    Args:
-        lengths, words, captions: As in `Batch`; a caption of T words has T - 1 pairs of
-            neighbouring words.
-
-    Returns:
-        attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].
-        attention_change: Total variation distance between neighbouring words' maps, in [0, 1].
-        beta: The gate, where there is one.
-    """
-    words = float(lengths.sum()) if words is None else words
-    pairs = words - (len(lengths) if captions is None else captions)
-    maps, uniform = output.maps, math.log(max(2, output.maps.shape[2]))
-    running = maps[:, 1:].any(-1)  # [N, T - 1]; a map is zero where a caption has ended
-    change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
-    statistics = {
-        "attention_entropy": output.entropy.sum() / (uniform * words),
-        "attention_change": change.sum() / (pairs or 1.0),  # without a pair there is no change
-    }
-    if output.beta is not None:
-        statistics["beta"] = output.beta.sum() / words
-    return statistics

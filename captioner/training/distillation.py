@@ -39,6 +39,24 @@ class TeacherTargets:
         maps = None if self.maps is None else self.maps.repeat_interleave(times, 0)
         return TeacherTargets(self.probs.repeat_interleave(times, 0), maps)
 
+    def attention_divergence(self, maps: Tensor) -> Tensor:
+        """Return the Kullback-Leibler divergence [N, T] in nats of maps [N, T, L] from theirs.
+
+        Both are zero where a caption has ended, and so is the result.
+
+        Raises:
+            ConfigError: The teachers' grid has another number of cells.
+        """
+        assert self.maps is not None
+        if maps.shape != self.maps.shape:
+            raise ConfigError(
+                f"loss.attention_distillation: a teacher attends to {self.maps.shape[-1]} cells "
+                f"and this model to {maps.shape[-1]}; use 0, or a teacher with the same grid"
+            )
+        smallest = torch.finfo(maps.dtype).tiny
+        ratio = self.maps.clamp_min(smallest).log() - maps.clamp_min(smallest).log()
+        return (self.maps * ratio).sum(-1)
+
 
 class Teachers:
     """Trained models that read a batch's captions on its images, as the student does.

@@ -1,15 +1,15 @@
-"""The loss of teacher-forced captions, as named terms."""
+"""Losses and statistics of teacher-forced captions, by name."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from captioner.config import LossConfig
-from captioner.errors import ConfigError
 from captioner.models.decoders.base import TeacherForcingOutput
 
 if TYPE_CHECKING:
@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 
 def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
-    """Return the penalty of equation 14 for each caption, before lambda.
+    """Return the penalty [N] of equation 14 for captions with maps [N, T, L], before lambda.
 
-    It is the sum over cells of (1 - sum over words of alpha)^2. (The original code averages over
-    the cells and sums over the batch, which makes its lambda N / L of this one.)
-
-    Args:
-        maps: [N, T, L], zero where a caption has ended, so that padding adds nothing.
-
-    Returns:
-        [N].
+    It is the sum over cells of (1 - sum over words of alpha)^2; maps are zero where a caption has
+    ended. (The original code averages over the cells and sums over the batch, which makes its
+    lambda N / L of this one.)
     """
     return (1.0 - maps.sum(1)).square().sum(1)
 
@@ -52,25 +47,23 @@ def caption_losses(
     Args:
         targets, lengths, weights, words, captions: As in `Batch`; weights are of what is minimised
             of the cross-entropy.
-        loss: Weights of the terms.
-        reinforce: Terms of equation 12 for sampled attention, or None.
-        taught: Predictions of teachers (Hinton et al., 2015), or None.
+        reinforce: Terms of equation 12 for sampled attention.
+        taught: Predictions of teachers (Hinton et al., 2015).
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
         `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda), with
-        teachers' attention `attention_divergence` (Kullback-Leibler, nats per word), and the
-        metrics of `reinforce`.
+        teachers' attention `attention_divergence` (nats per word), and the metrics of `reinforce`.
 
     Raises:
         ConfigError: The teachers' grid has another number of cells than the model's.
     """
-    packed = pack_padded_sequence(targets, lengths, batch_first=True).data  # [M], by step
-    words = len(packed) if words is None else words
+    packed = pack_padded_sequence(targets, lengths, batch_first=True)  # data [M], by step
+    words = len(packed.data) if words is None else words
     captions = len(lengths) if captions is None else captions
     at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
     log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
-    word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
+    word_log_probs = log_probs.gather(1, packed.data.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     # Without smoothing, its gradient of zeros would cost as much as that of the words.
     if smoothing := loss.label_smoothing:
@@ -86,11 +79,12 @@ def caption_losses(
     total = smoothed + loss.doubly_stochastic * (captions / words) * penalty
     metrics: dict[str, Tensor] = {}
     if taught is not None and taught.maps is not None:
-        divergence = _attention_divergence(output.maps, taught.maps).sum() / words
+        divergence = taught.attention_divergence(output.maps).sum() / words
         total = total + loss.attention_distillation * divergence
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
-        reinforce_loss, reinforce_metrics = reinforce(output, word_log_probs, lengths, words)
+        by_step = PackedSequence(word_log_probs, packed.batch_sizes)
+        reinforce_loss, reinforce_metrics = reinforce(output, by_step, lengths, words)
         total = total + reinforce_loss
         metrics |= reinforce_metrics
     return {
@@ -102,16 +96,33 @@ def caption_losses(
     }
 
 
-def _attention_divergence(maps: Tensor, wanted: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence [N, T] of maps from wanted ones, [N, T, L], in nats.
+@torch.no_grad()
+def attention_statistics(
+    output: TeacherForcingOutput,
+    lengths: Tensor,
+    words: float | None = None,
+    captions: float | None = None,
+) -> dict[str, Tensor]:
+    """Return metrics that show whether attention is alive: means over the words of a batch.
 
-    Both are zero where a caption has ended, and so is the result.
+    Args:
+        lengths, words, captions: As in `Batch`; a caption of T words has T - 1 pairs of
+            neighbouring words.
+
+    Returns:
+        attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].
+        attention_change: Total variation distance between neighbouring words' maps, in [0, 1].
+        beta: The gate, where there is one.
     """
-    if maps.shape != wanted.shape:
-        raise ConfigError(
-            f"loss.attention_distillation: a teacher attends to {wanted.shape[-1]} cells and this "
-            f"model to {maps.shape[-1]}; use 0, or a teacher with the same grid"
-        )
-    smallest = torch.finfo(maps.dtype).tiny
-    ratio = wanted.clamp_min(smallest).log() - maps.clamp_min(smallest).log()
-    return (wanted * ratio).sum(-1)
+    words = float(lengths.sum()) if words is None else words
+    pairs = words - (len(lengths) if captions is None else captions)
+    maps, uniform = output.maps, math.log(max(2, output.maps.shape[2]))
+    running = maps[:, 1:].any(-1)  # [N, T - 1]; a map is zero where a caption has ended
+    change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
+    statistics = {
+        "attention_entropy": output.entropy.sum() / (uniform * words),
+        "attention_change": change.sum() / (pairs or 1.0),  # without a pair there is no change
+    }
+    if output.beta is not None:
+        statistics["beta"] = output.beta.sum() / words
+    return statistics

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from captioner.config import Config
+from captioner.data.batch import Batch
 from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step, unpack_by_step
 from captioner.runtime.distributed import mean_over_processes
+from captioner.runtime.draws import child_seeds
 
 
 class Baseline(nn.Module, ABC):
@@ -163,22 +167,22 @@ class Reinforce(nn.Module):
     def forward(
         self,
         output: TeacherForcingOutput,
-        word_log_probs: Tensor,
+        word_log_probs: PackedSequence,
         lengths: Tensor,
         words: float | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is added to the loss, and metrics.
 
         Args:
-            word_log_probs: [M], of the target words, packed by step.
+            word_log_probs: Of the target words, data [M].
             lengths, words: As in `Batch`.
 
         Returns:
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
             a word whose context is the expectation).
         """
-        words = len(word_log_probs) if words is None else words
-        rewards, count = self._rewards(word_log_probs.detach(), lengths)
+        words = len(word_log_probs.data) if words is None else words
+        rewards, count = self._rewards(word_log_probs)
         baseline, baseline_loss = self.baseline(rewards, count, output.queries, lengths, words)
         advantage = rewards - baseline
         reinforce = -(advantage * output.log_prob).sum() / words
@@ -190,10 +194,13 @@ class Reinforce(nn.Module):
         spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
 
-    def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _rewards(self, word_log_probs: PackedSequence) -> tuple[Tensor, Tensor]:
         """Return rewards [N, T] and the words that each sums; zero where a caption has ended."""
-        by_word = unpack_by_step(word_log_probs, lengths)
-        running = unpack_by_step(torch.ones_like(word_log_probs), lengths)
+        values, batch_sizes = word_log_probs.data.detach(), word_log_probs.batch_sizes
+        by_word, running = (
+            pad_packed_sequence(PackedSequence(x, batch_sizes), batch_first=True)[0]
+            for x in (values, torch.ones_like(values))
+        )
         if self.credit == "caption":
             total, count = by_word.sum(1, keepdim=True), running.sum(1, keepdim=True)
             return total * running, count * running
@@ -202,6 +209,28 @@ class Reinforce(nn.Module):
             return values.flip(1).cumsum(1).flip(1)
 
         return from_here_on(by_word), from_here_on(running)
+
+
+def repeat_captions(batch: Batch, times: int) -> Batch:
+    """Return a batch with every caption `times` times in a row, one for each sample of attention.
+
+    The images stay as they are; each repetition has a seed of its own.
+    """
+    if times == 1:
+        return batch
+    captions = ("image_index", "targets", "lengths", "weights", "styles")
+    values = {name: getattr(batch, name) for name in captions}
+    repeated: dict[str, Any] = {
+        name: value.repeat_interleave(times, 0)
+        for name, value in values.items()
+        if value is not None
+    }
+    if batch.seeds is not None:
+        number = torch.arange(times, device=batch.seeds.device)
+        repeated["seeds"] = child_seeds(batch.seeds.unsqueeze(1), number).flatten()
+    if batch.words is not None and batch.captions is not None:
+        repeated |= {"words": times * batch.words, "captions": times * batch.captions}
+    return replace(batch, **repeated)
 
 
 def build_reinforce(config: Config) -> Reinforce:

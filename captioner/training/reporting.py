@@ -1,13 +1,17 @@
-"""Reports of a validation: on the terminal and as sample pictures."""
+"""Reports of a run: a validation on the terminal and as sample pictures, and a failure."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from PIL import Image
 
+from captioner.data.batch import Batch
 from captioner.data.transforms import open_image
-from captioner.errors import ImageError
+from captioner.errors import CaptionerError, ImageError
 from captioner.files import save_bytes
 from captioner.log import logger
 from captioner.training.run_log import RunLog
@@ -97,3 +101,18 @@ def _keep(caption: Caption, image: Image.Image, folder: Path, epoch: int) -> Non
         save_bytes(jpeg(small), folder / "photo.jpg")
     # A resumed run writes its epochs anew.
     save_npz(caption_arrays(caption), folder / f"epoch-{epoch:04d}.npz")
+
+
+def gradients_not_finite(batches: Sequence[Batch], path: Path, steps: int) -> CaptionerError:
+    """Keep the batches of the last of many steps in a row whose gradient was not finite.
+
+    Returns:
+        The error that ends the run.
+    """
+    buffer = io.BytesIO()  # in memory: PyTorch's own message of a full disk is no sentence
+    torch.save([{**vars(batch), "tokens": batch.tokens} for batch in batches], buffer)
+    save_bytes(buffer.getvalue(), path)
+    return CaptionerError(
+        f"the gradient was not finite in {steps} steps in a row; the last batch is in {path}; "
+        "lower optim.lr or set optim.clip_norm, and start from an earlier model"
+    )

@@ -34,7 +34,7 @@ from captioner.runtime.distributed import (
     rank,
 )
 from captioner.training.checkpointing import restore_checkpoint
-from captioner.training.run_log import logged_progress
+from captioner.training.metrics_file import logged_progress
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 

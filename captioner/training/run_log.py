@@ -14,9 +14,7 @@ from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 from captioner.errors import CaptionerError
-from captioner.files import save_bytes
-
-LOG = "metrics.jsonl"
+from captioner.training import metrics_file
 
 
 class RunLog:
@@ -24,32 +22,19 @@ class RunLog:
 
     JSON knows neither NaN nor infinity: such a figure is null there, and itself in TensorBoard.
     Opened at a step, it forgets what was written after that step, so that a resumed run writes the
-    same log as one that was never interrupted. A context manager; it closes at the end.
+    same log as one that was never interrupted.
 
     Raises:
         CaptionerError: From each method, when the disk refuses.
     """
 
     def __init__(self, run: Path, *, resume_step: int) -> None:
-        self.run, self.path = run, run / LOG
+        self.run, self.path = run, run / metrics_file.NAME
         with self._explained_errors():
             run.mkdir(parents=True, exist_ok=True)
-            kept = []
-            if self.path.exists():
-                lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-                kept = [
-                    line for line in lines if _parsed(line).get("step", math.inf) <= resume_step
-                ]
-            entries = map(_parsed, kept)
+            entries = metrics_file.keep_entries(self.path, last_step=resume_step)
             self._validated = {e.get("epoch") for e in entries if e.get("kind") == "validation"}
-            save_bytes("".join(f"{line}\n" for line in kept).encode(), self.path)
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
-
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Write what TensorBoard still holds."""
@@ -99,24 +84,3 @@ class RunLog:
                 f"{self.run}: the run's figures cannot be written "
                 f"({error.strerror or error}); free some disk, and go on with --resume"
             ) from None
-
-
-def logged_progress(run: Path) -> tuple[int, int]:
-    """Return the last step in a run's log and its epoch, counted from 0; zeros without a log."""
-    try:
-        lines = (run / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return 0, 0
-    return max(((e.get("step", 0), e.get("epoch", 0)) for e in map(_parsed, lines)), default=(0, 0))
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    """Return an entry; an empty one for a line that is damaged, or that a crash cut short."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(entry, dict):
-        return {}
-    whole = all(isinstance(entry.get(name, 0), int) for name in ("step", "epoch"))
-    return entry if whole else {}

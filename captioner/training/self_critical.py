@@ -21,7 +21,7 @@ from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import draw_words
 from captioner.training.caption_consensus import caption_reward
-from captioner.training.cross_entropy import attention_statistics
+from captioner.training.losses import attention_statistics
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.types import Grid
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
-from captioner.files import save_bytes
 from captioner.log import logger, progress_bar
 from captioner.runtime.cores import available_cores
 from captioner.runtime.device import autocast
@@ -32,6 +31,7 @@ from captioner.runtime.distributed import (
 )
 from captioner.training.interrupts import DeferredInterrupts
 from captioner.training.optimizer import AveragedModel, build_optimizer
+from captioner.training.reporting import gradients_not_finite
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.task import LossOutput, TrainingTask
@@ -71,8 +71,8 @@ class StepLoop(ABC):
             KeyboardInterrupt: A signal came; no step is half done unless interrupts are deferred.
             CaptionerError: The run cannot go on; likewise.
         """
-        config = self.config.train
-        num_batches = len(self.setup.batches.epoch(self.epoch))
+        config, setup = self.config.train, self.setup
+        num_batches = len(setup.batches.epoch(self.epoch))
         self.task.train()
         bar = progress_bar(
             desc=f"epoch {self.epoch + 1}/{config.epochs}",
@@ -81,21 +81,30 @@ class StepLoop(ABC):
             unit="batch",
             disable=self.rank > 0,
         )
+        loader = load_batches(
+            setup.dataset,
+            setup.batches,
+            self.epoch,
+            first=self.batch,
+            share=(self.rank, self.processes),
+            workers=min(self.config.data.workers, available_cores()),
+            pin_memory=self.device.type == "cuda",
+        )
         first_step = saved_step = self.step
         started, waiting = time.perf_counter(), 0.0
         self.interrupts.deferred = True  # also while batches are fetched, or workers would die
-        micro_batches = self._micro_batches(num_batches)
         with bar:
             while True:
                 asked = time.perf_counter()
                 try:
-                    batches = next(micro_batches, None)
+                    batches = list(islice(loader, self.config.optim.accumulate))
                 except CaptionerError:
                     self.interrupts.deferred = False
                     raise
-                waiting += time.perf_counter() - asked
-                if batches is None:
+                if not batches:
                     break
+                waiting += time.perf_counter() - asked
+                self.report_unreadable([image for batch in batches for image in batch.unreadable])
                 counted = self._counted(batches)
                 self.batch += len(batches)
                 bar.update(len(batches))
@@ -117,26 +126,6 @@ class StepLoop(ABC):
                     self.save()
                     saved_step = self.step
         self.interrupts.release()
-
-    def _micro_batches(self, num_batches: int) -> Iterator[list[Batch]]:
-        """Yield the batches of each optimizer step of the rest of the epoch."""
-        loader = load_batches(
-            self.setup.dataset,
-            self.setup.batches,
-            self.epoch,
-            first=self.batch,
-            share=(self.rank, self.processes),
-            workers=min(self.config.data.workers, available_cores()),
-            pin_memory=self.device.type == "cuda",
-        )
-        batches: list[Batch] = []
-        for number, batch in enumerate(loader, start=self.batch + 1):
-            if batch.unreadable:
-                self.report_unreadable(batch.unreadable)
-            batches.append(batch)
-            if number % self.config.optim.accumulate == 0 or number == num_batches:
-                yield batches
-                batches = []
 
     def _counted(self, batches: list[Batch]) -> list[Batch]:
         """Return the batches that hold a caption, with the counts that their losses divide by.
@@ -173,24 +162,12 @@ class StepLoop(ABC):
             device=self.device,
         )
         self.skipped_steps = 0 if output.updated else self.skipped_steps + 1
-        if not output.updated:
-            self._report_skipped(batches)
-        return output
-
-    def _report_skipped(self, batches: list[Batch]) -> None:
-        """Report a step whose gradient is not finite, and end the run after many in a row."""
-        if self.rank == 0:
+        if not output.updated and self.rank == 0:
             logger.warning(f"step {self.step}: the gradient is not finite, step skipped")
-        if self.skipped_steps < MAX_SKIPPED_STEPS:
-            return
-        path = self.run / f"not_finite_batch{self.rank or ''}.pt"
-        buffer = io.BytesIO()  # in memory: PyTorch's own message of a full disk is no sentence
-        torch.save([{**vars(batch), "tokens": batch.tokens} for batch in batches], buffer)
-        save_bytes(buffer.getvalue(), path)
-        raise CaptionerError(
-            f"the gradient was not finite in {MAX_SKIPPED_STEPS} steps in a row; the last batch is "
-            f"in {path}; lower optim.lr or set optim.clip_norm, and start from an earlier model"
-        )
+        if self.skipped_steps >= MAX_SKIPPED_STEPS:
+            path = self.run / f"not_finite_batch{self.rank or ''}.pt"
+            raise gradients_not_finite(batches, path, MAX_SKIPPED_STEPS)
+        return output
 
     def _metrics(self, step: StepOutput) -> dict[str, Any]:
         """Return the figures of a step for the log: means over the whole batch."""
@@ -199,11 +176,9 @@ class StepLoop(ABC):
             metrics = mean_by_name(metrics)
         if "advantage" in metrics:  # a mean square, as only that of all processes is their mean
             metrics["advantage"] = math.sqrt(metrics["advantage"])
-        rates = [group["lr"] for group in self.optimizer.param_groups if group["clip"]]
+        rate = max(group["lr"] for group in self.optimizer.param_groups if group["clip"])
         norm = float(step.gradient_norm)
-        return {
-            "epoch": self.epoch, **metrics, "learning_rate": max(rates), "gradient_norm": norm
-        }  # fmt: skip
+        return {"epoch": self.epoch, **metrics, "learning_rate": rate, "gradient_norm": norm}
 
     def report_unreadable(self, images: list[tuple[str, str]]) -> None:
         """Name images that were left out, each once, with the reason."""
@@ -215,17 +190,11 @@ class StepLoop(ABC):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Result of an optimizer step.
+    """Result of an optimizer step."""
 
-    Args:
-        output: Loss output of the last micro-batch.
-        gradient_norm: Scalar, before clipping.
-        updated: Whether the weights were updated; they are not when the gradient is not finite.
-    """
-
-    output: LossOutput
-    gradient_norm: Tensor
-    updated: bool
+    output: LossOutput  # of the last micro-batch
+    gradient_norm: Tensor  # scalar, before clipping
+    updated: bool  # the weights; they are not when the gradient is not finite
 
 
 def training_step(
@@ -241,8 +210,7 @@ def training_step(
     """Update the task's parameters once, by the mean gradient of some batches.
 
     Args:
-        task: Owns all trainable parameters; wrapped by DistributedDataParallel where there are
-            several processes.
+        task: Owns all trainable parameters.
         batches: Micro-batches, at least one; none is empty in all processes.
         optimizer: Its groups hold `base_lr` and `clip` (see `build_optimizer`).
         learning_rate_factor: Multiplies each group's `base_lr`.
@@ -250,11 +218,8 @@ def training_step(
     """
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * learning_rate_factor
-    optimizer.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, start=1):
-        # What dropout draws is a function of the batch, so that a checkpoint need not hold the
-        # state of a generator (and of each process's).
-        torch.manual_seed(batch.seed)
+        torch.manual_seed(batch.seed)  # so that a checkpoint need not hold dropout's generators
         exchange: AbstractContextManager[object] = nullcontext()
         if isinstance(task, DistributedDataParallel) and number < len(batches):
             exchange = task.no_sync()  # once a step, while the last backward pass goes on
@@ -274,7 +239,7 @@ def training_step(
 def learning_rate_factor(
     step: int, *, schedule: str, warmup_steps: int, total_steps: int, drops: int = 0
 ) -> float:
-    """Return the factor on the base rates at a step, a pure function of its arguments.
+    """Return the factor on the base rates at a step.
 
     Linear warm-up, then constant, half a cosine down to zero at `total_steps`, or (plateau) a
     tenth for each drop so far.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Trainer(StepLoop):
         """
         run_log: AbstractContextManager[RunLog | None] = nullcontext()
         if self.rank == 0:
-            run_log = RunLog(self.run, resume_step=self.step)
+            run_log = closing(RunLog(self.run, resume_step=self.step))
         with run_log as log:
             if log is not None:
                 log.write_validation(self.last_validation)  # unless it is there

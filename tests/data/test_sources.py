@@ -31,6 +31,7 @@ from captioner.data.readers import (
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
+from captioner.training.reinforce import repeat_captions
 
 VOCABULARY = Vocabulary(tiny.WORDS)
 
@@ -128,7 +129,7 @@ def test_styles_and_loss_weights_are_per_caption(two: list[SourceConfig]) -> Non
     assert sorted(sources.tolist()) == [0, 0, 1, 1]
     assert batch.styles.tolist() == sources.tolist()
     assert batch.weights.tolist() == np.where(sources == 0, 0.5, 1.0).tolist()
-    repeated = batch.repeated(3)
+    repeated = repeat_captions(batch, 3)
     assert repeated.styles.tolist() == np.repeat(batch.styles.numpy(), 3).tolist()
     assert torch.equal(repeated.tokens[::3], batch.tokens)
     assert repeated.inputs is batch.inputs

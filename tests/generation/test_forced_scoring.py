@@ -12,7 +12,7 @@ from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.generation import score, score_captions
-from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.attention import AdditiveScore, Attention, SoftSelect, Window
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
@@ -24,7 +24,7 @@ def random_decoder(**settings: Any) -> LSTMDecoder:
     torch.manual_seed(0)
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captioner.engines.pytorch import inference_copy
 from captioner.models.backbones.backbone import Backbone, build_backbone
-from captioner.models.backbones.efficientnet_lite import SameConv
-from captioner.models.fused_encoder import (
+from captioner.models.backbones.efficientnet_lite import (
     FusedConv,
     OneByOne,
-    fold_batch_norms,
-    fuse_for_cpu,
+    SameConv,
     onednn_can_pack,
 )
+from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.model import CaptionModel, Encoder, FrozenStages
 
 ONEDNN = pytest.mark.skipif(
@@ -221,23 +221,6 @@ def test_networks_of_other_makes_are_left_alone() -> None:
 # --- frozen stages --------------------------------------------------------------------------------
 
 
-def test_an_inference_copy_leaves_the_model_as_it_is(plain: Backbone) -> None:
-    decoder: Any = nn.Dropout()
-    model = CaptionModel(Encoder(copy.deepcopy(plain), trainable_from="blocks.5"), decoder).train()
-    types, modes = zip(*((type(m), m.training) for m in model.modules()), strict=True)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    fused = model.inference_copy("cpu", torch.bfloat16)
-    assert [type(m) for m in model.modules()] == list(types)
-    assert [m.training for m in model.modules()] == list(modes)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    assert not any(m.training for m in fused.modules())
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
-    assert {value.dtype for value in fused.encoder.parameters()} == {torch.bfloat16}
-    ours = {value.data_ptr() for value in fused.parameters()}
-    assert not ours & {value.data_ptr() for value in model.parameters()}
-
-
 @torch.no_grad()
 def test_frozen_stages_follow_their_weights(plain: Backbone) -> None:
     backbone, photos = copy.deepcopy(plain), photos_of(64, 64)
@@ -277,7 +260,7 @@ def test_frozen_stages_of_an_encoder_are_its_backbones_alone(plain: Backbone) ->
     photos = photos_of(64, 64)
     assert not torch.equal(other.frozen_features(photos), encoder.frozen_features(photos))
     decoder: Any = nn.Identity()
-    encoder = CaptionModel(encoder, decoder).inference_copy("cpu").encoder
+    encoder = inference_copy(CaptionModel(encoder, decoder), "cpu").encoder
     with torch.no_grad():
         assert torch.equal(encoder.frozen_features(photos), encoder.backbone.stages[:2](photos))
         expected = plain(photos).flatten(2).transpose(1, 2)

@@ -12,7 +12,7 @@ import torch
 
 from captioner.generation import Hypothesis
 from captioner.models.decoders.base import TeacherForcingOutput
-from captioner.training.cross_entropy import attention_statistics
+from captioner.training.losses import attention_statistics
 from captioner.training.reporting import warnings
 from captioner.training.validation import generated_attention_statistics
 

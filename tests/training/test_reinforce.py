@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig, LossConfig
 from captioner.models.attention import select as selecting
@@ -179,20 +180,26 @@ def test_the_mean_estimate_is_the_exact_gradient_within_its_standard_error(
     assert error < 0.2 * exact.norm(), "too noisy to say anything"
 
 
+def by_step(values: Tensor, lengths: Tensor) -> PackedSequence:
+    """Return values [M], packed by step, with the number of captions at each step."""
+    steps = torch.ones(len(lengths), int(lengths.max()))
+    return PackedSequence(values, pack_padded_sequence(steps, lengths, True).batch_sizes)
+
+
 class WrongReward(Reinforce):
     """Rewards a reading with what another reading of the batch was worth."""
 
-    def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        rewards, count = super()._rewards(word_log_probs, lengths)
+    def _rewards(self, word_log_probs: PackedSequence) -> tuple[Tensor, Tensor]:
+        rewards, count = super()._rewards(word_log_probs)
         return rewards.roll(2, 0), count
 
 
 class ForgottenFirstWord(Reinforce):
     """Rewards a sampled cell with the words after it only, as if it did not affect its own."""
 
-    def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        own = unpack_by_step(word_log_probs, lengths)
-        rewards, count = super()._rewards(word_log_probs, lengths)
+    def _rewards(self, word_log_probs: PackedSequence) -> tuple[Tensor, Tensor]:
+        own, _ = pad_packed_sequence(word_log_probs, batch_first=True)
+        rewards, count = super()._rewards(word_log_probs)
         return rewards - own, count
 
 
@@ -289,9 +296,9 @@ def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], li
 def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     forced, log_probs, lengths = random_forced()
     hard = Reinforce(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
-    loss, parts = hard(forced, log_probs, lengths)
+    loss, parts = hard(forced, by_step(log_probs, lengths), lengths)
     rewards, counts = plain_rewards(log_probs, credit)
-    found, found_counts = hard._rewards(log_probs, lengths)
+    found, found_counts = hard._rewards(by_step(log_probs, lengths))
     assert found.tolist() == [pytest.approx(row, rel=1e-12, abs=1e-12) for row in rewards]
     assert found_counts.tolist() == counts
     reinforce = entropy = squares = 0.0
@@ -333,7 +340,7 @@ def test_where_nothing_was_sampled_there_is_nothing_to_reinforce() -> None:
     forced, log_probs, lengths = random_forced()
     with torch.no_grad():
         forced.log_prob.zero_()
-    loss, parts = Reinforce(NoBaseline(), entropy=0.0)(forced, log_probs, lengths)
+    loss, parts = Reinforce(NoBaseline(), entropy=0.0)(forced, by_step(log_probs, lengths), lengths)
     assert loss.item() == 0
     assert parts["advantage"].item() == 0
 
@@ -350,7 +357,7 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
             for row in range(4)
             for t in range(4)
         )
-        loss, _ = hard(forced, log_probs, lengths)
+        loss, _ = hard(forced, by_step(log_probs, lengths), lengths)
         assert loss.item() == pytest.approx(expected / sum(ROWS), rel=1e-10)
         average = 0.9 * average + 0.1 * log_probs.mean().item()
         weight = 0.9 * weight + 0.1
@@ -363,9 +370,9 @@ def test_a_loss_that_is_not_finite_leaves_the_moving_average_as_it_was() -> None
     """The step of it is skipped, and so is its reward. (A learned baseline: test_step.py.)"""
     hard = hard_loss("moving_average", "future")
     forced, log_probs, lengths = random_forced(0)
-    hard(forced, log_probs, lengths)
+    hard(forced, by_step(log_probs, lengths), lengths)
     before = copy.deepcopy(hard.baseline.state_dict())
-    hard(forced, torch.full_like(log_probs, -torch.inf), lengths)
+    hard(forced, by_step(torch.full_like(log_probs, -torch.inf), lengths), lengths)
     torch.testing.assert_close(dict(hard.baseline.state_dict()), dict(before), rtol=0, atol=0)
 
 
@@ -421,7 +428,7 @@ def test_the_learned_baseline_and_its_squared_error_are_plain_loops(credit: Any)
     weight, bias = hard.baseline.value.weight[0].tolist(), hard.baseline.value.bias.item()
     rewards, counts = plain_rewards(log_probs, credit)
     queries = unpack_by_step(forced.queries, lengths).tolist()
-    loss, _ = hard(forced, log_probs, lengths)
+    loss, _ = hard(forced, by_step(log_probs, lengths), lengths)
     expected = 0.0
     for row, length in enumerate(ROWS):
         for t in range(length):
@@ -472,7 +479,7 @@ def test_a_baseline_that_is_saved_and_restored_goes_on_bit_for_bit(kind: str) ->
         found = []
         for batch in batches:
             forced, log_probs, lengths = random_forced(batch)
-            loss, _ = hard(forced, log_probs, lengths)
+            loss, _ = hard(forced, by_step(log_probs, lengths), lengths)
             found.append(loss.detach())
             learned = list(hard.parameters())
             for parameter in learned:

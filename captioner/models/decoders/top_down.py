@@ -9,15 +9,15 @@ from captioner.config import DecoderConfig
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
 from captioner.models.decoders.lstm import (
+    LSTMDecoder,
     LSTMState,
-    RecurrentDecoder,
     init_gates,
     lstm_cell,
 )
 from captioner.types import AttentionOutput
 
 
-class TopDownDecoder(RecurrentDecoder):
+class TopDownDecoder(LSTMDecoder):
     """Bottom-up and top-down attention (Anderson et al., 2018, section 3.2), over any grid.
 
     The attention LSTM reads the last word, the mean annotation vector and the language LSTM's last
@@ -39,7 +39,7 @@ class TopDownDecoder(RecurrentDecoder):
         hidden_dim, embed_dim = config.hidden_dim, config.embed_dim
         super().__init__(
             config,
-            attend(),
+            attend,
             vocabulary_size=vocabulary_size,
             feature_dim=feature_dim,
             input_dim=hidden_dim,

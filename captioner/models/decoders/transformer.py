@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captioner.config import DecoderConfig
+from captioner.config import DecoderConfig, require_divisor
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Attention, Memory, require_divisor, split_heads
+from captioner.models.attention.attention import Attention, Memory, split_heads
 from captioner.models.decoders.base import (
     AttentionFactory,
     Decoder,

@@ -14,10 +14,10 @@ from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
-    GlobalWindow,
     Memory,
     Select,
     SoftSelect,
+    Window,
 )
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
@@ -36,7 +36,7 @@ def random_attention(seed: int = 0, window: nn.Module | None = None) -> tuple[At
     for parameter in score.parameters():
         nn.init.normal_(parameter)
     attention = Attention(
-        score, window or GlobalWindow(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
+        score, window or Window(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
     ).double()
     return attention, Grid(torch.randn(B, L, D, dtype=torch.double), ROWS, COLUMNS)
 
@@ -197,7 +197,7 @@ def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -
     torch.manual_seed(0)
     attention = MultiHeadAttention(
         DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=HD),
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         select or SoftSelect(AttentionConfig()),
         values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
     )
@@ -223,7 +223,7 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
     values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
     ours = MultiHeadAttention(
         score,
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         SoftSelect(AttentionConfig()),
         values=values,
     ).double()

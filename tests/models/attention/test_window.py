@@ -15,7 +15,6 @@ from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
-    GlobalWindow,
     SoftSelect,
     Window,
 )
@@ -129,7 +128,7 @@ def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
 )
 def test_a_window_over_everything_is_the_global_one(window: Window) -> None:
     grid, query = random_grid(), random_query()
-    everywhere = attention(GlobalWindow(AttentionConfig(), query_dim=H))
+    everywhere = attention(Window(AttentionConfig(), query_dim=H))
     expected = everywhere(query, everywhere.prepare(grid), 0)
     module = attention(window)
     for position in (0, 2, 9):
@@ -248,4 +247,4 @@ def test_local_m_reads_several_words_at_once_as_it_does_one_by_one() -> None:
 
 
 def test_the_global_window_excludes_nothing() -> None:
-    assert GlobalWindow(AttentionConfig(), query_dim=H)(random_query(), random_grid(), 0) is None
+    assert Window(AttentionConfig(), query_dim=H)(random_query(), random_grid(), 0) is None

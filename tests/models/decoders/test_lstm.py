@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.attention import AdditiveScore, Attention, SoftSelect, Window
 from captioner.models.decoders.base import pack_by_step
 from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
@@ -28,7 +28,7 @@ def random_decoder(seed: int = 0, *, local: bool = False, **settings: Any) -> LS
     torch.manual_seed(seed)
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         SoftSelect(AttentionConfig()),
         local=local,
     )
@@ -83,7 +83,7 @@ def plain_step(
         strict=True,
     )
     h, c = plain.lstm([a + b for a, b in pairs], c)
-    if decoder.deep:  # equation 7, with the original code's tanh
+    if decoder.from_h is not None:  # equation 7, with the original code's tanh
         from_h, from_context = (
             plain.linear(decoder.from_h, h),
             plain.linear(decoder.from_context, context),
@@ -369,7 +369,7 @@ def test_reorder_takes_the_named_hypotheses_of_the_named_photos() -> None:
 def fresh_decoder(**settings: Any) -> LSTMDecoder:
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)

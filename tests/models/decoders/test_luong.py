@@ -14,7 +14,7 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
+from captioner.models.attention.attention import Attention, SoftSelect, Window
 from captioner.models.attention.scores import GeneralScore
 from captioner.models.decoders.luong import LuongDecoder
 from captioner.types import AttentionOutput, Grid
@@ -28,7 +28,7 @@ def random_decoder(**settings: Any) -> LuongDecoder:
     torch.manual_seed(0)
     attention = Attention(
         GeneralScore(AttentionConfig(), query_dim=H, feature_dim=D),
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
 from captioner.generation import score, search
-from captioner.models.attention.attention import GlobalWindow, SoftSelect
+from captioner.models.attention.attention import SoftSelect, Window
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
 from captioner.models.attention.select import HardSelect
@@ -39,7 +39,7 @@ def random_decoder(
             DotScore(
                 AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=D
             ),
-            GlobalWindow(AttentionConfig(), query_dim=H),
+            Window(AttentionConfig(), query_dim=H),
             select(),
             values=HeadValues(feature_dim=D, context_dim=H, heads=grid_heads),
         )

@@ -17,9 +17,9 @@ from captioner.config import EncoderConfig
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import ConfigError, WeightsError
 from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
-from captioner.models.backbones.efficientnet_lite import EfficientNetLite2, SameConv, set_drop_path
-from captioner.models.backbones.efficientnet_source import PREPROCESSING
-from captioner.models.build import build_encoder
+from captioner.models.backbones.efficientnet_lite import SameConv, set_drop_path
+from captioner.models.backbones.efficientnet_source import PREPROCESSING, EfficientNetLite2
+from captioner.models.build import build_encoder, grid_cells
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
 
@@ -196,5 +196,5 @@ def test_cells_are_counted_of_a_moved_encoder_without_changing_it() -> None:
     encoder.to(torch.bfloat16).train()
     encoder.backbone.eval()
     before = {name: module.training for name, module in encoder.named_modules()}
-    assert encoder.cells(96, 96) == 9
+    assert grid_cells(encoder, 96, 96) == 9
     assert {name: module.training for name, module in encoder.named_modules()} == before

@@ -18,7 +18,7 @@ from captioner.config import read_recipe
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CaptionerError, ConfigError, WeightsError
 from captioner.models.backbones.backbone import build_backbone
-from captioner.models.build import build_model, resolved
+from captioner.models.build import build_model, grid_cells, resolved
 from captioner.models.model import Encoder
 
 
@@ -158,7 +158,8 @@ def test_the_clip_recipe_builds_the_papers_grid() -> None:
     recipe = read_recipe("coco_clip")
     with torch.device("meta"):
         model = build_model(recipe, 10, pretrained=False)
-        assert model.encoder.cells(recipe.preprocess.height_px, recipe.preprocess.width_px) == 196
+        size_px = (recipe.preprocess.height_px, recipe.preprocess.width_px)
+        assert grid_cells(model.encoder, *size_px) == 196
     assert resolved(recipe, model).preprocess.mean == (0.48145466, 0.4578275, 0.40821073)
 
 

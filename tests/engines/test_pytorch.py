@@ -1,0 +1,31 @@
+"""What the engine with PyTorch computes with: a copy of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from captioner.engines.pytorch import inference_copy
+from captioner.models.backbones.backbone import build_backbone
+from captioner.models.model import CaptionModel, Encoder
+
+
+def test_an_inference_copy_leaves_the_model_as_it_is() -> None:
+    decoder: Any = nn.Dropout()
+    model = CaptionModel(
+        Encoder(build_backbone("efficientnet_lite2"), trainable_from="blocks.5"), decoder
+    ).train()
+    types, modes = zip(*((type(m), m.training) for m in model.modules()), strict=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fused = inference_copy(model, "cpu", torch.bfloat16)
+    assert [type(m) for m in model.modules()] == list(types)
+    assert [m.training for m in model.modules()] == list(modes)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not any(m.training for m in fused.modules())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
+    assert {value.dtype for value in fused.encoder.parameters()} == {torch.bfloat16}
+    ours = {value.data_ptr() for value in fused.parameters()}
+    assert not ours & {value.data_ptr() for value in model.parameters()}
