@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from programs import Programs
+from programs import Commands, Programs
 from programs import programs as running_programs
 
 from captioner.log import logger
@@ -95,6 +95,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
     """Starts our command line programs."""
     with running_programs(tmp_path_factory.mktemp("programs")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    """Runs our commands in this process, where no promise about a process is tested."""
+    return Commands(tmp_path_factory.mktemp("commands"))
 
 
 @pytest.fixture(scope="session")
