@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from filelock import FileLock
 from programs import Commands, Programs
 from programs import programs as running_programs
 
@@ -110,6 +111,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, *tiny.model(), card="# A tiny model\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_with_graphs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with graphs; made once for all processes of the tests, because it takes seconds."""
+    from captioner.export import export_graphs
+
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of the folders of all processes
+    folder = root / "tiny_with_graphs"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            making = Path(shutil.copytree(tiny_model, f"{folder}.making"))
+            export_graphs(making)
+            making.rename(folder)
     return folder
 
 

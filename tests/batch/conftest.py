@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(model_with_graphs: Path) -> Path:
     """The tiny model with graphs, so that nothing needs PyTorch."""
-    from captioner.export import export_graphs
-
-    folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("models") / "with_graphs")
-    export_graphs(folder)
-    return folder
+    return model_with_graphs
 
 
 @pytest.fixture

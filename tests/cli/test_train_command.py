@@ -17,7 +17,7 @@ import tiny
 from programs import Commands, ProgramResult, Programs, Running
 
 from captioner import Captioner
-from captioner.checkpoint import CHECKPOINTS, STATE, load_training_state, verify
+from captioner.checkpoint import CHECKPOINTS, GRAPHS, STATE, load_training_state, verify
 from captioner.cli.train import parse_settings
 from captioner.config import Config, data_sources, from_yaml, to_yaml
 from captioner.errors import ConfigError
@@ -89,6 +89,7 @@ def test_the_run_folder_holds_the_promised_files(
     assert from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8")) == expected
     verify(run / "last", needs_state=True)
     assert not (run / "best" / STATE).exists()
+    assert all((run / "best" / name).exists() for name in GRAPHS), "it captions without PyTorch"
     assert load_training_state(run / "last")["step"] == 2 * STEPS
 
 
