@@ -29,17 +29,20 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LONGEST = (
     "batch/test_batch.py",
     "cli/test_train_command.py",
+    "training/test_distributed.py",
     "evaluation/test_metrics.py",
+    "cli/test_serve_command.py",
     "cli/test_caption_command.py",
+    "test_fuzzed_folders.py",
+    "batch/test_object_store.py",
     "engines/test_graphs.py",
     "training/test_trainer.py",
     "test_config.py",
+    "test_checkpoint.py",
     "cli/test_evaluate_command.py",
-    "cli/test_serve_command.py",
     "serving/test_web_page.py",
     "visualization/test_viewer.py",
-    "training/test_distributed.py",
-    "test_fuzzed_folders.py",
+    "models/encoders/test_weights.py",
     "cli/test_finetune_command.py",
 )
 
@@ -77,6 +80,14 @@ def log_level() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """What a process wrote outlives it without fsync, which waits milliseconds for each file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")
