@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import tiny
-from programs import Programs
+from filelock import FileLock
+from programs import Commands, Programs
 from programs import programs as running_programs
 
 from captioner.log import logger
@@ -28,17 +29,20 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LONGEST = (
     "batch/test_batch.py",
     "cli/test_train_command.py",
+    "training/test_distributed.py",
     "evaluation/test_metrics.py",
+    "cli/test_serve_command.py",
     "cli/test_caption_command.py",
+    "test_fuzzed_folders.py",
+    "batch/test_object_store.py",
     "engines/test_graphs.py",
     "training/test_trainer.py",
     "test_config.py",
+    "test_checkpoint.py",
     "cli/test_evaluate_command.py",
-    "cli/test_serve_command.py",
     "serving/test_web_page.py",
     "visualization/test_viewer.py",
-    "training/test_distributed.py",
-    "test_fuzzed_folders.py",
+    "models/encoders/test_weights.py",
     "cli/test_finetune_command.py",
 )
 
@@ -78,6 +82,14 @@ def log_level() -> Iterator[None]:
     logger.setLevel(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """What a process wrote outlives it without fsync, which waits milliseconds for each file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real photos and captions: CAPTIONER_DATA, or ../shared/data by the repository."""
@@ -98,12 +110,35 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
 
 
 @pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    """Runs our commands in this process, where no promise about a process is tested."""
+    return Commands(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with random weights: 64 x 96 px, a grid of 2 x 3, twelve words."""
     from captioner.checkpoint import save_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, *tiny.model(), card="# A tiny model\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_with_graphs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with graphs; made once for all processes of the tests, because it takes seconds."""
+    from captioner.export import export_graphs
+
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of the folders of all processes
+    folder = root / "tiny_with_graphs"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            making = Path(shutil.copytree(tiny_model, f"{folder}.making"))
+            export_graphs(making)
+            making.rename(folder)
     return folder
 
 

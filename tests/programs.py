@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TIME_LIMIT_S = 120.0  # generous, for a machine that is busy with other work
@@ -34,6 +35,12 @@ class ProgramResult:
     code: int
     stdout: str
     stderr: str
+
+    @classmethod
+    def of(cls, code: int, folder: Path) -> ProgramResult:
+        """The result of a program that wrote into the files `stdout` and `stderr` of a folder."""
+        texts = ((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        return cls(code, *texts)
 
     def sentence(self) -> str:
         """The one sentence on stderr that a user's mistake with exit code 2 ends in."""
@@ -60,11 +67,7 @@ class Running:
     def wait(self) -> ProgramResult:
         self.wait_until(lambda: self.poll() is not None)
         assert self.code is not None
-        return ProgramResult(
-            self.code,
-            (self.folder / "stdout").read_text(encoding="utf-8"),
-            (self.folder / "stderr").read_text(encoding="utf-8"),
-        )
+        return ProgramResult.of(self.code, self.folder)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Check every few milliseconds; when the time is up, end the program and fail."""
@@ -130,6 +133,66 @@ class Programs:
         assert self.server.stdin is not None
         self.server.stdin.close()
         self.server.wait()
+
+
+class Commands:
+    """Runs the same commands in this process: what they do, write and answer, at less cost.
+
+    What is promised of a process (signals, pipes, what it imports, its exit) needs `Programs`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def run(
+        self, script: str, *arguments: object, cwd: Path = REPOSITORY, **environment: str
+    ) -> ProgramResult:
+        from captioner.__main__ import main
+
+        words = [str(argument) for argument in arguments]
+        if script != "captioner":
+            words.insert(0, script.removesuffix(".py"))
+        self.count += 1
+        folder = self.folder / str(self.count)
+        folder.mkdir()
+        before = os.getcwd(), sys.argv
+        with _written_to(folder), patch.dict(os.environ, environment):
+            os.chdir(cwd)
+            sys.argv = [script, *words]
+            try:
+                code: object = main(words)
+            except SystemExit as ended:
+                code = ended.code
+            finally:
+                os.chdir(before[0])
+                sys.argv = before[1]
+        assert isinstance(code, int), code
+        return ProgramResult.of(code, folder)
+
+
+@contextlib.contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    """Send what is written to standard output and standard error to files, also that of C++."""
+    before = sys.stdout, sys.stderr, os.dup(1), os.dup(2)
+    files = [
+        (folder / name).open("w", encoding="utf-8", errors=errors)
+        for name, errors in (("stdout", "strict"), ("stderr", "backslashreplace"))
+    ]  # as a program's own
+    for descriptor, file in enumerate(files, start=1):
+        os.dup2(file.fileno(), descriptor)
+    sys.stdout, sys.stderr = files
+    try:
+        yield
+    finally:
+        for file in files:
+            file.close()
+        sys.stdout, sys.stderr = before[:2]
+        for descriptor, kept in enumerate(before[2:], start=1):
+            os.dup2(kept, descriptor)
+            os.close(kept)
+
+
+Runs = Programs | Commands
 
 
 @contextlib.contextmanager

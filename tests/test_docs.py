@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from programs import REPOSITORY, ProgramResult, Programs
+from programs import REPOSITORY, Commands, ProgramResult
 
 from captioner.cli import COMMANDS
 
@@ -117,7 +117,7 @@ def runnable() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("words", list(runnable()), ids=" ".join)
 def test_a_documented_command_runs(
-    programs: Programs, tiny_model: Path, checkout: Path, words: list[str]
+    commands: Commands, tiny_model: Path, checkout: Path, words: list[str]
 ) -> None:
     """On a tiny model, because the bundled one takes its seconds: its name is all that differs."""
     arguments = list(words)
@@ -126,7 +126,7 @@ def test_a_documented_command_runs(
         del arguments[place : place + 2]
     if words[0] in ("caption", "score"):
         arguments += ["--checkpoint", str(tiny_model), "--device", "cpu"]
-    outcome: ProgramResult = programs.run("captioner", *arguments, cwd=checkout)
+    outcome: ProgramResult = commands.run("captioner", *arguments, cwd=checkout)
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout or "--resume" in words
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -10,23 +11,20 @@ import pytest
 import tiny
 from programs import Programs
 
-from captioner.checkpoint import MODELS, add_files, save_model
-from captioner.export import export_graphs
+from captioner.checkpoint import MODELS, add_files
 
 CHUNK = 30  # cases of one process, which has a time limit
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(model_with_graphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from captioner.training import train
 
     root = tmp_path_factory.mktemp("fuzzed")
     tiny.draw_table(root / "photos", train=4, val=2, test=0)
-    model, config, vocabulary = tiny.model()
-    save_model(root / "model", model, config, vocabulary, card="# A tiny model\n")
+    shutil.copytree(model_with_graphs, root / "model")
     calibrator = (MODELS / "soft" / "calibrator.json").read_bytes()
     add_files(root / "model", {"calibrator.json": calibrator})
-    export_graphs(root / "model")
     train(tiny.recipe(root / "photos", root / "run", train__epochs=1))
     hard = {"attention__select": "hard", "hard__baseline": "learned", "hard__samples": 2}
     train(tiny.recipe(root / "photos", root / "state", train__epochs=1, **hard))

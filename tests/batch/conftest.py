@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+import contextlib
+import multiprocessing
+import os
+import threading
+import types
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import tiny
+
+from captioner.batch import local
+from captioner.batch.shard import Job, ShardWorker
 
 PHOTOS = 60
 
@@ -29,13 +37,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(model_with_graphs: Path) -> Path:
     """The tiny model with graphs, so that nothing needs PyTorch."""
-    from captioner.export import export_graphs
-
-    folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("models") / "with_graphs")
-    export_graphs(folder)
-    return folder
+    return model_with_graphs
 
 
 @pytest.fixture
@@ -49,6 +53,45 @@ def batch(model: Path) -> Callable[..., int]:
         return main([str(argument) for argument in arguments])
 
     return run
+
+
+class ThreadAsWorker:
+    """A worker that is a thread of this process: what it needs of PyTorch is imported already."""
+
+    exitcode = 1
+
+    def __init__(self, target: object, args: tuple[Connection, Job, int]) -> None:
+        connection, self.job, _ = args
+        self.connection = Connection(os.dup(connection.fileno()))
+        self.thread = threading.Thread(target=self.work)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def work(self) -> None:
+        with self.connection as connection, contextlib.suppress(EOFError):
+            worker = ShardWorker(self.job)
+            connection.send(None)
+            while True:
+                connection.send(worker.run(connection.recv()))
+
+    def join(self) -> None:
+        self.thread.join()
+
+    kill = join
+
+
+@pytest.fixture
+def threads_as_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests of what workers say and write with PyTorch, which takes seconds to import."""
+    import torch
+
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # by a worker
+    context = types.SimpleNamespace(Pipe=multiprocessing.Pipe, Process=ThreadAsWorker)
+    monkeypatch.setattr(local, "worker_context", lambda engine: context)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

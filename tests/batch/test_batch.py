@@ -81,17 +81,17 @@ def test_the_graphs_need_no_torch_in_any_process(
     assert (parts(output) == parts(undisturbed)) == (engine == "auto")
 
 
+@pytest.mark.usefixtures("threads_as_workers")
 def test_an_output_goes_on_with_the_engine_that_it_was_begun_with(
     batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Earlier versions had PyTorch alone, and said nothing of it."""
     output = tmp_path / "out"
-    one = ("--workers", 1)  # this process, which has imported PyTorch already
-    assert batch(collection, output, "--model-engine", "torch", *one) == 1
+    assert batch(collection, output, "--model-engine", "torch") == 1
     assert "engine" not in json.loads((output / "settings.json").read_bytes())
     before = parts(output)
     (output / "parts/000001.parquet").unlink()
-    assert batch(collection, output, *one) == 1
+    assert batch(collection, output) == 1
     assert "6 of 7 shards were done before" in capsys.readouterr().err
     assert parts(output) == before
     assert batch(collection, output, "--model-engine", "runtime") == 2

@@ -49,7 +49,9 @@ def test_a_run_from_store_to_store_that_is_killed_is_finished_by_the_next(
     tmp_path: Path,
 ) -> None:
     system, environment = store
-    system.put(str(collection), "bucket/photos", recursive=True)
+    names = [f"{folder}/{2 * n + (folder == 'b'):03d}.png" for folder in "ab" for n in range(12)]
+    for name in [*names, "b/broken.jpg"]:
+        system.put(str(collection / name), f"bucket/photos/{name}")
 
     def run(output: object) -> Running:
         command = ["captioner", "batch", "s3://bucket/photos", "--output", output, "--maps"]
@@ -57,8 +59,10 @@ def test_a_run_from_store_to_store_that_is_killed_is_finished_by_the_next(
         return programs.start(*map(str, command), **environment)
 
     assert run(tmp_path).wait().code == 1
-    captions = [(row["id"], row["caption"], row["error"]) for row in rows(tmp_path)]
-    assert captions == [(row["id"], row["caption"], row["error"]) for row in rows(undisturbed)]
+    captions = {row["id"]: (row["caption"], row["error"]) for row in rows(tmp_path)}
+    expected = {row["id"]: (row["caption"], row["error"]) for row in rows(undisturbed)}
+    assert list(captions) == [*names, "b/broken.jpg"]
+    assert captions == {name: expected[name] for name in captions}
 
     first = run("s3://bucket/out")
     first.wait_until(lambda: system.exists("bucket/out/statistics") or first.poll() is not None)

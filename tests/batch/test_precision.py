@@ -10,6 +10,7 @@ import pytest
 from captioner.batch import local
 
 
+@pytest.mark.usefixtures("threads_as_workers")
 def test_a_slow_bfloat16_is_reported_once_for_all_workers(
     batch: Callable[..., int],
     drawn_photos: Path,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from programs import ProgramResult, Programs
+from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner.checkpoint import load_model, save_model
 from captioner.config import ModelConfig
@@ -16,8 +16,8 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.models.build import build_model
 
 
-def average(programs: Programs, *arguments: object) -> ProgramResult:
-    return programs.run("captioner", "average", *arguments)
+def average(commands: Runs, *arguments: object) -> ProgramResult:
+    return commands.run("captioner", "average", *arguments)
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def test_every_weight_is_the_mean(programs: Programs, several: list[Path], tmp_p
 
 
 def test_models_of_another_kind_are_refused_with_the_differing_settings(
-    programs: Programs, several: list[Path], tmp_path: Path
+    commands: Commands, several: list[Path], tmp_path: Path
 ) -> None:
     model, config, vocabulary = load_model(several[0])
     other = tmp_path / "other"
 
     def refused(config: ModelConfig, vocabulary: Vocabulary) -> str:
         save_model(other, model, config, vocabulary, card="")
-        return average(programs, several[0], other, tmp_path / "mean").sentence()
+        return average(commands, several[0], other, tmp_path / "mean").sentence()
 
     wider = replace(config, attention=replace(config.attention, temperature=2.0))
     assert "attention.temperature differs" in refused(wider, vocabulary)
@@ -76,7 +76,7 @@ def test_models_of_another_kind_are_refused_with_the_differing_settings(
 
 
 def test_models_for_one_image_size_are_refused_with_the_differing_settings(
-    programs: Programs, tmp_path: Path
+    commands: Commands, tmp_path: Path
 ) -> None:
     _, config, vocabulary = tiny.model()
     config = replace(config, attention=replace(config.attention, score="location"))
@@ -84,20 +84,20 @@ def test_models_for_one_image_size_are_refused_with_the_differing_settings(
         wide = replace(config, preprocess=replace(config.preprocess, width_px=width))
         model = build_model(wide, len(vocabulary), pretrained=False)
         save_model(tmp_path / str(width), model, wide, vocabulary, card="")
-    sentence = average(programs, tmp_path / "96", tmp_path / "160", tmp_path / "mean").sentence()
+    sentence = average(commands, tmp_path / "96", tmp_path / "160", tmp_path / "mean").sentence()
     assert "160: is not a model like" in sentence
     assert "has another size" in sentence
 
 
 def test_one_model_and_an_output_that_is_there_are_refused(
-    programs: Programs, several: list[Path], tmp_path: Path
+    commands: Commands, several: list[Path], tmp_path: Path
 ) -> None:
-    assert "name two or more" in average(programs, several[0], tmp_path / "mean").sentence()
-    assert "already exists" in average(programs, *several).sentence()
+    assert "name two or more" in average(commands, several[0], tmp_path / "mean").sentence()
+    assert "already exists" in average(commands, *several).sentence()
 
 
 def test_models_that_began_apart_are_refused(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     model, config, vocabulary = load_model(tiny_model)
     torch.manual_seed(5)
@@ -105,7 +105,7 @@ def test_models_that_began_apart_are_refused(
         for parameter in model.decoder.parameters():
             parameter.copy_(torch.randn_like(parameter))
     save_model(tmp_path / "other", model, config, vocabulary, card="")
-    refused = average(programs, tiny_model, tmp_path / "other", tmp_path / "mean")
+    refused = average(commands, tiny_model, tmp_path / "other", tmp_path / "mean")
     assert refused.code == 2
     assert f"{tmp_path / 'other'}: did not begin with the same model" in refused.stderr
     assert not (tmp_path / "mean").exists()

@@ -16,24 +16,35 @@ from typing import Any
 import pytest
 import tiny
 from PIL import Image
-from programs import REPOSITORY, TIME_LIMIT_S, ProgramResult, Programs
+from programs import REPOSITORY, TIME_LIMIT_S, Commands, ProgramResult, Programs, Runs
 
 from captioner import Captioner
 
 Caption = Callable[..., ProgramResult]
 
 
-@pytest.fixture
-def caption(programs: Programs, tiny_model: Path, tmp_path: Path) -> Caption:
-    """Runs caption.py with the tiny model, standing in a folder of its own."""
+def captions_by(runs: Runs, model: Path, folder: Path) -> Caption:
+    """Runs caption.py with a model, standing in a folder."""
 
     def run(*arguments: object, **environment: str) -> ProgramResult:
-        options = ["--checkpoint", tiny_model, "--device", "cpu"]
+        options = ["--checkpoint", model, "--device", "cpu"]
         if "--checkpoint" in arguments or "--model" in arguments:
             options = options[2:]
-        return programs.run("caption.py", *options, *arguments, cwd=tmp_path, **environment)
+        return runs.run("caption.py", *options, *arguments, cwd=folder, **environment)
 
     return run
+
+
+@pytest.fixture
+def caption(commands: Commands, tiny_model: Path, tmp_path: Path) -> Caption:
+    """Runs caption.py with the tiny model in this process."""
+    return captions_by(commands, tiny_model, tmp_path)
+
+
+@pytest.fixture
+def program(programs: Programs, tiny_model: Path, tmp_path: Path) -> Caption:
+    """Runs caption.py with the tiny model in a process of its own, as a user does."""
+    return captions_by(programs, tiny_model, tmp_path)
 
 
 @pytest.fixture
@@ -71,27 +82,27 @@ def test_the_encoder_can_compute_in_bfloat16(caption: Caption, photos: list[Path
     assert "float8" in refused.stderr
 
 
-def test_a_photo_is_captioned_on_one_line(caption: Caption, photos: list[Path]) -> None:
-    outcome = caption(photos[0])
+def test_a_photo_is_captioned_on_one_line(program: Caption, photos: list[Path]) -> None:
+    outcome = program(photos[0])
     assert outcome.code == 0
     assert re.fullmatch(rf"{re.escape(str(photos[0]))}: [\w' -]+\n", outcome.stdout)
     assert outcome.stderr == "", "not a word when all is well"
 
 
 def test_photos_and_folders_are_captioned_in_order(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     tiny.photo(4)[0].save(tmp_path / "first.jpg")
     (photos[0].parent / "notes.txt").write_text("no photo")
     (photos[0].parent / ".hidden.jpg").write_bytes(b"no photo")
     (photos[0].parent / "folder.jpg").mkdir()
-    outcome = caption("first.jpg", "photos", photos[1])
+    outcome = program("first.jpg", "photos", photos[1])
     assert outcome.code == 0, outcome.stderr
     named = [line.partition(":")[0] for line in outcome.stdout.splitlines()]
     inside = [f"photos/{path.name}" for path in photos]
     assert named == ["first.jpg", *inside, str(photos[1])]
     assert outcome.stderr == "1 file skipped: .txt\n"
-    assert caption("photos", "--quiet").stderr == ""
+    assert program("photos", "--quiet").stderr == ""
 
 
 def test_json_has_the_promised_fields(caption: Caption, photos: list[Path]) -> None:
@@ -146,23 +157,23 @@ def test_the_search_can_be_set(caption: Caption, photos: list[Path], tiny_model:
 
 
 def test_names_with_spaces_and_letters_of_any_script_are_kept(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     names = ["a photo with spaces.jpg", "Größe.JPG", "фото.jpg", "写真.jpg", "-dash.jpg", "🐕.jpg"]
     for name in names:
         shutil.copy(photos[0], tmp_path / name)
-    outcome = caption("--json", "--output", "out", "--", *names)
+    outcome = program("--json", "--output", "out", "--", *names)
     assert outcome.code == 0, outcome.stderr
     assert [line["image"] for line in as_json(outcome)] == names
     assert by_name(tmp_path / "out") == sorted(f"{Path(n).stem}.attention.png" for n in names)
 
 
 def test_a_name_that_is_no_text_does_not_stop_the_others(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     shutil.copy(photos[0], os.fsencode(tmp_path) + b"/caf\xe9.jpg")  # Latin-1, not UTF-8
     for options in ([], ["--json"]):
-        outcome = caption(tmp_path, photos[1], *options)
+        outcome = program(tmp_path, photos[1], *options)
         assert "Traceback" not in outcome.stderr, outcome.stderr
         assert str(photos[1]) in outcome.stdout
         assert outcome.code == 0
@@ -171,7 +182,7 @@ def test_a_name_that_is_no_text_does_not_stop_the_others(
 
 
 def test_a_model_without_a_gate_has_null_for_beta(
-    programs: Programs, photos: list[Path], tmp_path: Path
+    commands: Commands, photos: list[Path], tmp_path: Path
 ) -> None:
     from dataclasses import replace
 
@@ -183,7 +194,7 @@ def test_a_model_without_a_gate_has_null_for_beta(
     model = build_model(config, len(vocabulary))
     save_model(tmp_path / "gateless", model, config, vocabulary, card="")
     options = ["--checkpoint", tmp_path / "gateless", "--output", tmp_path / "out"]
-    outcome = programs.run("caption.py", photos[0], "--json", *options)
+    outcome = commands.run("caption.py", photos[0], "--json", *options)
     assert outcome.code == 0, outcome.stderr
     assert as_json(outcome)[0]["beta"] is None
 
@@ -192,9 +203,9 @@ def test_a_model_without_a_gate_has_null_for_beta(
 
 
 def test_sheets_are_drawn_as_png_under_the_photo_s_name(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
-    outcome = caption("photos", "--output", "deep/out")
+    outcome = program("photos", "--output", "deep/out")
     assert outcome.code == 0, outcome.stderr
     names = ["one.attention.png", "three.attention.png", "two.attention.png"]
     assert by_name(tmp_path / "deep" / "out") == names
@@ -304,10 +315,10 @@ def test_photos_of_any_shape_are_captioned_and_drawn(
 
 
 def test_an_output_that_cannot_be_written_is_said_before_the_first_caption(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     (tmp_path / "out").write_text("mine")
-    outcome = caption(*photos[:2], "--output", "out")
+    outcome = program(*photos[:2], "--output", "out")
     assert "out" in outcome.sentence()
     assert outcome.stdout == ""
     assert (tmp_path / "out").read_text() == "mine"
@@ -317,11 +328,11 @@ def test_an_output_that_cannot_be_written_is_said_before_the_first_caption(
 
 
 def test_a_bad_photo_among_good_ones_is_named_once_and_the_others_are_captioned(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     (photos[0].parent / "bad.jpg").write_bytes(photos[0].read_bytes()[:300])
     (photos[0].parent / "text.png").write_text("no photo")
-    outcome = caption("photos", "missing.jpg", photos[0], "--json", "--output", "out")
+    outcome = program("photos", "missing.jpg", photos[0], "--json", "--output", "out")
     assert outcome.code == 1
     assert "Traceback" not in outcome.stderr
     named = [line.partition(": ")[0] for line in outcome.stderr.splitlines()]
@@ -368,9 +379,9 @@ def test_a_name_that_is_no_photo_is_named_and_the_others_are_captioned(
     assert str(photos[0]) in outcome.stdout
 
 
-def test_a_huge_photo_is_named_and_not_decoded(caption: Caption, tmp_path: Path) -> None:
+def test_a_huge_photo_is_named_and_not_decoded(program: Caption, tmp_path: Path) -> None:
     Image.new("1", (10_000, 10_000)).save(tmp_path / "huge.png")
-    outcome = caption("huge.png")
+    outcome = program("huge.png")
     assert outcome.code == 2
     assert "over the limit" in outcome.stderr
 
@@ -378,8 +389,8 @@ def test_a_huge_photo_is_named_and_not_decoded(caption: Caption, tmp_path: Path)
 # ---------------------------------------------------------------------------------- unusable calls
 
 
-def test_no_photo_is_exit_code_2(caption: Caption) -> None:
-    outcome = caption()
+def test_no_photo_is_exit_code_2(program: Caption) -> None:
+    outcome = program()
     assert outcome.code == 2
     assert "PHOTO" in outcome.stderr
     assert "Traceback" not in outcome.stderr
@@ -472,11 +483,11 @@ def test_a_damaged_model_is_one_sentence_that_names_the_file(
 
 
 def test_half_a_model_folder_is_one_sentence(
-    caption: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path
+    program: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_model, tmp_path / "model")
     (tmp_path / "model" / "manifest.json").unlink()
-    assert "manifest.json" in caption(photos[0], "--checkpoint", "model").sentence()
+    assert "manifest.json" in program(photos[0], "--checkpoint", "model").sentence()
 
 
 # ------------------------------------------------------------------- real processes and real pipes
@@ -550,11 +561,11 @@ def test_a_closed_standard_output_is_said_in_one_sentence(
 
 
 def test_captioning_needs_no_home_and_no_network(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
     nowhere = str(tmp_path / "no home")
     hidden = {"HOME": nowhere, "TORCH_HOME": nowhere, "HF_HOME": nowhere, "HF_HUB_OFFLINE": "1"}
-    assert caption(photos[0], **hidden).code == 0
+    assert program(photos[0], **hidden).code == 0
     assert not Path(nowhere).exists()
 
 

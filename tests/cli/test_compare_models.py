@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 from PIL import Image
-from programs import Programs
+from programs import Commands, Programs
 
 
 @pytest.fixture
@@ -19,10 +19,10 @@ def photo(tmp_path: Path) -> Path:
 
 
 def test_one_sheet_has_a_row_a_model(
-    programs: Programs, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
 ) -> None:
     options = ["--device", "cpu", "--output", tmp_path / "out", "--json", "--paths", "3"]
-    outcome = programs.run(
+    outcome = commands.run(
         "caption.py", photo, *options, "--compare", tiny_model, tiny_hard_model, cwd=tmp_path
     )
     assert (outcome.code, outcome.stderr) == (0, "")
@@ -37,7 +37,7 @@ def test_one_sheet_has_a_row_a_model(
         assert sheet.height > 500
     # A second run over the folder captions the photo, not the picture of it.
     (tmp_path / "out" / "photo.jpg").write_bytes(photo.read_bytes())
-    again = programs.run("caption.py", tmp_path / "out", "--checkpoint", tiny_model, cwd=tmp_path)
+    again = commands.run("caption.py", tmp_path / "out", "--checkpoint", tiny_model, cwd=tmp_path)
     assert again.stdout.count("\n") == 1
 
 
@@ -61,17 +61,17 @@ def test_compared_captions_are_those_of_each_model_alone(
 
 
 def test_a_comparison_that_is_resumed_keeps_the_photos_before_in_its_gallery(
-    programs: Programs, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
 ) -> None:
     compare = ("--compare", tiny_model, tiny_hard_model)
     common = ("--device", "cpu", "--output", "out", "--resume", "--save", "html")
-    assert programs.run("caption.py", photo, *compare, *common, cwd=tmp_path).code == 0
+    assert commands.run("caption.py", photo, *compare, *common, cwd=tmp_path).code == 0
     journal = tmp_path / "out" / "captions.jsonl"  # of models that have no confidence
     journal.write_text(journal.read_text().replace('"unsure": false', '"unsure": true'))
     for number in (2, 3):
         tiny.photo(number)[0].save(tmp_path / f"{number}.jpg")
     photos = (photo, "2.jpg", "3.jpg")
-    resumed = programs.run("caption.py", *photos, *compare, *common, cwd=tmp_path)
+    resumed = commands.run("caption.py", *photos, *compare, *common, cwd=tmp_path)
     assert "1 of 3 photos were done before" in resumed.stderr
     gallery = (tmp_path / "out" / "gallery.html").read_text()
     for name in ("photo", "2", "3"):
@@ -80,20 +80,20 @@ def test_a_comparison_that_is_resumed_keeps_the_photos_before_in_its_gallery(
 
 
 def test_a_comparison_is_not_resumed_as_captions_of_its_only_model(
-    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
 ) -> None:
     common = (photo, "--device", "cpu", "--output", "out", "--resume")
-    assert programs.run("caption.py", *common, "--compare", tiny_model, cwd=tmp_path).code == 0
-    alone = programs.run("caption.py", *common, "--checkpoint", tiny_model, cwd=tmp_path)
+    assert commands.run("caption.py", *common, "--compare", tiny_model, cwd=tmp_path).code == 0
+    alone = commands.run("caption.py", *common, "--checkpoint", tiny_model, cwd=tmp_path)
     assert alone.stdout, "it is captioned"
     assert (tmp_path / "out" / "photo.attention.png").exists()
 
 
 def test_each_model_whose_caption_is_withheld_is_named(
-    programs: Programs, photo: Path, tmp_path: Path
+    commands: Commands, photo: Path, tmp_path: Path
 ) -> None:
     options = ("--compare", "soft", "hard", "--min-confidence", "1", "--device", "cpu")
-    outcome = programs.run("caption.py", photo, *options, cwd=tmp_path)
+    outcome = commands.run("caption.py", photo, *options, cwd=tmp_path)
     assert outcome.stdout.splitlines()[1:] == ["  soft: (no caption)", "  hard: (no caption)"]
     for model in ("soft", "hard"):
         assert f"{photo}: no caption by {model}, because the confidence" in outcome.stderr
@@ -101,9 +101,9 @@ def test_each_model_whose_caption_is_withheld_is_named(
 
 @pytest.mark.parametrize("at_test", ["argmax", "expectation", "sample"])
 def test_hard_attention_follows_at_test(
-    programs: Programs, tiny_hard_model: Path, photo: Path, tmp_path: Path, at_test: str
+    commands: Commands, tiny_hard_model: Path, photo: Path, tmp_path: Path, at_test: str
 ) -> None:
-    outcome = programs.run(
+    outcome = commands.run(
         "caption.py",
         photo,
         *("--checkpoint", tiny_hard_model, "--at-test", at_test, "--json"),
@@ -126,14 +126,14 @@ def test_hard_attention_follows_at_test(
     ],
 )
 def test_options_that_the_model_lacks_are_one_sentence(
-    programs: Programs,
+    commands: Commands,
     tiny_model: Path,
     photo: Path,
     tmp_path: Path,
     options: list[str],
     told: str,
 ) -> None:
-    outcome = programs.run("caption.py", photo, "--checkpoint", tiny_model, *options, cwd=tmp_path)
+    outcome = commands.run("caption.py", photo, "--checkpoint", tiny_model, *options, cwd=tmp_path)
     assert outcome.code == 2
     assert told in outcome.stderr
     assert "Traceback" not in outcome.stderr
@@ -141,9 +141,9 @@ def test_options_that_the_model_lacks_are_one_sentence(
 
 
 def test_a_model_that_is_not_there_is_named_before_anything_is_captioned(
-    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
 ) -> None:
-    outcome = programs.run("caption.py", photo, "--compare", tiny_model, "nothing", cwd=tmp_path)
+    outcome = commands.run("caption.py", photo, "--compare", tiny_model, "nothing", cwd=tmp_path)
     assert outcome.code == 2
     assert "nothing" in outcome.stderr
     assert outcome.stdout == ""

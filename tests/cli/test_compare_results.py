@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from programs import Programs
+from programs import Commands, Programs
 
 from captioner.evaluation.metrics import score_captions
 from captioner.evaluation.results import results_of, write_json
@@ -31,13 +31,13 @@ def references() -> dict[int, list[str]]:
 
 
 def test_a_better_model_is_distinguished_from_a_worse_one(
-    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+    commands: Commands, tmp_path: Path, references: dict[int, list[str]]
 ) -> None:
     good = {n: texts[0] for n, texts in references.items()}
     poor = {n: " ".join([*text.split()[:5], "tree", "a"]) for n, text in good.items()}
     a = write(tmp_path / "a.json", poor, references)
     b = write(tmp_path / "b.json", good, references)
-    outcome = programs.run("captioner", "compare", a, b)
+    outcome = commands.run("captioner", "compare", a, b)
     assert (outcome.code, outcome.stderr) == (0, "")
     rows = {line.split()[0]: line.split() for line in outcome.stdout.splitlines() if line.split()}
     metrics = json.loads(b.read_text())["metrics"]
@@ -52,10 +52,10 @@ def test_a_better_model_is_distinguished_from_a_worse_one(
 
 
 def test_a_model_does_not_differ_from_itself(
-    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+    commands: Commands, tmp_path: Path, references: dict[int, list[str]]
 ) -> None:
     path = write(tmp_path / "a.json", {n: t[0] for n, t in references.items()}, references)
-    outcome = programs.run("captioner", "compare", path, path)
+    outcome = commands.run("captioner", "compare", path, path)
     assert outcome.code == 0
     line = next(line for line in outcome.stdout.splitlines() if line.startswith("CIDEr"))
     assert "+0.0000" in line
@@ -87,13 +87,13 @@ def test_results_that_cannot_be_compared_are_refused_in_one_sentence(
 
 
 def test_other_tokenizers_are_pointed_out(
-    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+    commands: Commands, tmp_path: Path, references: dict[int, list[str]]
 ) -> None:
     path = write(tmp_path / "a.json", {n: t[0] for n, t in references.items()}, references)
     content = json.loads(path.read_text())
     content["signature"]["tokenizer"] = "another"
     other = tmp_path / "b.json"
     other.write_text(json.dumps(content))
-    outcome = programs.run("captioner", "compare", path, other)
+    outcome = commands.run("captioner", "compare", path, other)
     assert outcome.code == 0
     assert "tokenizer differs: python (nltk) in" in outcome.stderr

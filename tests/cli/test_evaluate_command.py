@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
-from programs import ProgramResult, Programs
+from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner import Captioner
 from captioner.evaluation.metrics import quick_scores
@@ -25,9 +25,9 @@ def table(tmp_path: Path) -> Path:
 
 
 def evaluate(
-    programs: Programs, model: Path, table: Path, *options: object, java: bool = False
+    commands: Runs, model: Path, table: Path, *options: object, java: bool = False
 ) -> ProgramResult:
-    return programs.run(
+    return commands.run(
         "captioner",
         "evaluate",
         *("--format", "table", "--root", table, "--checkpoint", model, "--device", "cpu"),
@@ -109,23 +109,23 @@ def test_only_damaged_photos_are_one_sentence(
 
 
 def test_a_table_without_splits_is_said_to_be_scored_whole(
-    programs: Programs, tiny_model: Path, table: Path
+    commands: Commands, tiny_model: Path, table: Path
 ) -> None:
     captions = table / "captions.csv"
-    assert "no column split" not in evaluate(programs, tiny_model, table, "--split", "val").stderr
+    assert "no column split" not in evaluate(commands, tiny_model, table, "--split", "val").stderr
     rows = captions.read_text().splitlines()
     captions.write_text("\n".join(row.rpartition(",")[0] for row in rows))
-    outcome = evaluate(programs, tiny_model, table, "--split", "val")
+    outcome = evaluate(commands, tiny_model, table, "--split", "val")
     assert "no column split" in outcome.stderr
     assert outcome.code == 0
 
 
 def test_a_limit_and_a_beam_are_kept_to(
-    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "results.json"
     options = ["--limit", 2, "--beam-size", 1, "--output", output]
-    assert evaluate(programs, tiny_model, table, *options).code == 0
+    assert evaluate(commands, tiny_model, table, *options).code == 0
     found = results(output)
     assert found["num_images"] == 2
     assert found["signature"]["beam_size"] == 1
@@ -146,9 +146,9 @@ def test_a_limit_and_a_beam_are_kept_to(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_unusable_input_of_evaluate_is_one_sentence(
-    programs: Programs, tiny_model: Path, table: Path, options: list[str], told: str
+    commands: Commands, tiny_model: Path, table: Path, options: list[str], told: str
 ) -> None:
-    outcome = evaluate(programs, tiny_model, table, *options)
+    outcome = evaluate(commands, tiny_model, table, *options)
     assert told in outcome.stderr
     assert outcome.code == 2
     assert "Traceback" not in outcome.stderr
@@ -156,11 +156,11 @@ def test_unusable_input_of_evaluate_is_one_sentence(
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
-    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     # Captioning a whole split takes an hour, and then its captions would be lost.
     (tmp_path / "file").write_text("")
-    outcome = evaluate(programs, tiny_model, table, "--output", tmp_path / "file" / "results.json")
+    outcome = evaluate(commands, tiny_model, table, "--output", tmp_path / "file" / "results.json")
     assert outcome.code == 2
     assert outcome.stdout == ""
     assert str(tmp_path / "file") in outcome.sentence()
@@ -171,20 +171,20 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     [["--limit", "0"], ["--format", "x"], ["--time-limit", "soon"], ["--time-limit", "0"]],
 )
 def test_an_option_that_is_wrong_is_exit_code_2(
-    programs: Programs, tiny_model: Path, table: Path, options: list[str]
+    commands: Commands, tiny_model: Path, table: Path, options: list[str]
 ) -> None:
-    outcome = evaluate(programs, tiny_model, table, *options)
+    outcome = evaluate(commands, tiny_model, table, *options)
     assert outcome.code == 2
     assert options[0] in outcome.stderr
     assert "Traceback" not in outcome.stderr
 
 
 def test_results_hold_grounding_and_statistics_too(
-    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     output, report = tmp_path / "results.json", tmp_path / "report.html"
     outcome = evaluate(
-        programs,
+        commands,
         tiny_model,
         table,
         *("--split", "test", "--output", output, "--train-split", "train", "--faithfulness", 2),
@@ -227,10 +227,10 @@ def test_results_hold_grounding_and_statistics_too(
 
 
 def test_faithfulness_without_a_number_is_measured_on_the_first_150_photos(
-    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "results.json"
-    outcome = evaluate(programs, tiny_model, table, "--faithfulness", "--output", output)
+    outcome = evaluate(commands, tiny_model, table, "--faithfulness", "--output", output)
     assert outcome.code == 0, outcome.stderr
     found = results(output)
     words = sum(len(entry["caption"].split()) for entry in found["captions"])
@@ -239,34 +239,34 @@ def test_faithfulness_without_a_number_is_measured_on_the_first_150_photos(
 
 
 def test_a_model_with_a_calibrator_is_reported_on(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     table = tiny.draw_table(tmp_path / "photos", train=6, val=60, test=6)
     model, output = tmp_path / "model", tmp_path / "results.json"
     shutil.copytree(tiny_model, model)
     options = ["--format", "table", "--root", table, "--device", "cpu", "--right-from", 0.3]
     report = tmp_path / "report.json"
-    done = programs.run("captioner", "calibrate", model, *options, "--output", report)
+    done = commands.run("captioner", "calibrate", model, *options, "--output", report)
     assert done.code == 0, done.stderr
     assert str(model / "calibrator.json") in done.stdout
     found = json.loads(report.read_text())
     assert found["all"]["num_images"] == 60
-    outcome = evaluate(programs, model, table, "--split", "test", "--output", output)
+    outcome = evaluate(commands, model, table, "--split", "test", "--output", output)
     assert outcome.code == 0, outcome.stderr
     calibration = results(output)["calibration"]
     assert calibration["num_images"] == 6
     assert calibration["right_from"] == 0.3
     assert "confidence: expected calibration error" in outcome.stdout
-    few = programs.run("captioner", "calibrate", model, *options, "--limit", 5)
+    few = commands.run("captioner", "calibrate", model, *options, "--limit", 5)
     assert few.code == 2
     assert "needs at least" in few.sentence()
 
 
 def test_attention_on_coco_s_objects_is_measured(
-    programs: Programs, tiny_model: Path, shared_data: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, shared_data: Path, tmp_path: Path
 ) -> None:
     root, output = shared_data / "coco-tiny", tmp_path / "results.json"
-    outcome = programs.run(
+    outcome = commands.run(
         "captioner",
         "evaluate",
         *("--format", "coco", "--root", root, "--split", "val2017", "--limit", 6),
@@ -304,8 +304,8 @@ def coco(root: Path, *, references: int) -> Path:
     return root
 
 
-def of_coco(programs: Programs, model: Path, root: Path, *options: object) -> ProgramResult:
-    return programs.run(
+def of_coco(commands: Runs, model: Path, root: Path, *options: object) -> ProgramResult:
+    return commands.run(
         "captioner",
         "evaluate",
         *("--format", "coco", "--root", root, "--split", "val2017"),
@@ -315,11 +315,11 @@ def of_coco(programs: Programs, model: Path, root: Path, *options: object) -> Pr
 
 
 def test_captions_for_coco_s_server_are_those_of_all_photos(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     root = coco(tmp_path / "coco", references=4)
     output, captions = tmp_path / "r.json", tmp_path / "c.json"
-    outcome = of_coco(programs, tiny_model, root, "--output", output, "--captions", captions)
+    outcome = of_coco(commands, tiny_model, root, "--output", output, "--captions", captions)
     assert outcome.code == 0, outcome.stderr
     assert "2 photos have no references" in outcome.stderr
     listed = json.loads(captions.read_text())
@@ -331,13 +331,13 @@ def test_captions_for_coco_s_server_are_those_of_all_photos(
 
 
 def test_a_split_without_references_is_captioned_and_not_scored(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     root, captions = coco(tmp_path / "coco", references=0), tmp_path / "c.json"
-    refused = of_coco(programs, tiny_model, root)
+    refused = of_coco(commands, tiny_model, root)
     assert refused.code == 2
     assert "--captions" in refused.sentence()
-    outcome = of_coco(programs, tiny_model, root, "--captions", captions)
+    outcome = of_coco(commands, tiny_model, root, "--captions", captions)
     assert outcome.code == 0, outcome.stderr
     assert len(json.loads(captions.read_text())) == 6
     assert outcome.stdout.splitlines() == [str(captions)]
@@ -364,7 +364,7 @@ def instances(path: Path, *names: str) -> Path:
 
 @pytest.mark.parametrize("regions", ["masks", "boxes"])
 def test_objects_are_those_of_the_photos_of_that_name(
-    programs: Programs, tiny_model: Path, tmp_path: Path, regions: str
+    commands: Commands, tiny_model: Path, tmp_path: Path, regions: str
 ) -> None:
     root, output = coco(tmp_path / "coco", references=6), tmp_path / "r.json"
     path = root / "annotations" / "captions_val2017.json"
@@ -377,7 +377,7 @@ def test_objects_are_those_of_the_photos_of_that_name(
     path.write_text(json.dumps(content))
     names = ["COCO_val2014_000000000003.jpg", "000000000005.jpg", "000000000099.jpg"]
     outcome = of_coco(
-        programs,
+        commands,
         tiny_model,
         root,
         *("--output", output, "--regions", regions),
@@ -394,12 +394,12 @@ def test_objects_are_those_of_the_photos_of_that_name(
 
 
 def test_a_report_without_a_photo_of_the_objects(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     root, report = coco(tmp_path / "coco", references=6), tmp_path / "r.html"
     (root / "val2017" / "000000000003.jpg").write_bytes(b"cut")
     outcome = of_coco(
-        programs,
+        commands,
         tiny_model,
         root,
         *("--output", tmp_path / "r.json", "--report", report),
@@ -411,41 +411,41 @@ def test_a_report_without_a_photo_of_the_objects(
 
 
 def test_objects_of_other_photos_are_refused_before_the_work(
-    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     objects = instances(tmp_path / "instances.json", "000000000003.jpg")
-    outcome = evaluate(programs, tiny_model, table, "--objects", objects)
+    outcome = evaluate(commands, tiny_model, table, "--objects", objects)
     assert outcome.code == 2
     assert "none of the 6 photos" in outcome.sentence()
 
 
 def test_results_of_other_photos_with_the_same_numbers_are_not_compared(
-    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     one, same, other = (tmp_path / f"{name}.json" for name in ("one", "same", "other"))
-    assert evaluate(programs, tiny_model, table, "--output", one).code == 0
-    assert evaluate(programs, tiny_model, table, "--output", same, "--beam-size", 1).code == 0
-    assert programs.run("captioner", "compare", one, same).code == 0
+    assert evaluate(commands, tiny_model, table, "--output", one).code == 0
+    assert evaluate(commands, tiny_model, table, "--output", same, "--beam-size", 1).code == 0
+    assert commands.run("captioner", "compare", one, same).code == 0
     rows = (table / "captions.csv").read_text()
     (table / "captions.csv").write_text(rows.replace("disc", "ball"))
-    assert evaluate(programs, tiny_model, table, "--output", other).code == 0
-    outcome = programs.run("captioner", "compare", one, other)
+    assert evaluate(commands, tiny_model, table, "--output", other).code == 0
+    outcome = commands.run("captioner", "compare", one, other)
     assert outcome.code == 2
     assert "not of the same photos and references" in outcome.sentence()
 
 
 def test_the_training_captions_need_no_photos(
-    programs: Programs, tiny_model: Path, table: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
     (table / "00.jpg").unlink()  # the only one of split train
     output = tmp_path / "results.json"
     options = ["--train-split", "train", "--output", output]
-    assert evaluate(programs, tiny_model, table, *options).code == 0
+    assert evaluate(commands, tiny_model, table, *options).code == 0
     assert results(output)["statistics"]["novel_ratio"] is not None
 
 
 def test_a_report_shows_names_of_photos_and_people_as_text(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     table = tiny.draw_table(tmp_path / "photos", train=1, val=1, test=20)
     hostile = "<img src=x onerror=alert(1)>&.jpg"
@@ -454,7 +454,7 @@ def test_a_report_shows_names_of_photos_and_people_as_text(
     rows = path.read_text().replace("02.jpg", hostile)
     path.write_text(rows.replace("disc", "</script><b>disc</b>"))
     report, output = tmp_path / "report.html", tmp_path / "results.json"
-    outcome = evaluate(programs, tiny_model, table, "--report", report, "--output", output)
+    outcome = evaluate(commands, tiny_model, table, "--report", report, "--output", output)
     assert outcome.code == 0, outcome.stderr
     page = report.read_text(encoding="utf-8")
     for heading in ("Best photos by CIDEr", "Worst photos by CIDEr", "Photos at random"):
@@ -471,9 +471,9 @@ def test_a_report_shows_names_of_photos_and_people_as_text(
 
 
 def test_a_file_that_holds_no_objects_is_refused_before_the_work(
-    programs: Programs, tiny_model: Path, table: Path
+    commands: Commands, tiny_model: Path, table: Path
 ) -> None:
-    outcome = evaluate(programs, tiny_model, table, "--objects", table / "captions.csv")
+    outcome = evaluate(commands, tiny_model, table, "--objects", table / "captions.csv")
     assert outcome.code == 2
     assert "is no file of COCO instances" in outcome.stderr
     assert "Traceback" not in outcome.stderr

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from programs import ProgramResult, Programs
+from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner.captioner import Captioner
 
 
-def export(programs: Programs, *arguments: object) -> ProgramResult:
-    return programs.run("captioner", "export", *arguments)
+def export(commands: Runs, *arguments: object) -> ProgramResult:
+    return commands.run("captioner", "export", *arguments)
 
 
 def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
@@ -34,26 +34,26 @@ def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
 
 
 def test_the_output_of_an_export_is_never_overwritten(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     taken = tmp_path / "taken"
     shutil.copytree(tiny_model, taken)
-    assert "already exists" in export(programs, tiny_model, taken).sentence()
+    assert "already exists" in export(commands, tiny_model, taken).sentence()
 
 
 def test_a_setting_that_cannot_be_used_is_refused_by_name(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
-    refused = export(programs, tiny_model, tmp_path / "small", "--beam-size", 0)
+    refused = export(commands, tiny_model, tmp_path / "small", "--beam-size", 0)
     assert "decoding.beam_size" in refused.sentence()
     assert not (tmp_path / "small").exists()
 
 
 @pytest.mark.parametrize("option", [("--beam-size", 5), ("--card", "card.md")])
 def test_what_needs_a_folder_is_refused_without_one(
-    programs: Programs, tiny_model: Path, option: tuple[str, object]
+    commands: Commands, tiny_model: Path, option: tuple[str, object]
 ) -> None:
-    refused = export(programs, "--format", "onnx", tiny_model, *option)
+    refused = export(commands, "--format", "onnx", tiny_model, *option)
     assert "need a folder to make" in refused.sentence()
 
 

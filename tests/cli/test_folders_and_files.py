@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tiny
 from PIL import Image
-from programs import ProgramResult, Programs
+from programs import Commands, ProgramResult
 
 from captioner.cli.alt_text import Page, alt_text, table, xmp
 from captioner.cli.caption import main
@@ -42,10 +42,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(programs: Programs, tiny_model: Path, tmp_path: Path):
+def run(commands: Commands, tiny_model: Path, tmp_path: Path):
     def caption(*arguments: object) -> ProgramResult:
         options = ("--checkpoint", tiny_model, "--device", "cpu", "--beam-size", 1)
-        return programs.run("captioner", "caption", *arguments, *options, cwd=tmp_path)
+        return commands.run("captioner", "caption", *arguments, *options, cwd=tmp_path)
 
     return caption
 
@@ -305,14 +305,14 @@ def test_unsure_captions_are_marked_and_those_below_the_minimum_withheld(
 
 
 def test_a_withheld_caption_is_neither_drawn_nor_left_in_an_earlier_sidecar(
-    programs: Programs, folder: Path, tmp_path: Path
+    commands: Commands, folder: Path, tmp_path: Path
 ) -> None:
     for name, toolkit in (("one.jpg", "captioner"), ("two.png", "another program")):
         (folder / f"{name}.xmp").write_text(f'<x:xmpmeta x:xmptk="{toolkit}"/>')
     options = ("--device", "cpu", "--write", "xmp", "--save", "png,html", "--output", "out")
 
     def run(*further: object) -> ProgramResult:
-        return programs.run("captioner", "caption", "photos", *options, *further, cwd=tmp_path)
+        return commands.run("captioner", "caption", "photos", *options, *further, cwd=tmp_path)
 
     outcome = run("--min-confidence", 1)
     assert outcome.code == 0, outcome.stderr

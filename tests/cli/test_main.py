@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import REPOSITORY, Programs
+from programs import REPOSITORY, Commands, Programs
 
 from captioner import __version__
 from captioner.__main__ import main
@@ -66,9 +66,9 @@ def test_no_command_or_a_wrong_one_is_exit_code_2_with_the_commands_there_are(
     ],
 )
 def test_a_wrong_argument_is_one_sentence(
-    programs: Programs, arguments: list[str], reason: str
+    commands: Commands, arguments: list[str], reason: str
 ) -> None:
-    told = programs.run("captioner", *arguments).sentence()
+    told = commands.run("captioner", *arguments).sentence()
     assert reason in told
     assert f"captioner {arguments[0]} --help" in told
 
@@ -183,12 +183,12 @@ def said(command: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_can_be_quiet_or_verbose_but_not_both(
-    programs: Programs, command: str
+    commands: Commands, command: str
 ) -> None:
-    listed = programs.run("captioner", command, "--help").stdout
+    listed = commands.run("captioner", command, "--help").stdout
     assert "-q, --quiet" in listed
     assert "-v, --verbose" in listed
-    both = programs.run("captioner", command, "-q", "--verbose")
+    both = commands.run("captioner", command, "-q", "--verbose")
     assert both.code == 2
     assert "not allowed with" in both.stderr
 

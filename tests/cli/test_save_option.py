@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from PIL import Image
-from programs import ProgramResult, Programs
+from programs import Commands, ProgramResult, Runs
 
 from captioner.visualization import caption_from_arrays
 
@@ -22,15 +22,15 @@ def photos(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def run(programs: Programs, cwd: Path, *arguments: object) -> ProgramResult:
-    return programs.run("captioner", *arguments, "--device", "cpu", cwd=cwd)
+def run(commands: Runs, cwd: Path, *arguments: object) -> ProgramResult:
+    return commands.run("captioner", *arguments, "--device", "cpu", cwd=cwd)
 
 
 def test_one_command_saves_every_kind(
-    programs: Programs, tiny_model: Path, photos: list[Path], tmp_path: Path
+    commands: Commands, tiny_model: Path, photos: list[Path], tmp_path: Path
 ) -> None:
     options = ["--checkpoint", tiny_model, "--output", "out", "--save", "all", "--json"]
-    outcome = run(programs, tmp_path, "caption", *photos, *options, "--style", "contour")
+    outcome = run(commands, tmp_path, "caption", *photos, *options, "--style", "contour")
     assert outcome.code == 0, outcome.stderr
     lines = [json.loads(line) for line in outcome.stdout.splitlines()]
     saved = {path.name for path in (tmp_path / "out").iterdir()}
@@ -52,7 +52,7 @@ def test_one_command_saves_every_kind(
     # Pictures of an earlier run are not photos.
     for photo in photos:
         photo.rename(tmp_path / "out" / photo.name)
-    again_told = run(programs, tmp_path, "caption", "out", "--checkpoint", tiny_model, "--json")
+    again_told = run(commands, tmp_path, "caption", "out", "--checkpoint", tiny_model, "--json")
     assert [Path(json.loads(line)["image"]).name for line in again_told.stdout.splitlines()] == [
         "one.png",
         "two.png",
@@ -60,10 +60,10 @@ def test_one_command_saves_every_kind(
 
 
 def test_a_caption_that_is_brought_gets_the_same_kinds(
-    programs: Programs, tiny_model: Path, photos: list[Path], tmp_path: Path
+    commands: Commands, tiny_model: Path, photos: list[Path], tmp_path: Path
 ) -> None:
     options = ["--checkpoint", tiny_model, "--output", "out", "--save", "html,npz"]
-    outcome = run(programs, tmp_path, "score", photos[0], "a red disc", *options)
+    outcome = run(commands, tmp_path, "score", photos[0], "a red disc", *options)
     assert outcome.code == 0, outcome.stderr
     saved = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert saved == ["one.attention.html", "one.attention.npz"]
@@ -80,9 +80,9 @@ def test_a_caption_that_is_brought_gets_the_same_kinds(
     ],
 )
 def test_an_unusable_save_option_is_refused_at_once(
-    programs: Programs, tmp_path: Path, arguments: list[str], problem: str
+    commands: Commands, tmp_path: Path, arguments: list[str], problem: str
 ) -> None:
-    outcome = run(programs, tmp_path, "caption", "photo.jpg", *arguments)
+    outcome = run(commands, tmp_path, "caption", "photo.jpg", *arguments)
     assert outcome.code == 2
     assert problem in outcome.stderr
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 from PIL import Image
-from programs import ProgramResult, Programs
+from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner import Captioner
 
@@ -22,9 +22,9 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def run(programs: Programs, model: Path, tmp_path: Path, *arguments: object) -> ProgramResult:
+def run(commands: Runs, model: Path, tmp_path: Path, *arguments: object) -> ProgramResult:
     options = ["--checkpoint", model, "--device", "cpu"]
-    return programs.run("captioner", "score", *arguments, *options, cwd=tmp_path)
+    return commands.run("captioner", "score", *arguments, *options, cwd=tmp_path)
 
 
 def test_a_caption_is_read_drawn_and_weighed(
@@ -54,9 +54,9 @@ def test_a_caption_is_read_drawn_and_weighed(
 
 
 def test_the_text_says_how_likely_the_whole_is(
-    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
 ) -> None:
-    outcome = run(programs, tiny_model, tmp_path, photo, "a red disc")
+    outcome = run(commands, tiny_model, tmp_path, photo, "a red disc")
     scored = Captioner.from_pretrained(tiny_model, device="cpu").score(photo, "a red disc")
     assert scored.end_log_prob is not None
     total = float(scored.log_probs.sum()) + scored.end_log_prob
@@ -65,10 +65,10 @@ def test_the_text_says_how_likely_the_whole_is(
 
 
 def test_hard_attention_shows_its_cells_and_paths(
-    programs: Programs, tiny_hard_model: Path, photo: Path, tmp_path: Path
+    commands: Commands, tiny_hard_model: Path, photo: Path, tmp_path: Path
 ) -> None:
     outcome = run(
-        programs,
+        commands,
         tiny_hard_model,
         tmp_path,
         *(photo, "a red disc", "--json", "--paths", "4", "--output", tmp_path / "out"),
@@ -92,7 +92,7 @@ def test_hard_attention_shows_its_cells_and_paths(
     ],
 )
 def test_unusable_input_of_score_is_one_sentence(
-    programs: Programs,
+    commands: Commands,
     tiny_model: Path,
     photo: Path,
     tmp_path: Path,
@@ -100,7 +100,7 @@ def test_unusable_input_of_score_is_one_sentence(
     told: str,
 ) -> None:
     (tmp_path / "text.jpg").write_text("no picture")
-    outcome = run(programs, tiny_model, tmp_path, *arguments)
+    outcome = run(commands, tiny_model, tmp_path, *arguments)
     assert outcome.code == 2
     assert told in outcome.stderr
     assert "Traceback" not in outcome.stderr

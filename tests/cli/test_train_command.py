@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import tiny
-from programs import ProgramResult, Programs, Running
+from programs import Commands, ProgramResult, Programs, Running
 
 from captioner import Captioner
-from captioner.checkpoint import CHECKPOINTS, STATE, load_training_state, verify
+from captioner.checkpoint import CHECKPOINTS, GRAPHS, STATE, load_training_state, verify
 from captioner.cli.train import parse_settings
 from captioner.config import Config, data_sources, from_yaml, to_yaml
 from captioner.errors import ConfigError
@@ -89,6 +89,7 @@ def test_the_run_folder_holds_the_promised_files(
     assert from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8")) == expected
     verify(run / "last", needs_state=True)
     assert not (run / "best" / STATE).exists()
+    assert all((run / "best" / name).exists() for name in GRAPHS), "it captions without PyTorch"
     assert load_training_state(run / "last")["step"] == 2 * STEPS
 
 
@@ -275,11 +276,11 @@ def test_a_run_that_is_going_on_is_not_begun_again(
     [("decoder.hidden_dim", 24), ("data.batch_size", 3), ("train.seed", 7), ("data.flip", 0.1)],
 )
 def test_resuming_with_another_setting_is_refused_by_its_name(
-    whole: tuple[Path, ProgramResult], programs: Programs, option: str, value: object
+    whole: tuple[Path, ProgramResult], commands: Commands, option: str, value: object
 ) -> None:
     run, _ = whole
     before = (run / "config.yaml").read_bytes()
-    outcome = programs.run(
+    outcome = commands.run(
         "train.py", "--config", run / "config.yaml", f"--{option}", value, "--resume"
     )
     assert outcome.sentence().startswith(f"{option}: ")
@@ -287,10 +288,10 @@ def test_resuming_with_another_setting_is_refused_by_its_name(
 
 
 def test_there_is_nothing_to_resume_in_a_folder_without_a_run(
-    table: Path, tmp_path: Path, programs: Programs
+    table: Path, tmp_path: Path, commands: Commands
 ) -> None:
     file = recipe(table, tmp_path / "run")
-    sentence = programs.run("train.py", "--config", file, "--resume").sentence()
+    sentence = commands.run("train.py", "--config", file, "--resume").sentence()
     assert str(tmp_path / "run") in sentence
     assert not (tmp_path / "run").exists()
 
@@ -318,9 +319,9 @@ def assert_refused(outcome: ProgramResult, *told: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
-def test_a_recipe_that_is_wrong_is_refused(tmp_path: Path, programs: Programs, kind: str) -> None:
+def test_a_recipe_that_is_wrong_is_refused(tmp_path: Path, commands: Commands, kind: str) -> None:
     (tmp_path / "recipe.yaml").write_text(BAD_FILES[kind])
-    assert_refused(programs.run("train.py", "--config", tmp_path / "recipe.yaml"))
+    assert_refused(commands.run("train.py", "--config", tmp_path / "recipe.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -344,22 +345,22 @@ def test_a_recipe_that_is_wrong_is_refused(tmp_path: Path, programs: Programs, k
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_an_option_that_is_wrong_is_refused_by_its_name(
-    drawn_photos: Path, tmp_path: Path, programs: Programs, options: list[str], told: str
+    drawn_photos: Path, tmp_path: Path, commands: Commands, options: list[str], told: str
 ) -> None:
     file = recipe(drawn_photos, tmp_path / "run")
     given = options if "--config" in options else ["--config", file, *options]
-    assert_refused(programs.run("train.py", *given, cwd=tmp_path), told)
+    assert_refused(commands.run("train.py", *given, cwd=tmp_path), told)
     assert not (tmp_path / "run" / "last").exists()
 
 
 @pytest.mark.parametrize("missing", ["data.root", "train.output"])
 def test_a_place_that_cannot_be_used_is_one_sentence(
-    drawn_photos: Path, tmp_path: Path, programs: Programs, missing: str
+    drawn_photos: Path, tmp_path: Path, commands: Commands, missing: str
 ) -> None:
     (tmp_path / "file").write_text("mine")
     place = tmp_path / ("no such folder" if missing == "data.root" else "file")
     file = recipe(drawn_photos, tmp_path / "run")
-    outcome = programs.run("train.py", "--config", file, f"--{missing}", place)
+    outcome = commands.run("train.py", "--config", file, f"--{missing}", place)
     assert str(place) in outcome.sentence()
 
 
@@ -398,12 +399,12 @@ def test_help_has_every_setting_with_its_meaning_range_and_default(programs: Pro
         assert fact in shown, fact
 
 
-def test_a_recipe_that_ships_is_found_by_its_name(tmp_path: Path, programs: Programs) -> None:
-    sentence = programs.run(
+def test_a_recipe_that_ships_is_found_by_its_name(tmp_path: Path, commands: Commands) -> None:
+    sentence = commands.run(
         "train.py", "--config", "flickr8k_soft", "--data.root", tmp_path / "none", cwd=tmp_path
     ).sentence()
     assert str(tmp_path / "none") in sentence
-    missing = programs.run("train.py", "--config", "flickr8k_sofd", cwd=tmp_path).sentence()
+    missing = commands.run("train.py", "--config", "flickr8k_sofd", cwd=tmp_path).sentence()
     assert "flickr8k_sofd" in missing
     assert "flickr8k_soft" in missing
 

@@ -14,24 +14,14 @@ import tiny
 from onnx import TensorProto, helper
 
 from captioner import Captioner
-from captioner.checkpoint import GRAPHS, save_model, write_manifest
+from captioner.checkpoint import GRAPHS, write_manifest
 from captioner.engines.graph_file import check_graph_file
 from captioner.errors import CheckpointError
-from captioner.export import export_graphs
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "model"
-    model, config, vocabulary = tiny.model()
-    save_model(folder, model, config, vocabulary, card="# A tiny model\n")
-    export_graphs(folder)
-    return folder
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "model"))
+def folder(model_with_graphs: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_with_graphs, tmp_path / "model"))
 
 
 def caption(folder: Path) -> None:

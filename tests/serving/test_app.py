@@ -505,11 +505,11 @@ def test_a_mistake_of_the_server_is_a_problem_that_tells_nothing(
 
 
 def test_captions_of_one_photo_are_the_same_in_python_rest_and_on_the_command_line(
-    client: TestClient, tiny_model: Path, programs: Any, drawn_photos: Path
+    client: TestClient, tiny_model: Path, commands: Any, drawn_photos: Path
 ) -> None:
     photos = [drawn_photos / f"{number:02d}.jpg" for number in range(6)]
     options = ["--checkpoint", tiny_model, "--device", "cpu", "--json", "--beam-size", 2]
-    outcome = programs.run("captioner", "caption", *photos, *options)
+    outcome = commands.run("captioner", "caption", *photos, *options)
     lines = [json.loads(line) for line in outcome.stdout.splitlines()]
     python = Captioner.from_pretrained(tiny_model, device="cpu")
     for photo, line in zip(photos, lines, strict=True):
