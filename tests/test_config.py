@@ -489,6 +489,7 @@ OUT_OF_RANGE = {
     "attention.words": [0],
     "attention.radius": [0.4, math.inf, math.nan],
     "attention.temperature": [0.0, -1.0, math.inf],
+    "attention.key_smoothing": [-0.1, 1.1],
     "attention.semi_sampling": [-0.1, 1.1],
     "decoder.hidden_dim": [0],
     "decoder.embed_dim": [0],
