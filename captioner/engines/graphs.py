@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -356,8 +357,9 @@ class Graph:
             while running:
                 yield self._collect(running.popleft()[0])
         finally:
-            for request, _ in running:
-                request.wait()  # its inputs must live until it has ended
+            for request, _ in running:  # left over after an error, which is the one to report
+                with suppress(RuntimeError):
+                    request.wait()  # its inputs must live until it has ended
 
     def _start(self, inputs: dict[str, np.ndarray]) -> tuple[Any, list[np.ndarray]]:
         """Start computing; return the request, and the arrays that it reads until it has ended."""
