@@ -19,8 +19,11 @@ from captioner.models.model import CaptionModel
 TRAINING_ONLY = frozenset(
     "weights trainable_from batch_norm dropout drop_path embed_dropout semi_sampling".split()
 )
-# Settings that may differ between models of the same weights: the average has the first model's.
-FROM_THE_FIRST = {"height_px", "width_px", "select", "at_test"}
+# Settings without weights, which may differ (a hard model and the soft one that it began with): the
+# average has the first model's.
+FROM_THE_FIRST = frozenset(
+    "height_px width_px select at_test temperature key_smoothing values".split()
+)
 # Mean cosine of two decoders' weight matrices: about 0 for models that began apart, which average
 # to noise; the bundled soft and hard models, of one ancestor, have 0.96.
 LEAST_ALIKE = 0.2

@@ -34,7 +34,14 @@ def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
             config = replace(config, decoder=replace(config.decoder, dropout=0.1))
         if number == 2:
             larger = replace(config.preprocess, height_px=96, width_px=64)
-            harder = replace(config.attention, select="hard", at_test="sample")
+            harder = replace(
+                config.attention,
+                select="hard",
+                at_test="sample",
+                temperature=0.5,
+                key_smoothing=0.6,
+                values="local",
+            )
             config = replace(config, preprocess=larger, attention=harder)
         folders.append(tmp_path / str(number))
         save_model(folders[-1], model, config, vocabulary, card="")
@@ -68,8 +75,8 @@ def test_models_of_another_kind_are_refused_with_the_differing_settings(
         save_model(other, model, config, vocabulary, card="")
         return average(commands, several[0], other, tmp_path / "mean").sentence()
 
-    wider = replace(config, attention=replace(config.attention, temperature=2.0))
-    assert "attention.temperature differs" in refused(wider, vocabulary)
+    nearer = replace(config, attention=replace(config.attention, radius=2.0))
+    assert "attention.radius differs" in refused(nearer, vocabulary)
     words = Vocabulary([*vocabulary.tokens[5:], vocabulary.tokens[4]])
     assert "its vocabulary differs" in refused(config, words)
     assert not (tmp_path / "mean").exists()
