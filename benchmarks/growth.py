@@ -21,7 +21,7 @@ from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.generation import search
 from captioner.generation.beam_search import END
-from captioner.models.attention.attention import AdditiveScore, Attention, SoftSelect, Window
+from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.parallel import parallel_map
 from captioner.training.losses import caption_losses
@@ -103,7 +103,7 @@ def _decoder(device: torch.device) -> LSTMDecoder:
     torch.manual_seed(0)
     score = AdditiveScore(AttentionConfig(dim=256), query_dim=512, feature_dim=D)
     attention = Attention(
-        score, Window(AttentionConfig(), query_dim=512), SoftSelect(AttentionConfig())
+        score, Window(AttentionConfig(), query_dim=512), Select(AttentionConfig())
     )
     config = DecoderConfig(embed_dim=D, gate="vector", tie_embeddings=True)
     decoder = LSTMDecoder(

@@ -12,7 +12,7 @@ from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.generation import score, score_captions
-from captioner.models.attention.attention import AdditiveScore, Attention, SoftSelect, Window
+from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
@@ -25,7 +25,7 @@ def random_decoder(**settings: Any) -> LSTMDecoder:
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
         Window(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
+        Select(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)

@@ -20,7 +20,7 @@ from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
     Memory,
-    SoftSelect,
+    Select,
     Window,
 )
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
@@ -38,7 +38,7 @@ def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any)
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
         Window(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
+        Select(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(

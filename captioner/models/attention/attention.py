@@ -136,8 +136,12 @@ class Window(nn.Module):
         return None
 
 
-class Select(nn.Module, ABC):
-    """Turns scores into a distribution over the cells, and that into a context."""
+class Select(nn.Module):
+    """Turns scores into a distribution over the cells, and that into a context.
+
+    This is deterministic soft attention, the expectation of the context (equations 5, 6 and 13);
+    `HardSelect` is a subclass.
+    """
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
@@ -149,7 +153,6 @@ class Select(nn.Module, ABC):
         """Draw which images [B] take the expectation, by a seed for each [B]; None for all."""
         return None
 
-    @abstractmethod
     def forward(
         self,
         scores: Tensor,
@@ -163,6 +166,9 @@ class Select(nn.Module, ABC):
             expected: bool [B], from `draw_expected`.
             seeds: int64 [B, K], seeds of the sampled cells; None takes PyTorch's own generator.
         """
+        _, weights, entropy = self.distribution(scores)
+        context = torch.bmm(weights.to(values.dtype), values)
+        return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
@@ -175,21 +181,6 @@ class Select(nn.Module, ABC):
         # a cell outside of the window has log 0 and adds nothing
         entropy = -(weights * log_map.masked_fill(weights == 0, 0.0)).sum(-1)
         return log_map, weights, entropy
-
-
-class SoftSelect(Select):
-    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
-
-    def forward(
-        self,
-        scores: Tensor,
-        values: Tensor,
-        expected: Tensor | None = None,
-        seeds: Tensor | None = None,
-    ) -> AttentionOutput:
-        _, weights, entropy = self.distribution(scores)
-        context = torch.bmm(weights.to(values.dtype), values)
-        return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 
 
 class Attention(nn.Module):

@@ -16,7 +16,6 @@ from captioner.models.attention.attention import (
     Attention,
     Memory,
     Select,
-    SoftSelect,
     Window,
 )
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
@@ -36,7 +35,7 @@ def random_attention(seed: int = 0, window: nn.Module | None = None) -> tuple[At
     for parameter in score.parameters():
         nn.init.normal_(parameter)
     attention = Attention(
-        score, window or Window(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
+        score, window or Window(AttentionConfig(), query_dim=H), Select(AttentionConfig())
     ).double()
     return attention, Grid(torch.randn(B, L, D, dtype=torch.double), ROWS, COLUMNS)
 
@@ -49,7 +48,7 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     torch.manual_seed(1)
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
     values = torch.randn(B, L, D, dtype=torch.double)
-    attended = SoftSelect(AttentionConfig())(scores, values)
+    attended = Select(AttentionConfig())(scores, values)
     for b in range(B):
         for k in range(K):
             expected = plain.softmax(scores[b, k].tolist())
@@ -69,7 +68,7 @@ def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None
     values = torch.randn(B, L, D, dtype=torch.double)
 
     def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attended = SoftSelect(AttentionConfig())(scores, values)
+        attended = Select(AttentionConfig())(scores, values)
         return attended.context, attended.weights, attended.entropy
 
     assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
@@ -78,7 +77,7 @@ def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
-    attended = SoftSelect(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
+    attended = Select(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
     assert attended.weights[0].tolist() == [
         [0, 1, 0],
         [pytest.approx(1 / 3)] * 3,
@@ -198,7 +197,7 @@ def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -
     attention = MultiHeadAttention(
         DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=HD),
         Window(AttentionConfig(), query_dim=H),
-        select or SoftSelect(AttentionConfig()),
+        select or Select(AttentionConfig()),
         values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
     )
     for parameter in attention.parameters():
@@ -224,7 +223,7 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
     ours = MultiHeadAttention(
         score,
         Window(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
+        Select(AttentionConfig()),
         values=values,
     ).double()
     assert isinstance(score.query, nn.Linear)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Select, SoftSelect
+from captioner.models.attention.attention import Select
 from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.attention.select import HardSelect
 
@@ -46,7 +46,7 @@ def test_argmax_takes_the_likeliest_cell() -> None:
 def test_the_expectation_at_test_is_soft_attention() -> None:
     scores, values = random_scores()
     found = HardSelect(AttentionConfig(at_test="expectation")).eval()(scores, values)
-    expected = SoftSelect(AttentionConfig())(scores, values)
+    expected = Select(AttentionConfig())(scores, values)
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.cells is None
@@ -105,7 +105,7 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
 def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool) -> None:
     scores, values = random_scores(scale=1e5)
     hard = HardSelect(AttentionConfig(semi_sampling=0.0)).train(training)(scores, values)
-    soft = SoftSelect(AttentionConfig())(scores, values)
+    soft = Select(AttentionConfig())(scores, values)
     assert soft.weights.max(-1).values.min() == 1
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(hard, name), getattr(soft, name)), name
@@ -118,7 +118,7 @@ def test_photos_of_the_expectation_have_soft_attentions_context_and_no_log_proba
     scores, values = random_scores()
     expected = torch.tensor([True, False, True])
     attended = HardSelect(AttentionConfig()).train()(scores, values, expected)
-    soft = SoftSelect(AttentionConfig())(scores, values)
+    soft = Select(AttentionConfig())(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(attended.cells[b, k])
@@ -146,7 +146,7 @@ def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
     assert always.all()
     assert HardSelect(AttentionConfig(semi_sampling=0.0)).train().draw_expected(100, device) is None
     assert HardSelect(AttentionConfig(semi_sampling=0.5)).eval().draw_expected(100, device) is None
-    assert SoftSelect(AttentionConfig()).train().draw_expected(100, device) is None
+    assert Select(AttentionConfig()).train().draw_expected(100, device) is None
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
 def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() -> None:
     scores, values = random_scores()
     gradients = []
-    for select in (SoftSelect(AttentionConfig()), HardSelect(AttentionConfig()).train()):
+    for select in (Select(AttentionConfig()), HardSelect(AttentionConfig()).train()):
         given = scores.clone().requires_grad_()
         attended = select(given, values, torch.tensor([True, False, True]))
         (attended.context**2).sum().backward()
@@ -189,7 +189,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
 
 @pytest.mark.parametrize(
     "build",
-    [SoftSelect, HardSelect],
+    [Select, HardSelect],
 )
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
 def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -> None:

@@ -15,7 +15,7 @@ from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
-    SoftSelect,
+    Select,
     Window,
 )
 from captioner.models.attention.select import HardSelect
@@ -46,12 +46,12 @@ def local_p(radius: float) -> PredictiveWindow:
     return window.double()
 
 
-def attention(window: Window, select: SoftSelect | HardSelect | None = None) -> Attention:
+def attention(window: Window, select: Select | HardSelect | None = None) -> Attention:
     torch.manual_seed(4)
     score = AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D)
     for parameter in score.parameters():
         nn.init.normal_(parameter)
-    return Attention(score, window, select or SoftSelect(AttentionConfig())).double().eval()
+    return Attention(score, window, select or Select(AttentionConfig())).double().eval()
 
 
 def plain_centre(window: PredictiveWindow, query: Vector, rows: int, columns: int) -> Vector:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import AdditiveScore, Attention, SoftSelect, Window
+from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
 from captioner.models.decoders.base import pack_by_step
 from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
@@ -29,7 +29,7 @@ def random_decoder(seed: int = 0, *, local: bool = False, **settings: Any) -> LS
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
         Window(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
+        Select(AttentionConfig()),
         local=local,
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
@@ -370,7 +370,7 @@ def fresh_decoder(**settings: Any) -> LSTMDecoder:
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
         Window(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
+        Select(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
     return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)

@@ -14,7 +14,7 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.models.attention.attention import Attention, SoftSelect, Window
+from captioner.models.attention.attention import Attention, Select, Window
 from captioner.models.attention.scores import GeneralScore
 from captioner.models.decoders.luong import LuongDecoder
 from captioner.types import AttentionOutput, Grid
@@ -29,7 +29,7 @@ def random_decoder(**settings: Any) -> LuongDecoder:
     attention = Attention(
         GeneralScore(AttentionConfig(), query_dim=H, feature_dim=D),
         Window(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
+        Select(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})
     decoder = LuongDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)

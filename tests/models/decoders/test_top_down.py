@@ -14,7 +14,7 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.models.attention.attention import AdditiveScore, Attention, SoftSelect, Window
+from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
 from captioner.models.decoders.top_down import TopDownDecoder
 from captioner.types import Grid
 
@@ -26,9 +26,7 @@ State = tuple[Vector, Vector, Vector, Vector]  # h and c of the attention LSTM, 
 def random_decoder(**settings: Any) -> TopDownDecoder:
     torch.manual_seed(0)
     score = AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D)
-    attention = Attention(
-        score, Window(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
-    )
+    attention = Attention(score, Window(AttentionConfig(), query_dim=H), Select(AttentionConfig()))
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})
     decoder = TopDownDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
 from captioner.generation import score, search
-from captioner.models.attention.attention import SoftSelect, Window
+from captioner.models.attention.attention import Select, Window
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
 from captioner.models.attention.select import HardSelect
@@ -28,7 +28,7 @@ def random_decoder(
     *,
     layers: int = LAYERS,
     grid_heads: int = HEADS,
-    select: Any = lambda: SoftSelect(AttentionConfig()),
+    select: Any = lambda: Select(AttentionConfig()),
     **settings: Any,
 ) -> TransformerDecoder:
     """In float64, in eval mode, far from its first weights."""
