@@ -19,8 +19,8 @@ from captioner.models.backbones.efficientnet_lite import (
     FusedConv,
     OneByOne,
     SameConv,
-    onednn_can_pack,
 )
+from captioner.runtime.device import onednn_can_pack
 
 # In the first stages (stem, blocks.0 to blocks.2) the feature maps of one image (9 MB the largest,
 # at 320 px) fill a core's share of the cache; those of a batch would be written to memory and read

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -134,3 +135,18 @@ def at_least_float32(values: Tensor) -> Tensor:
     import torch
 
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def onednn_can_pack(weight: Tensor) -> bool:
+    """Return whether oneDNN has its own order for this weight here: on x86 alone."""
+    import torch
+
+    return (
+        weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and platform.machine() in ("x86_64", "AMD64")
+        and (
+            weight.dtype == torch.float32
+            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+    )

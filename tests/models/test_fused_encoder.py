@@ -17,10 +17,10 @@ from captioner.models.backbones.efficientnet_lite import (
     FusedConv,
     OneByOne,
     SameConv,
-    onednn_can_pack,
 )
 from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
 from captioner.models.model import CaptionModel, Encoder, FrozenStages
+from captioner.runtime.device import onednn_can_pack
 
 ONEDNN = pytest.mark.skipif(
     not onednn_can_pack(torch.zeros(1)),

@@ -8,12 +8,13 @@ inference; `models/fused_encoder.py` puts them in.
 from __future__ import annotations
 
 import math
-import platform
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from captioner.runtime.device import onednn_can_pack
 
 
 class SameConv(nn.Conv2d):
@@ -86,14 +87,6 @@ class Block(nn.Module):
         if self.drop_path and self.training:
             y = y * F.dropout(y.new_ones(len(y), 1, 1, 1), self.drop_path)
         return x + y
-
-
-def set_drop_path(module: nn.Module, probability: float) -> int:
-    """Set `drop_path` of all residual blocks and return their number."""
-    blocks = [m for m in module.modules() if isinstance(m, Block) and m.is_residual]
-    for block in blocks:
-        block.drop_path = probability
-    return len(blocks)
 
 
 class FusedConv(SameConv):
@@ -175,16 +168,3 @@ def version_of(tensor: Tensor) -> tuple[object, ...]:
     """
     version = None if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version, tensor.dtype, tensor.device
-
-
-def onednn_can_pack(weight: Tensor) -> bool:
-    """Return whether oneDNN has its own order for this weight here: on x86 alone."""
-    return (
-        weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and platform.machine() in ("x86_64", "AMD64")
-        and (
-            weight.dtype == torch.float32
-            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        )
-    )

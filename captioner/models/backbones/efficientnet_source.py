@@ -64,6 +64,14 @@ class EfficientNetLite2(nn.Module):
         return self.classifier(features.mean((2, 3)))
 
 
+def set_drop_path(module: nn.Module, probability: float) -> int:
+    """Set `drop_path` of all residual blocks and return their number."""
+    blocks = [m for m in module.modules() if isinstance(m, Block) and m.is_residual]
+    for block in blocks:
+        block.drop_path = probability
+    return len(blocks)
+
+
 def any_efficientnet_lite(
     name: str, weights: str, tap: str | None, size_px: tuple[int, int]
 ) -> Backbone | None:

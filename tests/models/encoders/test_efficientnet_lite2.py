@@ -17,8 +17,12 @@ from captioner.config import EncoderConfig
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import ConfigError, WeightsError
 from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
-from captioner.models.backbones.efficientnet_lite import SameConv, set_drop_path
-from captioner.models.backbones.efficientnet_source import PREPROCESSING, EfficientNetLite2
+from captioner.models.backbones.efficientnet_lite import SameConv
+from captioner.models.backbones.efficientnet_source import (
+    PREPROCESSING,
+    EfficientNetLite2,
+    set_drop_path,
+)
 from captioner.models.build import build_encoder, grid_cells
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
