@@ -138,7 +138,7 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         from_frozen=True,
     )
     reinforce = build_reinforce(config) if config.attention.select == "hard" else None
-    task = CrossEntropyTask(model, config.loss, reinforce=reinforce, samples=config.hard.samples)
+    task = CrossEntropyTask(model, config.loss, reinforce=reinforce)
     optimizer = build_optimizer(task.to(device), config.optim)
 
     def step() -> None:

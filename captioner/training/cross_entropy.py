@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from torch import nn
 
@@ -23,7 +22,6 @@ class CrossEntropyTask(TrainingTask):
 
     Args:
         reinforce: Terms of equation 12 that train hard attention; None for soft attention.
-        samples: Attention samples of each caption, with `reinforce`.
         teachers: Trained models whose word probabilities are learned in addition.
         word_concepts: Loss that ties words to cells and learns from text alone, or None.
         styles: Styles of captions in addition to the plain one, which inference uses; each gets a
@@ -36,7 +34,6 @@ class CrossEntropyTask(TrainingTask):
         loss: LossConfig,
         *,
         reinforce: Reinforce | None = None,
-        samples: int = 1,
         teachers: Teachers | None = None,
         word_concepts: WordConcepts | None = None,
         styles: int = 0,
@@ -44,7 +41,6 @@ class CrossEntropyTask(TrainingTask):
         super().__init__(model)
         self.loss = loss
         self.reinforce = reinforce
-        self.samples = samples if reinforce is not None else 1
         self.teachers = teachers
         self.word_concepts = word_concepts
         self.styles: nn.Embedding | None = None
@@ -66,7 +62,6 @@ class CrossEntropyTask(TrainingTask):
             data.model,
             config.loss,
             reinforce=build_reinforce(config) if hard else None,
-            samples=config.hard.samples,
             teachers=load_teachers(data) if teachers else None,
             word_concepts=build_word_concepts(data),
             styles=len(data.images.styles),
@@ -74,33 +69,26 @@ class CrossEntropyTask(TrainingTask):
 
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch, with the metrics of its terms and of its attention."""
-        repeated = batch
+        repeated, samples = batch, 1
         if self.reinforce is not None:
-            repeated = repeat_captions(batch, self.samples)
-        lengths, words, captions = repeated.lengths, repeated.words, repeated.captions
+            samples = self.reinforce.samples
+            repeated = repeat_captions(batch, samples)
         if not len(batch):  # other processes have captions
             return self._without_captions(repeated)
-        grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-        taught = None
-        if self.teachers is not None:
-            taught = self.teachers(batch).repeated(self.samples)
-        seeds = None
+        grid, seeds = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen), None
         if self.reinforce is not None:
             grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
+        taught = None if self.teachers is None else self.teachers(batch).repeated(samples)
         style = None
         if self.styles is not None and repeated.styles is not None:
             style = self.styles(repeated.styles)
-        predict = partial(
-            self.model,
-            image_index=repeated.image_index,
-            tokens=repeated.tokens,
-            lengths=lengths,
-            style=style,
-        )
-        output = predict(grid, seeds=seeds)
+        targets, lengths = repeated.targets, repeated.lengths
+        words, captions = repeated.words, repeated.captions
+        given = (repeated.image_index, repeated.tokens, lengths, style)
+        output = self.model(grid, *given, seeds)
         metrics = caption_losses(
             output,
-            repeated.targets,
+            targets,
             lengths,
             self.loss,
             reinforce=self.reinforce,
@@ -113,13 +101,9 @@ class CrossEntropyTask(TrainingTask):
         total = metrics["total"]
         if self.loss.attention_effect:
             seeds = None if seeds is None else seeds + 1
+            at_random = self.model(replace(grid, at_random=True), *given, seeds)
             effect_loss, effect_metrics = attention_effect_loss(
-                output,
-                predict(replace(grid, at_random=True), seeds=seeds),
-                repeated.targets,
-                lengths,
-                effect=self.loss.attention_effect,
-                words=words,
+                output, at_random, targets, lengths, effect=self.loss.attention_effect, words=words
             )
             total = total + self.loss.attention_effect_weight * effect_loss
             metrics |= effect_metrics

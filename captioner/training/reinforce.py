@@ -147,6 +147,7 @@ class Reinforce(nn.Module):
 
     Args:
         baseline: b.
+        samples: Attention samples of each caption (see `repeat_captions`).
         credit, reward_scale, entropy: As in `HardConfig`.
     """
 
@@ -154,12 +155,14 @@ class Reinforce(nn.Module):
         self,
         baseline: Baseline,
         *,
+        samples: int = 1,
         credit: Literal["caption", "future"] = "future",
         reward_scale: float = 1.0,
         entropy: float = 0.002,
     ) -> None:
         super().__init__()
         self.baseline = baseline
+        self.samples = samples
         self.credit = credit
         self.reward_scale = reward_scale
         self.entropy = entropy
@@ -244,5 +247,9 @@ def build_reinforce(config: Config) -> Reinforce:
     elif hard.baseline == "learned":
         baseline = LearnedBaseline(config.decoder.hidden_dim)
     return Reinforce(
-        baseline, credit=hard.credit, reward_scale=hard.reward_scale, entropy=hard.entropy
+        baseline,
+        samples=hard.samples,
+        credit=hard.credit,
+        reward_scale=hard.reward_scale,
+        entropy=hard.entropy,
     )

@@ -70,7 +70,6 @@ def full_task(folder: Path) -> tuple[CrossEntropyTask, Batch]:
         setup.task.model,
         setup.config.loss,
         reinforce=setup.task.reinforce,
-        samples=2,
         word_concepts=setup.task.word_concepts,
         styles=2,
     )
@@ -216,7 +215,7 @@ def styled(folder: Path, **changed: object) -> tuple[CrossEntropyTask, Batch]:
     task = setup.task
     assert isinstance(task, CrossEntropyTask)
     return CrossEntropyTask(
-        task.model, setup.config.loss, reinforce=task.reinforce, samples=task.samples, styles=2
+        task.model, setup.config.loss, reinforce=task.reinforce, styles=2
     ).train(), first_batch(setup)
 
 
