@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -12,15 +11,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError
 from captioner.log import logger
-from captioner.runtime.signals import ignore_signals, started_workers
+from captioner.runtime.signals import ignore_signals, reason_workers_lost, started_workers
 
 HANGS_AFTER_S = 300.0  # without an item of any worker
 CHECK_EVERY_S = 5  # for workers that died or hang
 MAX_LOSSES = 3  # of workers in a row, without an item between them
-# PyTorch has no class for these errors.
-_LOST = re.compile(
-    r"DataLoader (worker \(pid[^.\n]*|timed out)|Too many open files|received 0 items of ancdata"
-)
 
 Item = TypeVar("Item")
 
@@ -72,7 +67,7 @@ def load_items(
                     kind = type(error)
                     raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
                 except (RuntimeError, OSError, EOFError) as error:
-                    reason = _reason_lost(error)
+                    reason = reason_workers_lost(error)
                     if reason is None:
                         raise
                     if reason.startswith("DataLoader timed out"):
@@ -91,13 +86,3 @@ def load_items(
                 "data.workers (0 reads without further processes)"
             )
         logger.warning(f"a process that reads photos was lost ({reason}) and is replaced")
-
-
-def _reason_lost(error: Exception) -> str | None:
-    """Return why workers must be replaced; None for an error of the data set itself."""
-    lost = _LOST.search(str(error))
-    if lost:
-        return lost[0]
-    # An item's tensors are fetched from its worker, which may be dead by then.
-    is_from_dataset = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
-    return None if is_from_dataset else type(error).__name__

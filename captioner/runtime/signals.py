@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import re
 import signal
 import sys
 import threading
@@ -18,6 +19,10 @@ JOIN_TIMEOUT_S = 5
 SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+# PyTorch has no class for the errors of lost workers.
+_LOST = re.compile(
+    r"DataLoader (worker \(pid[^.\n]*|timed out)|Too many open files|received 0 items of ancdata"
+)
 
 
 def ignore_signals(worker: int) -> None:
@@ -90,3 +95,13 @@ def started_workers(loader: Iterable[Item]) -> Iterator[Iterator[Item]]:
             process.kill()
         for process in started:
             process.join(JOIN_TIMEOUT_S)
+
+
+def reason_workers_lost(error: Exception) -> str | None:
+    """Return why a DataLoader's workers must be replaced; None for an error of the data set."""
+    lost = _LOST.search(str(error))
+    if lost:
+        return lost[0]
+    # An item's tensors are fetched from its worker, which may be dead by then.
+    is_from_dataset = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
+    return None if is_from_dataset else type(error).__name__
