@@ -13,9 +13,8 @@ from captioner.models.backbones.efficientnet_lite import version_of
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.models.fused_encoder import fused_copy
 from captioner.models.self_attention import GridSelfAttention
+from captioner.runtime.device import with_empty_images
 from captioner.types import Grid
-
-GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 
 
 class Encoder(nn.Module):
@@ -74,12 +73,7 @@ class Encoder(nn.Module):
         """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
         count = len(inputs)
         if inputs.is_cuda and not (self.training and self.batch_norm == "train"):
-            # Batches of whole photos differ in size, and cuDNN plans every convolution again for a
-            # new size, which takes seconds: empty images make it a frequent one. (They would enter
-            # the statistics of batch norm.)
-            step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
-            if missing := -count % step:
-                inputs = torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
+            inputs = with_empty_images(inputs)  # which would enter the statistics of batch norm
         features = inputs if from_frozen else self.frozen_features(inputs)
         return self.grid_of(self.backbone.stages[self.frozen_stages :](features)[:count])
 
@@ -143,9 +137,7 @@ class CaptionModel(nn.Module):
 
         Args:
             image_index: [N], the image of each caption.
-            tokens: [N, T], the words read, from the start token on.
-            lengths: [N] on the CPU, falling: words to be predicted for each caption.
-            style: [N, E], added to the embedding of each caption's first token.
+            tokens, lengths, style: As in `Decoder.forward`.
             seeds: int64 [N], of the cells that hard attention draws for each caption in training;
                 None draws from PyTorch's own generator.
         """

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
+
 
 def require_torch(purpose: str) -> None:
     """Refuse what needs PyTorch where it is not installed.
@@ -128,6 +130,22 @@ def bfloat16_speed(passes: int = 3) -> float:
             torch.autograd.grad(loss, list(network.parameters()))
             best[half] = min(best[half], time.perf_counter() - started)
     return best[False] / best[True]
+
+
+def with_empty_images(images: Tensor) -> Tensor:
+    """Return images [B, ...] with empty ones at the end, so that few sizes of batches occur.
+
+    Batches of whole photos differ in size, and cuDNN plans every convolution again for a new size,
+    which takes seconds.
+    """
+    import torch
+
+    count = len(images)
+    step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
+    missing = -count % step
+    if not missing:
+        return images
+    return torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
 
 
 def at_least_float32(values: Tensor) -> Tensor:

@@ -66,10 +66,8 @@ class LSTMDecoder(Decoder):
         super().__init__()
         hidden_dim, embed_dim = config.hidden_dim, config.embed_dim
         deep = output_dim is None and config.output == "deep"
-        if input_dim is None:
-            input_dim = feature_dim
-        if output_dim is None:
-            output_dim = embed_dim if deep else hidden_dim
+        input_dim = feature_dim if input_dim is None else input_dim
+        output_dim = output_dim or (embed_dim if deep else hidden_dim)
         attention = None if attend is None else attend()
         self.embedding = nn.Embedding(vocabulary_size, embed_dim, padding_idx=0)
         self.embed_dropout = nn.Dropout(config.embed_dropout)
@@ -209,9 +207,7 @@ class LSTMDecoder(Decoder):
 def init_gates(bias: Tensor, recurrent: Tensor) -> None:
     """Initialise an LSTM's gates: orthogonal recurrence, and the forget gate open.
 
-    Args:
-        bias: [4H].
-        recurrent: [4H, H], weights of the LSTM's own last state.
+    The arguments are the bias [4H] and the weights [4H, H] of the LSTM's own last state.
     """
     hidden_dim = recurrent.shape[1]
     bias.zero_()
