@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
+from captioner.config import OptimConfig
 from captioner.data.batch import Batch
-from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
-from captioner.log import logger, progress_bar
-from captioner.runtime.cores import available_cores
+from captioner.log import logger
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import (
     mean_by_name,
@@ -64,67 +64,55 @@ class StepLoop(ABC):
     def save(self) -> None:
         """Write the `last` folder."""
 
-    def train_epoch(self, log: RunLog | None) -> None:
+    def train_epoch(
+        self, loader: Iterator[Batch], num_batches: int, bar: tqdm[Any], log: RunLog | None
+    ) -> None:
         """Take the steps of this epoch that are not done yet.
+
+        Args:
+            loader: The batches that are not done yet.
+            num_batches: Of the whole epoch.
 
         Raises:
             KeyboardInterrupt: A signal came; no step is half done unless interrupts are deferred.
             CaptionerError: The run cannot go on; likewise.
         """
-        config, setup = self.config.train, self.setup
-        num_batches = len(setup.batches.epoch(self.epoch))
+        config = self.config.train
         self.task.train()
-        bar = progress_bar(
-            desc=f"epoch {self.epoch + 1}/{config.epochs}",
-            total=num_batches,
-            initial=self.batch,
-            unit="batch",
-            disable=self.rank > 0,
-        )
-        loader = load_batches(
-            setup.dataset,
-            setup.batches,
-            self.epoch,
-            first=self.batch,
-            share=(self.rank, self.processes),
-            workers=min(self.config.data.workers, available_cores()),
-            pin_memory=self.device.type == "cuda",
-        )
         first_step = saved_step = self.step
         started, waiting = time.perf_counter(), 0.0
         self.interrupts.deferred = True  # also while batches are fetched, or workers would die
-        with bar:
-            while True:
-                asked = time.perf_counter()
-                try:
-                    batches = list(islice(loader, self.config.optim.accumulate))
-                except CaptionerError:
-                    self.interrupts.deferred = False
-                    raise
-                if not batches:
-                    break
-                waiting += time.perf_counter() - asked
-                self.report_unreadable([image for batch in batches for image in batch.unreadable])
-                counted = self._counted(batches)
-                self.batch += len(batches)
-                bar.update(len(batches))
-                output = self._step(counted, num_batches) if counted else None
-                if self.averaged:
-                    self.averaged.update(self.model, self.step)
-                self.step += 1
-                # the first step of a run too, or a short one would show no loss
-                if output is not None and (self.step == 1 or self.step % config.log_every == 0):
-                    elapsed = time.perf_counter() - started
-                    metrics = self._metrics(output)
-                    metrics["step_s"] = elapsed / (self.step - first_step)
-                    metrics["data_wait"] = waiting / elapsed
-                    bar.set_postfix(loss=f"{metrics['total']:.3f}")
-                    if log is not None:
-                        log.write("train", self.step, metrics)
-                every = config.checkpoint_every
-                if every and self.step - saved_step >= every and self.batch < num_batches:
-                    self.save()
-                    saved_step = self.step
+        while True:
+            asked = time.perf_counter()
+            try:
+                batches = list(islice(loader, self.config.optim.accumulate))
+            except CaptionerError:
+                self.interrupts.deferred = False
+                raise
+            if not batches:
+                break
+            waiting += time.perf_counter() - asked
+            self.report_unreadable([image for batch in batches for image in batch.unreadable])
+            counted = self._counted(batches)
+            self.batch += len(batches)
+            bar.update(len(batches))
+            output = self._step(counted, num_batches) if counted else None
+            if self.averaged:
+                self.averaged.update(self.model, self.step)
+            self.step += 1
+            # the first step of a run too, or a short one would show no loss
+            if output is not None and (self.step == 1 or self.step % config.log_every == 0):
+                elapsed = time.perf_counter() - started
+                metrics = self._metrics(output)
+                metrics["step_s"] = elapsed / (self.step - first_step)
+                metrics["data_wait"] = waiting / elapsed
+                bar.set_postfix(loss=f"{metrics['total']:.3f}")
+                if log is not None:
+                    log.write("train", self.step, metrics)
+            every = config.checkpoint_every
+            if every and self.step - saved_step >= every and self.batch < num_batches:
+                self.save()
+                saved_step = self.step
         self.interrupts.release()
 
     def _counted(self, batches: list[Batch]) -> list[Batch]:
@@ -145,18 +133,12 @@ class StepLoop(ABC):
     def _step(self, batches: list[Batch], num_batches: int) -> StepOutput:
         """Take one optimizer step by the gradient of these batches."""
         optim = self.config.optim
-        factor = learning_rate_factor(
-            self.step,
-            schedule=optim.schedule,
-            warmup_steps=optim.warmup_steps,
-            total_steps=math.ceil(num_batches / optim.accumulate) * self.config.train.epochs,
-            drops=self.drops,
-        )
+        steps = math.ceil(num_batches / optim.accumulate) * self.config.train.epochs
         output = training_step(
             self.parallel,
             batches,
             self.optimizer,
-            learning_rate_factor=factor,
+            learning_rate_factor=learning_rate_factor(self.step, steps, optim, self.drops),
             clip_norm=optim.clip_norm,
             autocast=self.autocast,
             device=self.device,
@@ -236,17 +218,16 @@ def training_step(
     return StepOutput(output, gradient_norm, updated)
 
 
-def learning_rate_factor(
-    step: int, *, schedule: str, warmup_steps: int, total_steps: int, drops: int = 0
-) -> float:
+def learning_rate_factor(step: int, total_steps: int, config: OptimConfig, drops: int = 0) -> float:
     """Return the factor on the base rates at a step.
 
     Linear warm-up, then constant, half a cosine down to zero at `total_steps`, or (plateau) a
     tenth for each drop so far.
     """
+    warmup_steps = config.warmup_steps
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    if schedule == "cosine":
+    if config.schedule == "cosine":
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-    return 0.1**drops if schedule == "plateau" else 1.0
+    return 0.1**drops if config.schedule == "plateau" else 1.0

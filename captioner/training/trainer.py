@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
 from captioner.evaluation.bias import bias_counts
-from captioner.log import logger
+from captioner.log import logger, progress_bar
 from captioner.models.model import CaptionModel
+from captioner.runtime.cores import available_cores
 from captioner.runtime.distributed import from_first_process
 from captioner.runtime.draws import seed_of
 from captioner.training.checkpointing import save_checkpoint
@@ -60,7 +62,7 @@ class Trainer(StepLoop):
     def _fit_epoch(self, log: RunLog | None) -> None:
         """Train, validate and save one epoch; after an interrupt, save what can be resumed."""
         try:
-            self.train_epoch(log)
+            self._take_steps(log)
             if not from_first_process(lambda: (self.run / "last").exists()):
                 self.save()  # a kill between `best` and the first `last` would leave no way on
             validation = self._validate()
@@ -90,6 +92,29 @@ class Trainer(StepLoop):
             attends = self.config.decoder.kind != "mean"
             print_validation(self.epoch, validation, attends=attends)
         self.interrupts.release()
+
+    def _take_steps(self, log: RunLog | None) -> None:
+        """Load the batches of the epoch that are not done yet, and take its steps."""
+        config, setup = self.config, self.setup
+        num_batches = len(setup.batches.epoch(self.epoch))
+        loader = load_batches(
+            setup.dataset,
+            setup.batches,
+            self.epoch,
+            first=self.batch,
+            share=(self.rank, self.processes),
+            workers=min(config.data.workers, available_cores()),
+            pin_memory=self.device.type == "cuda",
+        )
+        bar = progress_bar(
+            desc=f"epoch {self.epoch + 1}/{config.train.epochs}",
+            total=num_batches,
+            initial=self.batch,
+            unit="batch",
+            disable=self.rank > 0,
+        )
+        with bar:
+            self.train_epoch(loader, num_batches, bar, log)
 
     @property
     def evaluated_model(self) -> CaptionModel:

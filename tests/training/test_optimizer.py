@@ -179,8 +179,9 @@ def test_parameters_of_the_task_outside_the_model_are_optimized_too(kind: Any) -
 
 
 def factors(steps: int, **settings: Any) -> list[float]:
-    settings = {"warmup_steps": 0, "total_steps": steps, **settings}
-    return [learning_rate_factor(step, **settings) for step in range(steps)]
+    drops = settings.pop("drops", 0)
+    config = OptimConfig(**{"warmup_steps": 0, **settings})
+    return [learning_rate_factor(step, steps, config, drops) for step in range(steps)]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
@@ -198,9 +199,9 @@ def test_a_cosine_is_half_a_wave_from_the_end_of_the_warm_up_to_zero() -> None:
         assert found[step] == pytest.approx(expected, abs=1e-12)
     assert found[30] == pytest.approx(0.5)
     assert found[10:] == sorted(found[10:], reverse=True)
-    settings = {"schedule": "cosine", "warmup_steps": 10, "total_steps": 50}
-    assert learning_rate_factor(50, **settings) == pytest.approx(0.0, abs=1e-12)
-    assert learning_rate_factor(80, **settings) == pytest.approx(0.0, abs=1e-12)
+    config = OptimConfig(schedule="cosine", warmup_steps=10)
+    assert learning_rate_factor(50, 50, config) == pytest.approx(0.0, abs=1e-12)
+    assert learning_rate_factor(80, 50, config) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_constant_rate_is_constant() -> None:
@@ -215,11 +216,11 @@ def test_a_plateau_is_a_tenth_for_each_drop() -> None:
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
 @pytest.mark.parametrize(("warmup", "total"), [(0, 1), (5, 3), (5, 5), (1, 1)])
 def test_runs_shorter_than_the_warm_up_have_rates_from_zero_to_one(
-    schedule: str, warmup: int, total: int
+    schedule: Any, warmup: int, total: int
 ) -> None:
-    settings = {"schedule": schedule, "warmup_steps": warmup, "total_steps": total}
+    config = OptimConfig(schedule=schedule, warmup_steps=warmup)
     for step in range(8):
-        assert 0 <= learning_rate_factor(step, **settings) <= 1
+        assert 0 <= learning_rate_factor(step, total, config) <= 1
 
 
 # --- averaged weights -----------------------------------------------------------------------------
