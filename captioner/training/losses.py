@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +10,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from captioner.config import LossConfig
 from captioner.models.decoders.base import TeacherForcingOutput
-
-if TYPE_CHECKING:
-    from captioner.training.distillation import TeacherTargets
-    from captioner.training.reinforce import Reinforce
+from captioner.training.distillation import TeacherTargets
+from captioner.training.reinforce import Reinforce
 
 
 def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
