@@ -135,6 +135,8 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         image_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
         targets=targets,
         lengths=torch.full((CAPTIONS,), WORDS),
+        words=CAPTIONS * WORDS,
+        captions=CAPTIONS,
         from_frozen=True,
     )
     reinforce = build_reinforce(config) if config.attention.select == "hard" else None

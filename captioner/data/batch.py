@@ -31,15 +31,15 @@ class Batch:
         image_index: int64 [N], row of `inputs` for each caption.
         targets: int64 [N, T], the words to write, the end token last, padded with zeros.
         lengths: int64 [N], number of targets.
+        words: Number of words that losses are divided by: that of this batch, or, where several
+            processes share a batch, the mean of theirs, so that the mean of their losses is that of
+            the whole batch.
+        captions: Number of captions, likewise.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
         styles: int64 [N], style of each caption, 0 is the plain one; None if all are plain.
         seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
         image_seeds: int64 [B], seeds of random draws for the images.
         seed: Seed of dropout, a function of (seed, epoch, entries).
-        words: Number of words that losses are divided by; None is that of this batch. Where
-            several processes share a batch, it is the mean of theirs, so that the mean of their
-            losses is that of the whole batch.
-        captions: Number of captions, likewise.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.
     """
@@ -49,13 +49,13 @@ class Batch:
     image_index: Tensor
     targets: Tensor
     lengths: Tensor
+    words: float
+    captions: float
     weights: Tensor | None = None
     styles: Tensor | None = None
     seeds: Tensor | None = None
     image_seeds: Tensor | None = None
     seed: int = 0
-    words: float | None = None
-    captions: float | None = None
     from_frozen: bool = False
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 

@@ -138,6 +138,8 @@ class CaptionDataset(Dataset[Batch]):
             image_index=torch.tensor([row_of[view] for view in views.tolist()], dtype=torch.long),
             targets=targets,
             lengths=torch.from_numpy(lengths),
+            words=float(lengths.sum()),
+            captions=float(len(lengths)),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
             styles=None if self.styles is None else torch.from_numpy(self.styles[chosen]),
             seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self))),

@@ -15,7 +15,7 @@ def attention_effect_loss(
     lengths: Tensor,
     *,
     effect: float,
-    words: float | None = None,
+    words: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return how far captions are from losing `effect` nats a word where attention is random.
 
@@ -37,7 +37,6 @@ def attention_effect_loss(
         torch.log_softmax(each.logits, dim=-1, dtype=at_least_float32).gather(1, packed).squeeze(1)
         for each in (output, at_random)
     )
-    words = len(packed) if words is None else words
     lost = unpack_by_step(own.detach() - other, lengths).sum(1)  # [N], nats
     wanted = effect * lengths.to(lost.device, lost.dtype)
     metrics = {"random_cell_loss": lost.detach().sum() / words}

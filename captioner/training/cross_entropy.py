@@ -97,7 +97,7 @@ class CrossEntropyTask(TrainingTask):
             words=words,
             captions=captions,
         )
-        metrics |= attention_statistics(output, lengths, words, captions)
+        metrics |= attention_statistics(output, words, captions)
         total = metrics["total"]
         if self.loss.attention_effect:
             seeds = None if seeds is None else seeds + 1
@@ -117,7 +117,6 @@ class CrossEntropyTask(TrainingTask):
         """Return the loss of a process without a caption of the batch, in step with the others."""
         total, metrics = self.zero_loss(), {}
         if self.reinforce is not None:
-            assert batch.words is not None
             self.reinforce.baseline.observe(total.detach(), batch.words)
         if self.word_concepts is not None:
             concepts_loss, metrics = self.word_concepts(self.model, None, batch)

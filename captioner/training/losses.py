@@ -95,24 +95,19 @@ def caption_losses(
 
 @torch.no_grad()
 def attention_statistics(
-    output: TeacherForcingOutput,
-    lengths: Tensor,
-    words: float | None = None,
-    captions: float | None = None,
+    output: TeacherForcingOutput, words: float, captions: float
 ) -> dict[str, Tensor]:
     """Return metrics that show whether attention is alive: means over the words of a batch.
 
     Args:
-        lengths, words, captions: As in `Batch`; a caption of T words has T - 1 pairs of
-            neighbouring words.
+        words, captions: As in `Batch`; a caption of T words has T - 1 pairs of neighbouring words.
 
     Returns:
         attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].
         attention_change: Total variation distance between neighbouring words' maps, in [0, 1].
         beta: The gate, where there is one.
     """
-    words = float(lengths.sum()) if words is None else words
-    pairs = words - (len(lengths) if captions is None else captions)
+    pairs = words - captions
     maps, uniform = output.maps, math.log(max(2, output.maps.shape[2]))
     running = maps[:, 1:].any(-1)  # [N, T - 1]; a map is zero where a caption has ended
     change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running

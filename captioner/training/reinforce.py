@@ -172,7 +172,7 @@ class Reinforce(nn.Module):
         output: TeacherForcingOutput,
         word_log_probs: PackedSequence,
         lengths: Tensor,
-        words: float | None = None,
+        words: float,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is added to the loss, and metrics.
 
@@ -184,7 +184,6 @@ class Reinforce(nn.Module):
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
             a word whose context is the expectation).
         """
-        words = len(word_log_probs.data) if words is None else words
         rewards, count = self._rewards(word_log_probs)
         baseline, baseline_loss = self.baseline(rewards, count, output.queries, lengths, words)
         advantage = rewards - baseline
@@ -231,9 +230,7 @@ def repeat_captions(batch: Batch, times: int) -> Batch:
     if batch.seeds is not None:
         number = torch.arange(times, device=batch.seeds.device)
         repeated["seeds"] = child_seeds(batch.seeds.unsqueeze(1), number).flatten()
-    if batch.words is not None and batch.captions is not None:
-        repeated |= {"words": times * batch.words, "captions": times * batch.captions}
-    return replace(batch, **repeated)
+    return replace(batch, words=times * batch.words, captions=times * batch.captions, **repeated)
 
 
 def build_reinforce(config: Config) -> Reinforce:

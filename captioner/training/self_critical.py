@@ -135,7 +135,7 @@ class SelfCriticalTask(TrainingTask):
             "reward": rewards.mean(1).sum() / num_images,
             "advantage": (rewards - baseline).square().mean(1).sum() / num_images,
             "cross_entropy": -log_probs.detach().sum() / num_words,
-            **attention_statistics(output, sampled.lengths, num_words, num_images * self.samples),
+            **attention_statistics(output, num_words, num_images * self.samples),
         }
         return LossOutput(loss, metrics)
 

@@ -120,7 +120,7 @@ class StepLoop(ABC):
 
         Processes agree here on the counts, and on whether a signal came to one of them.
         """
-        counts = [float(n) for batch in batches for n in (batch.lengths.sum(), len(batch))]
+        counts = [number for batch in batches for number in (batch.words, batch.captions)]
         interrupted: float = self.interrupts.pending
         if self.processes > 1:
             sums = sum_over_processes([interrupted, *counts])

@@ -66,7 +66,10 @@ def test_figures_of_a_training_batch_are_plain_means(lengths: list[int], gated: 
     betas = [np.random.default_rng(n).random(words) for n, words in enumerate(lengths)]
     expected = plain_figures(captions, betas if gated else None)
     forced, counts = forced_of(captions, betas if gated else None)
-    found = {name: float(value) for name, value in attention_statistics(forced, counts).items()}
+    found = {
+        name: float(value)
+        for name, value in attention_statistics(forced, float(counts.sum()), len(counts)).items()
+    }
     assert found == pytest.approx({"attention_change": 0.0, **expected}, rel=1e-5)
 
 
@@ -150,7 +153,10 @@ def test_captions_of_one_word_and_few_captions_say_nothing_of_collapse() -> None
 def test_dead_attention_of_a_training_batch_is_seen() -> None:
     """A decoder with uniform attention at every word."""
     forced, counts = forced_of([np.full((3, 6), 1 / 6), np.full((2, 6), 1 / 6)], None)
-    statistics = {name: float(v) for name, v in attention_statistics(forced, counts).items()}
+    statistics = {
+        name: float(v)
+        for name, v in attention_statistics(forced, float(counts.sum()), len(counts)).items()
+    }
     figures = {**statistics, "distinct_captions": 1.0}
     found = warnings(figures, num_captions=2)
     assert len(found) == 2

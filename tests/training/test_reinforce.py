@@ -296,7 +296,7 @@ def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], li
 def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     forced, log_probs, lengths = random_forced()
     hard = Reinforce(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
-    loss, parts = hard(forced, by_step(log_probs, lengths), lengths)
+    loss, parts = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
     rewards, counts = plain_rewards(log_probs, credit)
     found, found_counts = hard._rewards(by_step(log_probs, lengths))
     assert found.tolist() == [pytest.approx(row, rel=1e-12, abs=1e-12) for row in rewards]
@@ -340,7 +340,9 @@ def test_where_nothing_was_sampled_there_is_nothing_to_reinforce() -> None:
     forced, log_probs, lengths = random_forced()
     with torch.no_grad():
         forced.log_prob.zero_()
-    loss, parts = Reinforce(NoBaseline(), entropy=0.0)(forced, by_step(log_probs, lengths), lengths)
+    loss, parts = Reinforce(NoBaseline(), entropy=0.0)(
+        forced, by_step(log_probs, lengths), lengths, int(lengths.sum())
+    )
     assert loss.item() == 0
     assert parts["advantage"].item() == 0
 
@@ -357,7 +359,7 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
             for row in range(4)
             for t in range(4)
         )
-        loss, _ = hard(forced, by_step(log_probs, lengths), lengths)
+        loss, _ = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
         assert loss.item() == pytest.approx(expected / sum(ROWS), rel=1e-10)
         average = 0.9 * average + 0.1 * log_probs.mean().item()
         weight = 0.9 * weight + 0.1
@@ -370,9 +372,14 @@ def test_a_loss_that_is_not_finite_leaves_the_moving_average_as_it_was() -> None
     """The step of it is skipped, and so is its reward. (A learned baseline: test_step.py.)"""
     hard = hard_loss("moving_average", "future")
     forced, log_probs, lengths = random_forced(0)
-    hard(forced, by_step(log_probs, lengths), lengths)
+    hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
     before = copy.deepcopy(hard.baseline.state_dict())
-    hard(forced, by_step(torch.full_like(log_probs, -torch.inf), lengths), lengths)
+    hard(
+        forced,
+        by_step(torch.full_like(log_probs, -torch.inf), lengths),
+        lengths,
+        int(lengths.sum()),
+    )
     torch.testing.assert_close(dict(hard.baseline.state_dict()), dict(before), rtol=0, atol=0)
 
 
@@ -428,7 +435,7 @@ def test_the_learned_baseline_and_its_squared_error_are_plain_loops(credit: Any)
     weight, bias = hard.baseline.value.weight[0].tolist(), hard.baseline.value.bias.item()
     rewards, counts = plain_rewards(log_probs, credit)
     queries = unpack_by_step(forced.queries, lengths).tolist()
-    loss, _ = hard(forced, by_step(log_probs, lengths), lengths)
+    loss, _ = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
     expected = 0.0
     for row, length in enumerate(ROWS):
         for t in range(length):
@@ -479,7 +486,7 @@ def test_a_baseline_that_is_saved_and_restored_goes_on_bit_for_bit(kind: str) ->
         found = []
         for batch in batches:
             forced, log_probs, lengths = random_forced(batch)
-            loss, _ = hard(forced, by_step(log_probs, lengths), lengths)
+            loss, _ = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
             found.append(loss.detach())
             learned = list(hard.parameters())
             for parameter in learned:

@@ -67,7 +67,7 @@ def images(count: int) -> Batch:
         count, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     none = torch.zeros(0, dtype=torch.long)
-    return Batch(inputs, torch.arange(count), none, none, none, from_frozen=True)
+    return Batch(inputs, torch.arange(count), none, none, none, 0.0, 0.0, from_frozen=True)
 
 
 REFERENCES = [
