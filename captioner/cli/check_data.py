@@ -95,13 +95,12 @@ def _run(arguments: argparse.Namespace) -> int:
     problems += _listed("cannot be read", [f"{p}: {reason}" for p, reason in unreadable.items()])
     small = [path for path, fact in facts.items() if min(fact.width_px, fact.height_px) < SMALL_PX]
     problems += _listed(f"smaller than {SMALL_PX} pixels", small)
-    pairs = duplicates(facts)
-    across = [pair for pair in pairs if of_split.get(pair[0]) != of_split.get(pair[1])]
-    within = [pair for pair in pairs if pair not in across]
-    problems += _listed(
-        "in two splits under two names (keep one)", [f"{a} and {b}, {how}" for a, b, how in across]
-    )
-    problems += _listed("there twice (keep one)", [f"{a} and {b}, {how}" for a, b, how in within])
+    across: list[str] = []
+    within: list[str] = []
+    for a, b, how in duplicates(facts):
+        (within if of_split[a] == of_split[b] else across).append(f"{a} and {b}, {how}")
+    problems += _listed("in two splits under two names (keep one)", across)
+    problems += _listed("there twice (keep one)", within)
     problems += _language(splits, tokenizer, arguments.root)
     for name, figures in statistics.items():
         show(f"{name}: " + _summary(figures))

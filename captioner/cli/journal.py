@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,8 @@ class Journal:
             image = os.path.abspath(path)
             earlier = self.records.get(image, {}).get("name")
             longer = f"{Path(image).parent.name}-{wanted}"
-            choices = [*filter(None, [earlier]), wanted, longer]
-            choices += [f"{longer}-{number}" for number in range(2, len(owners) + 3)]
+            numbered = (f"{longer}-{number}" for number in count(2))
+            choices = chain(filter(None, [earlier]), [wanted, longer], numbered)
             names[path] = next(c for c in choices if owners.get(c.casefold(), image) == image)
             if owners.get(wanted.casefold(), image) != image:
                 moved.append(path)

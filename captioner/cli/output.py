@@ -213,6 +213,7 @@ class CaptionWriter:
     ) -> None:
         self.arguments, self.names, self.failed = arguments, names, failed
         self.entries: list[Entry] = []
+        self.several = len(set(names.values())) > 1  # then a gallery leads to the pages
         self.content = "comparison" if arguments.compare else "attention"  # in the files' names
         if arguments.output is None:
             return
@@ -286,7 +287,7 @@ class CaptionWriter:
         Raises:
             CaptionerError: It cannot be saved.
         """
-        if len(set(self.names.values())) > 1 and self.entries:
+        if self.several and self.entries:
             from captioner.visualization import gallery_page
 
             file = self.arguments.output / GALLERY
@@ -337,7 +338,6 @@ class CaptionWriter:
         """Save a page of captions with all their heads, among which its reader can choose."""
         from captioner.visualization import Entry, caption_page
 
-        several = len(set(self.names.values())) > 1
         page = caption_page(
             image,
             captions,
@@ -345,10 +345,10 @@ class CaptionWriter:
             style=self.style,
             layer=self.arguments.layer,
             head=self.arguments.head,
-            gallery=GALLERY if several else None,
+            gallery=GALLERY if self.several else None,
         )
         save_bytes(page.encode(errors="replace"), file)
-        if several:
+        if self.several:
             first = captions[0][1]
             entry = Entry.of(
                 image, name=path.name, page=file.name, caption=first.text, unsure=first.is_unsure

@@ -9,6 +9,7 @@ import shutil
 import stat
 import struct
 import sys
+import time
 import types
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -93,6 +94,14 @@ def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
     assert names_in(run(*options, "--resume")) == ["photos/one.jpg", "photos/two.png"]
     other_settings = run(*options, "--resume", "--max-words", 2)
     assert len(names_in(other_settings)) == 3
+
+
+def test_names_for_a_large_folder_are_chosen_in_no_time(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "settings")
+    began = time.monotonic()
+    names, moved = journal.names({Path(f"/photos/{i}.jpg"): str(i) for i in range(50_000)})
+    assert (len(names), moved) == (50_000, [])
+    assert time.monotonic() - began < 10  # seconds; a list of choices for each photo takes minutes
 
 
 def test_a_journal_that_a_killed_run_cut_short_is_read(tmp_path: Path) -> None:
