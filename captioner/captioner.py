@@ -14,15 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 import numpy as np
 from PIL import Image
 
-from captioner.checkpoint import (
-    MAX_BEAM_SIZE,
-    MAX_WORDS,
-    copy_model,
-    file_sums,
-    model_folder,
-    save_model,
-)
+from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
 from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
+from captioner.config.fields import MAX_BEAM_SIZE, MAX_WORDS
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
 from captioner.data.tars import ImagePath, TarMember
@@ -631,10 +625,9 @@ class Captioner:
     def _decoding(self, **given: Any) -> DecodingConfig:
         """Return the model's search settings, replaced by those that are given; check them."""
         given = {name: value for name, value in given.items() if value is not None}
-        for name, limit in (("beam_size", MAX_BEAM_SIZE), ("max_words", MAX_WORDS)):
-            if name in given:
-                _check_count(name, given[name], most=limit)
-                given[name] = int(given[name])  # NumPy's integers become Python's
+        for name in given.keys() & {"beam_size", "max_words"}:
+            _check_count(name, given[name])
+            given[name] = int(given[name])  # NumPy's integers become Python's
         decoding = replace(self.config.decoding, **given)
         validate_section(decoding)
         return decoding

@@ -67,10 +67,7 @@ _MAX_BYTES = {
 }
 _MAX_EXTRA_BYTES = 2**29
 _MAX_FILES = 100
-_MAX_INPUT_PX = 4096
 _MAX_PHRASES = 100
-MAX_BEAM_SIZE = 1000
-MAX_WORDS = 10_000
 _MAX_YAML_DEPTH = 8
 # A backbone is built with its classifier, which the grid does not use: VGG-19's has 120 million
 # parameters.
@@ -255,16 +252,12 @@ def _read_config(folder: Path) -> ModelConfig:
     except yaml.YAMLError as error:
         raise ValueError(f"{CONFIG}: {error}") from None
     config = from_yaml(ModelConfig, text)
-    preprocess, decoding = config.preprocess, config.decoding
-    for key, value, limit in (
-        ("preprocess.height_px", preprocess.height_px, _MAX_INPUT_PX),
-        ("preprocess.width_px", preprocess.width_px, _MAX_INPUT_PX),
-        ("decoding.beam_size", decoding.beam_size, MAX_BEAM_SIZE),
-        ("decoding.max_words", decoding.max_words, MAX_WORDS),
-        ("phrases of decoding.no_repeat_around", len(decoding.no_repeat_around), _MAX_PHRASES),
-    ):
-        if value > limit:
-            raise ValueError(f"{key}: {value} is over the limit of {limit} in a model folder")
+    phrases = len(config.decoding.no_repeat_around)
+    if phrases > _MAX_PHRASES:
+        raise ValueError(
+            f"phrases of decoding.no_repeat_around: {phrases} is over the limit of {_MAX_PHRASES} "
+            "in a model folder"
+        )
     return config
 
 

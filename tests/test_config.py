@@ -476,8 +476,8 @@ def test_a_choice_that_is_not_offered_is_refused_with_those_that_are(
 
 
 OUT_OF_RANGE = {
-    "preprocess.height_px": [0, -1],
-    "preprocess.width_px": [0],
+    "preprocess.height_px": [0, -1, 4097],
+    "preprocess.width_px": [0, 4097],
     "preprocess.std": [[0.0, 1.0, 1.0], [1.0, -1.0, 1.0], [1.0, 1.0, math.inf]],
     "encoder.project_dim": [0],
     "encoder.dropout": [-0.1, 1.0],
@@ -499,8 +499,8 @@ OUT_OF_RANGE = {
     "decoder.max_positions": [0],
     "decoder.dropout": [1.0],
     "decoder.embed_dropout": [-0.1],
-    "decoding.beam_size": [0],
-    "decoding.max_words": [0],
+    "decoding.beam_size": [0, 1001],  # model folders with more are not read
+    "decoding.max_words": [0, 10_001],
     "decoding.length_penalty": [-10.1, 10.1, math.nan],
     "decoding.no_repeat_ngram": [-1],
     "data.min_count": [0],
@@ -543,7 +543,7 @@ OUT_OF_RANGE = {
     "train.epochs": [0],
     "train.seed": [-1, 2**63],
     "train.patience": [-1],
-    "train.val_beam_size": [0],
+    "train.val_beam_size": [0, 1001],
     "train.val_photos": [0],
     "train.checkpoint_every": [-1],
     "train.log_every": [0],

@@ -31,11 +31,22 @@ def _number(name: str, kind: type, in_words: str, *restrictions: tuple[str, floa
     return number
 
 
+def _count_up_to(name: str, most: int) -> Any:
+    return _number(name, int, f"a whole number from 1 to {most}", (">", 0), ("<=", most))
+
+
 _FINITE = ("<", math.inf)
+# Memory grows with these, also where a stranger's model folder sets them.
+MAX_BEAM_SIZE = 1000
+MAX_WORDS = 10_000  # of a caption
+_MAX_INPUT_PX = 4096
 
 if TYPE_CHECKING:
     PositiveInt = int
     NonNegativeInt = int
+    InputPixels = int
+    BeamSize = int
+    CaptionLength = int
     Seed = int
     PositiveFloat = float
     NonNegativeFloat = float
@@ -53,6 +64,9 @@ if TYPE_CHECKING:
 else:
     PositiveInt = _number("PositiveInt", int, "a whole number from 1 up", (">", 0))
     NonNegativeInt = _number("NonNegativeInt", int, "a whole number from 0 up", (">=", 0))
+    InputPixels = _count_up_to("InputPixels", _MAX_INPUT_PX)
+    BeamSize = _count_up_to("BeamSize", MAX_BEAM_SIZE)
+    CaptionLength = _count_up_to("CaptionLength", MAX_WORDS)
     Seed = _number("Seed", int, "a whole number from 0 to 2^63 - 1", (">=", 0), ("<", 2**63))
     PositiveFloat = _number("PositiveNumber", float, "a number above 0", (">", 0), _FINITE)
     NonNegativeFloat = _number("NonNegativeNumber", float, "a number from 0 up", (">=", 0), _FINITE)

@@ -15,9 +15,12 @@ from typing import Literal
 
 from captioner.config.fields import (
     AreaShare,
+    BeamSize,
     BelowOne,
+    CaptionLength,
     DataFormat,
     DecoderName,
+    InputPixels,
     LengthPenalty,
     NonNegativeFloat,
     NonNegativeInt,
@@ -151,8 +154,8 @@ class PreprocessConfig:
         std: Channel standard deviations; null takes the backbone's own.
     """
 
-    height_px: PositiveInt = 256
-    width_px: PositiveInt = 256
+    height_px: InputPixels = 256
+    width_px: InputPixels = 256
     resize: ResizeMode = "squash"
     interpolation: Interpolation | None = None
     mean: tuple[float, float, float] | None = None
@@ -305,8 +308,8 @@ class DecodingConfig:
             upper bound on it (`bound`; differs from `first` with a length penalty only).
     """
 
-    beam_size: PositiveInt = 5
-    max_words: PositiveInt = 30
+    beam_size: BeamSize = 5
+    max_words: CaptionLength = 30
     length_penalty: LengthPenalty = 0.0
     no_repeat_ngram: NonNegativeInt = 0
     no_repeat_around: tuple[str, ...] = ()
@@ -496,7 +499,7 @@ class TrainConfig:
     patience: NonNegativeInt = 5
     metric: Literal["CIDEr", "Bleu_4", "ROUGE_L"] = "CIDEr"
     val_source: str | None = None
-    val_beam_size: PositiveInt = 3
+    val_beam_size: BeamSize = 3
     val_photos: PositiveInt | None = None
     checkpoint_every: NonNegativeInt = 200
     log_every: PositiveInt = 20
