@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import replace
@@ -25,7 +26,7 @@ from captioner.config import (
     set_defaults,
     with_source_roots,
 )
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, ConfigError
 from captioner.log import logger
 
 
@@ -106,20 +107,15 @@ def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]],
     They are read before the other options, which override a recipe and its model wherever it is
     named, and because each of several data sets has a root. Without `argv`, the arguments of the
     program are read.
+
+    Raises:
+        ConfigError: One of them has no value.
     """
-    values: dict[str, list[str]] = {name: [] for name in names}
-    others = []
-    words = iter(sys.argv[1:] if argv is None else argv)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option not in values:
-            others.append(word)
-        elif equals:
-            values[option].append(value)
-        else:
-            following = next(words, None)
-            if following is None:
-                others.append(word)  # refused by the parser, which says what is missing
-            else:
-                values[option].append(following)
-    return list(values.values()), others
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument(name, dest=name, action="append", default=[])
+    try:
+        found, others = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from None
+    return [getattr(found, name) for name in names], others
