@@ -5,30 +5,25 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import logging
-import math
 import os
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from captioner.errors import CaptionerError, error_summary
 from captioner.log import logger, printable, visible
-from captioner.registry import DATA_FORMATS
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
-MAX_BEAM_SIZE = 100  # memory grows with it; beyond 10 captions hardly change
-MAX_WORDS = 1000
 _LONGEST_MESSAGE = 600
 
 
@@ -37,46 +32,6 @@ def command_main(name: str) -> Callable[[list[str] | None], int]:
     main: Callable[[list[str] | None], int]
     main = importlib.import_module(f"captioner.cli.{name.replace('-', '_')}").main
     return main
-
-
-class CommandParser(argparse.ArgumentParser):
-    """A command's parser: with `--quiet` and `--verbose`, and messages in visible characters."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        add_log_options(self)
-
-    def parse_args(self, *arguments: Any, **options: Any) -> Any:
-        parsed = super().parse_args(*arguments, **options)
-        set_log_level(parsed)
-        return parsed
-
-    def error(self, message: str) -> NoReturn:
-        # Without the usage: the message would be lost among twenty lines of options.
-        self.exit(2, f"error: {printable(message)} ({self.prog} --help shows the options)\n")
-
-
-def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose how much is said on stderr."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "-q",
-        "--quiet",
-        action="store_true",
-        help="no notes and no progress bar: results, warnings and failures alone",
-    )
-    group.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="also say which model runs where, how long it took, and where an error came from",
-    )
-
-
-def set_log_level(arguments: Any) -> None:
-    """Follow the options that `add_log_options` added."""
-    quiet, verbose = arguments.quiet, arguments.verbose
-    logger.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
 
 
 # The commands of `captioner`, each a module of this package with a `main`.
@@ -183,141 +138,6 @@ def show(line: str) -> None:
         ) from None
 
 
-def whole_number_from(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Return a parser of command line values that are whole numbers from `least` to `most`."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(
-                f"'{text}' is not a whole number {_range(least, most)}"
-            )
-        return int(text)
-
-    return parse
-
-
-whole_number = whole_number_from(1)
-
-
-def number_from(least: float, most: float = math.inf) -> Callable[[str], float]:
-    """Return a parser of command line values from `least` to `most`, finite ones."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"'{text}' is not a number {_range(least, most)}")
-        return value
-
-    return parse
-
-
-def _range(least: float, most: float) -> str:
-    return f"from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
-
-
-def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return a parser of names separated by commas, each once and in lower case."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
-        for name in names:
-            if name not in accepted:
-                raise argparse.ArgumentTypeError(
-                    f"'{name}' is none of {', '.join(accepted)}; separate several by commas"
-                )
-        return names
-
-    return parse
-
-
-def add_data_options(parser: argparse.ArgumentParser, **split: Any) -> None:
-    """Add the options that choose a data set."""
-    parser.add_argument(
-        "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
-    )
-    parser.add_argument("--root", required=True, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--split", **split)
-    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
-    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
-
-
-def chosen_data(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_data_options`, except the split, as arguments of `read_split`."""
-    return {name: getattr(arguments, name) for name in ("format", "root", "file", "coco_splits")}
-
-
-def add_model_options(
-    parser: argparse.ArgumentParser, *, search: bool = True, engine: str = "--engine"
-) -> argparse._MutuallyExclusiveGroup:
-    """Add the options that choose a model, its device and its search.
-
-    Args:
-        search: Also add `--beam-size`.
-        engine: Name of the option for what computes the captions.
-
-    Returns:
-        The group of the options that choose the model, of which only one may be given.
-    """
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")
-    chosen.add_argument("--checkpoint", metavar="DIR", help="a model folder, or a run")
-    if search:
-        parser.add_argument(
-            "--beam-size",
-            type=whole_number_from(1, MAX_BEAM_SIZE),
-            metavar="K",
-            help=f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)",
-        )
-    add_device_options(parser, engine=engine)
-    return chosen
-
-
-def add_search_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options of the search, except `--beam-size`."""
-    parser.add_argument(
-        "--max-words",
-        type=whole_number_from(1, MAX_WORDS),
-        metavar="N",
-        help="longest caption (default: the model's)",
-    )
-    parser.add_argument(
-        "--length-penalty",
-        type=number_from(-10, 10),  # as `decoding.length_penalty` of a recipe
-        metavar="P",
-        help="rank captions by log-probability / length ** P (default: the model's)",
-    )
-
-
-def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return by name those of these options that were given."""
-    values = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engine") -> None:
-    """Add the options for where and how the model is computed."""
-    parser.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
-    )
-    parser.add_argument(
-        "--precision",
-        choices=["float32", "bfloat16"],
-        default="float32",
-        help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower: "
-        "`captioner doctor --measure` tries it (default: float32)",
-    )
-    parser.add_argument(
-        engine,
-        choices=["auto", "torch", "runtime"],
-        default="auto",
-        help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "
-        "PyTorch (default: auto, the runtime where it can)",
-    )
-
-
 def load_captioner(
     model: str | Path, arguments: argparse.Namespace, *, check_speed: bool = True
 ) -> Captioner:
@@ -334,8 +154,3 @@ def load_captioner(
     dtype = str(captioner.dtype).removeprefix("torch.")
     logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")
     return captioner
-
-
-def chosen_model(arguments: argparse.Namespace) -> str | Path:
-    """Return the model that `add_model_options` parsed: a bundled name, or a folder's path."""
-    return arguments.model if arguments.checkpoint is None else Path(arguments.checkpoint)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioner.cli import CommandParser, run_command, show
+from captioner.cli import parsing, run_command, show
 from captioner.errors import CheckpointError
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner average",
         description="Average the weights of models that were trained on from the same model (model "
         "soups, Wortsman et al., 2022): often better than each, at the cost of one. Models that "

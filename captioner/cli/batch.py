@@ -6,17 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from captioner.cli import (
-    CommandParser,
-    add_model_options,
-    add_search_options,
-    chosen_model,
-    given,
-    run_command,
-    show,
-    whole_number,
-    whole_number_from,
-)
+from captioner.cli import parsing, run_command, show
 from captioner.errors import needs_extra
 from captioner.log import printable, shows_notes
 
@@ -35,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner batch",
         description="Caption a whole collection into Parquet files. The same command again goes on "
         "where a run ended, however it ended. Exit code: 0 all done, 1 some photos failed, 2 "
@@ -54,8 +44,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder or URL for parts/*.parquet and summary.json",
     )
-    add_model_options(parser, engine="--model-engine")  # --engine is what distributes the work
-    add_search_options(parser)
+    parsing.add_model_options(
+        parser, engine="--model-engine"
+    )  # --engine is what distributes the work
+    parsing.add_search_options(parser)
     parser.add_argument(
         "--maps", action="store_true", help="also write the attention maps, as float16"
     )
@@ -73,21 +65,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     work.add_argument(
         "--workers",
-        type=whole_number_from(1, 100_000),
+        type=parsing.whole_number_from(1, 100_000),
         metavar="N",
         help="processes, each with the model and one thread or GPU (default: one for each core or "
         "GPU that is free)",
     )
     work.add_argument(
         "--batch-size",
-        type=whole_number_from(1, 4096),
+        type=parsing.whole_number_from(1, 4096),
         default=16,
         metavar="N",
         help="photos that the model sees at once (default: 16)",
     )
     work.add_argument(
         "--shard-size",
-        type=whole_number,
+        type=parsing.whole_number,
         default=SHARD_SIZE,
         metavar="N",
         help="photos in a part of the output, which is what is done again after a failure; of "
@@ -115,11 +107,11 @@ def _run(arguments: argparse.Namespace) -> int:
         device = "cuda" if has_gpus(arguments.ray_address) else "cpu"
     job = Job(
         output=arguments.output,
-        model=chosen_model(arguments),
+        model=parsing.chosen_model(arguments),
         device=device,
         precision=arguments.precision,
         engine=arguments.model_engine,
-        search=given(arguments, "beam_size", "max_words", "length_penalty"),
+        search=parsing.given(arguments, "beam_size", "max_words", "length_penalty"),
         batch_size=arguments.batch_size,
         maps=arguments.maps,
         retry_errors=arguments.retry_errors,

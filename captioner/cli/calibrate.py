@@ -5,20 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioner.cli import (
-    CommandParser,
-    add_device_options,
-    load_captioner,
-    run_command,
-    show,
-    whole_number,
-)
+from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.errors import ConfigError, DataError
 from captioner.registry import DATA_FORMATS
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner calibrate",
         description="Fit, on validation photos, the probability that a caption is right (its "
         "CIDEr-D against the references reaches --right-from), and write it into the model folder "
@@ -40,14 +33,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--right-from",
-        type=float,
+        type=parsing.number_from(0, 10),
         default=0.5,
         metavar="X",
         help="CIDEr-D, from 0 to 10, from which a caption is right (default: 0.5)",
     )
-    parser.add_argument("--limit", type=whole_number, help="only the first so many photos of each")
+    parser.add_argument(
+        "--limit", type=parsing.whole_number, help="only the first so many photos of each"
+    )
     parser.add_argument("--output", type=Path, help="write the report (JSON) here")
-    add_device_options(parser)
+    parsing.add_device_options(parser)
     arguments = parser.parse_args(argv)
     return run_command(lambda: _run(arguments))
 

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from captioner.cli import (
-    CommandParser,
-    add_model_options,
-    add_search_options,
-    chosen_model,
-    load_captioner,
-    names_of,
-    number_from,
-    run_command,
-    show,
-    whole_number_from,
-)
+from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.alt_text import (
     HTML_SUFFIXES,
     MAX_LENGTH,
@@ -69,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner caption",
         description="Write captions for photos and draw the attention to each word. "
         "Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.",
@@ -80,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PHOTO",
         help="a photo, a folder of them, - for one on standard input, or with --write html a page",
     )
-    chosen = add_model_options(parser)
+    chosen = parsing.add_model_options(parser)
     chosen.add_argument(
         "--compare",
         nargs="+",
@@ -89,10 +78,10 @@ def _parser() -> argparse.ArgumentParser:
         "row a model",
     )
     add_output_options(parser)
-    add_search_options(parser)
+    parsing.add_search_options(parser)
     parser.add_argument(
         "--min-confidence",
-        type=number_from(0, 1),
+        type=parsing.number_from(0, 1),
         metavar="X",
         help="give no caption where the model's confidence is below X, from 0 to 1; needs a model "
         "with a calibrator",
@@ -108,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--write",
-        type=names_of(("xmp", "csv", "html")),
+        type=parsing.names_of(("xmp", "csv", "html")),
         default=(),
         metavar="KINDS",
         help="write alternative texts, separated by commas: xmp (a sidecar PHOTO.xmp next to each "
@@ -120,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--max-length",
-        type=whole_number_from(1, 10_000),
+        type=parsing.whole_number_from(1, 10_000),
         default=MAX_LENGTH,
         metavar="N",
         help=f"with --write: cut texts to N characters, at a word (default: {MAX_LENGTH})",
@@ -242,7 +231,7 @@ class _CaptionRun:
         return models
 
     def _model_names(self) -> list[str | Path]:
-        return self.arguments.compare or [chosen_model(self.arguments)]
+        return self.arguments.compare or [parsing.chosen_model(self.arguments)]
 
     def _names_and_records(
         self, paths: list[Path]

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import CommandParser, chosen_data, run_command, show
+from captioner.cli import parsing, run_command, show
 from captioner.errors import DataError
 from captioner.files import check_writable, save
 from captioner.log import printable, progress_bar
@@ -24,7 +24,7 @@ ON_SHEET = 36  # photos on a contact sheet
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner check-data",
         description="Check photos and captions before training: what cannot be read, captions "
         "without words, photos that are there twice or in two splits, lengths, words and script. "
@@ -130,7 +130,7 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
             raise DataError(
                 f"{rows[-1]} ({len(rows)} rows in all cannot be read; mend these first)"
             )
-    data = chosen_data(arguments)
+    data = parsing.chosen_data(arguments)
     splits = {
         name: read_split(split=name, **data)
         for name in dict.fromkeys(arguments.split or ["train", "val"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from captioner.cli import CommandParser, run_command, show
+from captioner.cli import parsing, run_command, show
 from captioner.errors import DataError
 from captioner.log import logger
 
@@ -13,7 +13,7 @@ SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner compare",
         description="Compare two results files of captioner evaluate on the same photos: every "
         "metric of both, B - A with its 95 % interval, and p by the paired bootstrap over photos "

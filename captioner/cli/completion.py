@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import captioner
-from captioner.cli import COMMANDS, CommandParser, command_main, run_command, show
+from captioner.cli import COMMANDS, command_main, parsing, run_command, show
 from captioner.config import shipped_recipes
 
 _BUNDLED = Path(captioner.__file__).with_name("bundled")
@@ -51,7 +51,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner completion",
         description="Print a script with which your shell completes captioner's commands and "
         'options. Try it in bash or zsh with: eval "$(captioner completion bash)"; in fish with: '

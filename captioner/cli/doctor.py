@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import captioner
-from captioner.cli import OF_TRAINING, CommandParser, run_command, show
+from captioner.cli import OF_TRAINING, parsing, run_command, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
 from captioner.runtime.cores import available_cores
@@ -45,7 +45,7 @@ class Check:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner doctor",
         description="Check the installation: versions, device, models, Java, fonts, caches. Lines "
         "marked !! need mending, -- are optional. Exit code: 0 captioner works, 1 something that "

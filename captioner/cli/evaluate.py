@@ -6,18 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import (
-    CommandParser,
-    add_data_options,
-    add_model_options,
-    chosen_data,
-    chosen_model,
-    load_captioner,
-    number_from,
-    run_command,
-    show,
-    whole_number,
-)
+from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.output import add_at_test
 from captioner.data.captioned import CaptionedImage
 from captioner.errors import DataError
@@ -43,13 +32,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner evaluate",
         description="Caption a split of a data set and score the captions with BLEU, METEOR, "
         "ROUGE-L and CIDEr (pycocoevalcap). Exit code: 0 all done, 1 some photos failed, 2 nothing "
         "could be done.",
     )
-    add_data_options(parser, default="test", help="such as test, val, val2017")
+    parsing.add_data_options(parser, default="test", help="such as test, val, val2017")
     parser.add_argument("--output", type=Path, help="write results.json here")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
@@ -61,13 +50,13 @@ def _parser() -> argparse.ArgumentParser:
         help="write the captions alone here, as COCO's server takes them, also of photos without "
         "references",
     )
-    parser.add_argument("--limit", type=whole_number, help="only the first so many photos")
+    parser.add_argument("--limit", type=parsing.whole_number, help="only the first so many photos")
     parser.add_argument(
         "--train-split", metavar="SPLIT", help="count the captions that are not in this split"
     )
     parser.add_argument(
         "--time-limit",
-        type=number_from(1),
+        type=parsing.number_from(1),
         default=600.0,
         metavar="S",
         help="for the scorers, in seconds",
@@ -79,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         "where the references agree (English captions; --output always has it)",
     )
     _add_attention_options(parser)
-    add_model_options(parser)
+    parsing.add_model_options(parser)
     add_at_test(parser)
     return parser
 
@@ -95,7 +84,7 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--faithfulness",
-        type=whole_number,
+        type=parsing.whole_number,
         nargs="?",
         const=FAITHFULNESS_PHOTOS,
         default=0,
@@ -125,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
     files = [file for file in (arguments.output, arguments.report, arguments.captions) if file]
     for file in files:
         check_writable(file)  # before hours of captioning
-    data = chosen_data(arguments)
+    data = parsing.chosen_data(arguments)
     split = read_split(split=arguments.split, **data)
     training = arguments.train_split and read_captions(split=arguments.train_split, **data)
     if arguments.format == "table" and not any(split_counts(Path(arguments.root), arguments.file)):
@@ -153,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
         logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")
     from captioner.evaluation.evaluate import caption_images
 
-    captioner = load_captioner(chosen_model(arguments), arguments)
+    captioner = load_captioner(parsing.chosen_model(arguments), arguments)
     requested = images + unscored
     captions, failed = caption_images(
         captioner,
@@ -229,7 +218,7 @@ def _score(
         objects=measured.objects,
         time_limit_s=arguments.time_limit,
         signature={
-            "model": str(chosen_model(arguments)),
+            "model": str(parsing.chosen_model(arguments)),
             "precision": arguments.precision,
             "data": f"{arguments.format} {arguments.split}",
         },

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioner.cli import CommandParser, add_search_options, given, run_command, show
+from captioner.cli import parsing, run_command, show
 from captioner.errors import CheckpointError
 from captioner.log import printable
 from captioner.runtime.device import require_torch
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner export",
         description="Copy a trained model into a folder of its own with half-precision weights, "
         "half the size; captioner computes with them in single precision. With --format onnx the "
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     search = parser.add_argument_group("search settings to store (default: the checkpoint's)")
     search.add_argument("--beam-size", type=int, metavar="K", help="hypotheses kept; 1 is greedy")
-    add_search_options(search)
+    parsing.add_search_options(search)
     search.add_argument(
         "--no-repeat-ngram",
         type=int,
@@ -101,8 +101,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the search settings that were given, by their names in `decoding`."""
-    return given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
+    """Return the search settings that were parsing.given, by their names in `decoding`."""
+    return parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
 
 
 def _read_card(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import run_command, set_log_level
+from captioner.cli import parsing, run_command
 from captioner.cli.train import recipe_parser, split_options, train_and_show
 from captioner.config import Config, ModelConfig, instantiate, read_recipe, set_defaults
 from captioner.errors import CaptionerError
@@ -56,7 +56,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     recipe = read_recipe(*(recipes or [RECIPE]), base=settings)
     set_defaults(parser, recipe)
     arguments = parser.parse_args(options)
-    set_log_level(arguments)
+    parsing.set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # it may hold that of another table

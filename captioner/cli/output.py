@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from PIL import Image
 
-from captioner.cli import MAX_WORDS, names_of, number_from, show, whole_number, whole_number_from
+from captioner.cli import parsing, show
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
@@ -94,7 +94,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR", help="draw attention sheets here")
     parser.add_argument(
         "--save",
-        type=names_of((*KINDS, "all")),
+        type=parsing.names_of((*KINDS, "all")),
         metavar="KINDS",
         help="with --output: what to save, separated by commas: png, pdf, svg (the sheet), words "
         "(one PNG a word), gif, html (a page to explore in a browser), matrix (words by cells), "
@@ -121,25 +121,27 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--opacity",
-        type=number_from(0, 1),
+        type=parsing.number_from(0, 1),
         default=None,
         help="strength of the style, 0 to 1 (default: 0.75 for light, 0.65 for colour and mask)",
     )
     parser.add_argument(
         "--threshold",
-        type=number_from(0),
+        type=parsing.number_from(0),
         default=0.0,
         metavar="X",
         help="leave out attention below X times uniform",
     )
-    parser.add_argument("--layer", type=whole_number, help="maps of this layer (default: the last)")
     parser.add_argument(
-        "--head", type=whole_number, help="maps of this head (default: the mean of all)"
+        "--layer", type=parsing.whole_number, help="maps of this layer (default: the last)"
+    )
+    parser.add_argument(
+        "--head", type=parsing.whole_number, help="maps of this head (default: the mean of all)"
     )
     add_at_test(parser)
     parser.add_argument(
         "--paths",
-        type=whole_number_from(1, MAX_WORDS),
+        type=parsing.whole_number_from(1, parsing.MAX_WORDS),
         default=0,
         metavar="M",
         help="with hard attention and --output: draw M sampled paths of attention",

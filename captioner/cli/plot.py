@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from captioner.cli import CommandParser, names_of, run_command, show
+from captioner.cli import parsing, run_command, show
 from captioner.errors import CheckpointError, ImageError
 from captioner.log import logger
 
@@ -19,7 +19,7 @@ CURVE_KINDS = ("png", "pdf", "svg")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner plot",
         description="Draw a run's curves (losses, rates, metrics, entropy of attention), and for "
         "each of its sample photos a GIF of the caption and its attention, epoch by epoch.",
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--save",
-        type=names_of((*CURVE_KINDS, "gif", "all")),
+        type=parsing.names_of((*CURVE_KINDS, "gif", "all")),
         default=("png", "gif"),
         metavar="KINDS",
         help="kinds to save, separated by commas: png, pdf, svg (curves), gif (growth), or all "

@@ -5,13 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioner.cli import (
-    CommandParser,
-    add_model_options,
-    chosen_model,
-    load_captioner,
-    run_command,
-)
+from captioner.cli import load_captioner, parsing, run_command
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
@@ -24,14 +18,14 @@ from captioner.log import logger
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner score",
         description="Score a given caption: the model's attention for each word, and how likely "
         "each is. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
     )
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
-    add_model_options(parser, search=False)
+    parsing.add_model_options(parser, search=False)
     add_output_options(parser)
     parser.set_defaults(
         compare=None, min_confidence=None, write=()
@@ -55,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
         image = open_image(arguments.photo)
     except ImageError as error:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
-    model = chosen_model(arguments)
+    model = parsing.chosen_model(arguments)
     captioner = load_captioner(model, arguments)
     check_attention_options(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **attention_options(arguments, captioner))

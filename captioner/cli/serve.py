@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from captioner.cli import (
-    CommandParser,
-    add_device_options,
-    load_captioner,
-    run_command,
-    show,
-    whole_number,
-    whole_number_from,
-)
+from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.errors import CaptionerError, needs_extra
 
 if TYPE_CHECKING:
@@ -39,14 +31,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner serve",
         description="A web page and a REST interface on this machine. Ctrl-C or SIGTERM: answer "
         "the requests that have arrived, then end. Exit code: 0 ended so, 2 could not start.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument(
-        "--port", type=whole_number_from(0, 65535), default=8000, help="0 takes a free one"
+        "--port", type=parsing.whole_number_from(0, 65535), default=8000, help="0 takes a free one"
     )
     parser.add_argument(
         "--token",
@@ -78,10 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a model folder, or a run; may be given several times",
     )
-    add_device_options(parser)
+    parsing.add_device_options(parser)
     parser.add_argument(
         "--workers",
-        type=whole_number_from(1, 64),
+        type=parsing.whole_number_from(1, 64),
         default=1,
         metavar="N",
         help="replicas of the server behind the one port, each a process with the models and its "
@@ -89,20 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-requests",
-        type=whole_number,
+        type=parsing.whole_number,
         default=128,
         help="requests processed at once, three quarters of them for one client; more are "
         "refused with 503 (default: 128)",
     )
     parser.add_argument(
-        "--max-megabytes", type=whole_number, default=20, help="of a request (default: 20)"
+        "--max-megabytes", type=parsing.whole_number, default=20, help="of a request (default: 20)"
     )
     parser.add_argument(
-        "--max-megapixels", type=whole_number, default=50, help="of a photo (default: 50)"
+        "--max-megapixels", type=parsing.whole_number, default=50, help="of a photo (default: 50)"
     )
     parser.add_argument(
         "--deadline",
-        type=whole_number,
+        type=parsing.whole_number,
         default=30,
         metavar="S",
         help="seconds for an answer (default: 30)",

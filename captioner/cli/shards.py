@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from captioner.cli import (
-    CommandParser,
-    add_data_options,
-    chosen_data,
-    run_command,
-    show,
-    whole_number_from,
-)
+from captioner.cli import parsing, run_command, show
 from captioner.errors import DataError
 from captioner.log import logger, printable, progress_bar
 
@@ -19,7 +12,7 @@ PHOTOS_PER_SHARD = 1000
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandParser(
+    parser = parsing.CommandParser(
         prog="captioner shards",
         description="Write splits of a data set as WebDataset shards: tar files of photos with "
         "their captions as JSON, each with an index. Train from them with --data.format webdataset "
@@ -28,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="example: captioner shards --format coco --root data/coco --split train2017 "
         "--output s3://bucket/coco",
     )
-    add_data_options(
+    parsing.add_data_options(
         parser,
         action="append",
         metavar="SPLIT",
@@ -42,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--photos-per-shard",
-        type=whole_number_from(1, 100_000),
+        type=parsing.whole_number_from(1, 100_000),
         default=PHOTOS_PER_SHARD,
         metavar="N",
         help=f"photos in a tar file, which is held in memory (default: {PHOTOS_PER_SHARD})",
@@ -59,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     missing = 0
     splits = {
-        name: read_split(split=name, **chosen_data(arguments))
+        name: read_split(split=name, **parsing.chosen_data(arguments))
         for name in arguments.split or ["train", "val"]
     }
     for sentence in split_problems(splits):

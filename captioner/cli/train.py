@@ -10,14 +10,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from captioner.cli import (
-    INTERRUPTED,
-    add_log_options,
-    end_at_next_interrupt,
-    run_command,
-    set_log_level,
-    show,
-)
+from captioner.cli import INTERRUPTED, end_at_next_interrupt, parsing, run_command, show
 from captioner.config import (
     Config,
     instantiate,
@@ -82,7 +75,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     )
     set_defaults(parser, read_recipe(*recipes))
     arguments = parser.parse_args(options)
-    set_log_level(arguments)
+    parsing.set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
     if roots:
         # With a single data set, the last of several roots counts, as for other options.
@@ -97,7 +90,7 @@ def recipe_parser(usage: str, *, recipe: str, **texts: str) -> ArgumentParser:
     parser = parser_for(Config, usage=usage, **texts)
     parser.add_argument("--config", metavar="RECIPE", help=recipe)
     parser.add_argument("--resume", action="store_true", help="Go on with the run in its folder.")
-    add_log_options(parser)
+    parsing.add_log_options(parser)
     return parser
 
 
