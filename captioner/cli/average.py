@@ -21,8 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         "models", nargs="+", help="two or more runs, model folders or names of bundled models"
     )
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:

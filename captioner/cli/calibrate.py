@@ -43,8 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help="write the report (JSON) here")
     parsing.add_device_options(parser)
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -51,8 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         help=f"draw up to {ON_SHEET} photos at random with a caption each (.jpg or .png)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON here")
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:

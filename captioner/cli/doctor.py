@@ -57,8 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="also caption a photo in float32 and in bfloat16, to see which is faster here",
     )
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -27,8 +27,7 @@ FAITHFULNESS_PHOTOS = 150
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,8 +26,7 @@ _STARTUP_S = 120  # for a replica to load its models, on a machine that is busy
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -40,8 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="N",
         help=f"photos in a tar file, which is held in memory (default: {PHOTOS_PER_SHARD})",
     )
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:

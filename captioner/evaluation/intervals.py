@@ -23,7 +23,7 @@ _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 # Statistics of an image that `bleu` and `meteor` read.
 COUNTS = {"Bleu_4": 10, "METEOR": 23}
 
-RESAMPLES = 2000
+RESAMPLES = 2000  # a multiple of 100
 LEVEL = 0.95
 
 
@@ -127,12 +127,9 @@ class Difference:
     p: float
 
 
-def bootstrap_intervals(
-    scores: ImageScores, *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, tuple[float, float]]:
+def bootstrap_intervals(scores: ImageScores, *, seed: int = 0) -> dict[str, tuple[float, float]]:
     """Return the 95 % percentile bootstrap interval of each corpus figure, over images."""
-    drawn = _drawn(scores, resamples, seed)
-    return {name: _interval(values) for name, values in drawn.items()}
+    return {name: _interval(values) for name, values in _drawn(scores, seed).items()}
 
 
 def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -149,9 +146,7 @@ def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     return _interval((weights @ sums) / (weights @ sizes))
 
 
-def paired_bootstrap(
-    a: ImageScores, b: ImageScores, *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Difference]:
+def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
     """Compare two systems on the same resamples of the same images, in the metrics of both.
 
     Raises:
@@ -172,7 +167,7 @@ def paired_bootstrap(
     )
     everything = np.ones(len(order))
     first, second = a.corpus(everything), b.corpus(everything)
-    first_drawn, second_drawn = _drawn(a, resamples, seed), _drawn(b, resamples, seed)
+    first_drawn, second_drawn = _drawn(a), _drawn(b)
     found = {}
     for name in first:
         if name not in second:
@@ -186,27 +181,26 @@ def paired_bootstrap(
             difference=float(second[name] - first[name]),
             low=low,
             high=high,
-            p=float(min(1.0, max(2 * tail, 1 / resamples))),
+            p=float(min(1.0, max(2 * tail, 1 / RESAMPLES))),
         )
     return found
 
 
-def _drawn(scores: ImageScores, resamples: int, seed: int) -> dict[str, np.ndarray]:
-    """Return corpus figures [resamples] of bootstrap samples: images drawn with replacement.
+def _drawn(scores: ImageScores, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return corpus figures [RESAMPLES] of bootstrap samples: images drawn with replacement.
 
     A seed draws the same images from sets of the same size. They are drawn a hundred samples at a
     time, to save memory: COCO has 40,000 images.
     """
     generator, images = np.random.default_rng(seed), len(scores.image_ids)
     parts = []
-    for first in range(0, resamples, 100):
-        times = min(100, resamples - first)
-        weights = generator.multinomial(images, np.full(images, 1 / images), times)
+    for _ in range(RESAMPLES // 100):
+        weights = generator.multinomial(images, np.full(images, 1 / images), 100)
         parts.append(scores.corpus(weights.astype(float)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the LEVEL percentile interval of values [resamples]."""
+    """Return the LEVEL percentile interval of values [RESAMPLES]."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

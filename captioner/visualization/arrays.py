@@ -75,8 +75,8 @@ def shrunk(
     return small, replace(caption, geometry=caption.geometry.scaled(*size))
 
 
-def jpeg(image: Image.Image, *, quality: int = 88) -> bytes:
+def jpeg(image: Image.Image) -> bytes:
     """Return the bytes of an image as JPEG."""
     file = io.BytesIO()
-    image.save(file, format="JPEG", quality=quality, optimize=True)
+    image.save(file, format="JPEG", quality=88, optimize=True)
     return file.getvalue()

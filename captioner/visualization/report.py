@@ -121,13 +121,11 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return an HTML table; columns of numbers are aligned to the right."""
 
-    def cell(value: object, tag: str = "td") -> str:
-        if isinstance(value, bool | str):
-            return f"<{tag}>{html.escape(str(value))}</{tag}>"
-        if value is None:
-            return f"<{tag}>not computed</{tag}>"
+    def cell(value: object) -> str:
+        if value is None or isinstance(value, bool | str):
+            return f"<td>{html.escape('not computed' if value is None else str(value))}</td>"
         text = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
-        return f'<{tag} class="number">{text}</{tag}>'
+        return f'<td class="number">{text}</td>'
 
     numeric = [not isinstance(value, str | None) for value in (rows[0] if rows else ())]
     heads = "".join(

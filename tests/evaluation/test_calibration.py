@@ -11,6 +11,7 @@ import tiny
 import torch
 
 from captioner import Captioner
+from captioner.cli import calibrate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.subwords import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
@@ -223,11 +224,18 @@ def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
 
 
 def test_data_sets_are_named_by_the_ends_of_their_paths_and_apart() -> None:
-    from captioner.cli.calibrate import _names
-
     roots = ["/a/flickr8k", "/b/everyday/captions.csv", "/c/flickr8k"]
-    assert _names(roots, ["val", "val", "val"]) == [
+    assert calibrate._names(roots, ["val", "val", "val"]) == [
         "flickr8k val (1)",
         "everyday/captions.csv val",
         "flickr8k val (2)",
     ]
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "11"])
+def test_a_threshold_that_no_caption_can_have_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        calibrate.main(["soft", "--format", "table", "--root", "x", "--right-from", value])
+    assert "--right-from" in capsys.readouterr().err
