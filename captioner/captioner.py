@@ -510,7 +510,7 @@ class Captioner:
                 )
             return evaluate(self, data, **settings)
         found = read_split(format=format, root=data, split=split)
-        for sentence in found.left_out():
+        for sentence in found.left_out(split):
             logger.warning(sentence)
         evaluation = evaluate(self, found.images, **settings)
         return replace(evaluation, missing=found.missing, wordless=found.wordless)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.errors import ConfigError, DataError
+from captioner.log import logger
 from captioner.registry import DATA_FORMATS
 
 
@@ -58,7 +59,10 @@ def _run(arguments: argparse.Namespace) -> int:
     folder = model_folder(arguments.model)
     images, training = [], []
     for format_, root, split in zip(arguments.format, arguments.root, splits, strict=True):
-        images.append(read_split(format=format_, root=root, split=split).images[: arguments.limit])
+        found = read_split(format=format_, root=root, split=split)
+        for sentence in found.left_out(split):
+            logger.warning(sentence)
+        images.append(found.images[: arguments.limit])
         if not images[-1]:
             raise DataError(f"{root}: split {split!r} has no photo with references")
         training += read_split(format=format_, root=root, split=arguments.train_split).images

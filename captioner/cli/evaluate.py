@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,16 +130,11 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     measured = _attention_settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
-    if missing:
-        for sentence in split.missing_sentences(arguments.split):
-            logger.warning(sentence)
     unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
-    if wordless := split.wordless_sentence():
-        logger.warning(wordless)
+    for sentence in replace(split, missing=missing).left_out(arguments.split):
+        logger.warning(sentence)
     if repeated := same_caption(images):
         logger.warning(repeated)
-    if split.uncaptioned:
-        logger.warning(f"{len(split.uncaptioned)} photos have no references: they are not scored")
     from captioner.evaluation.evaluate import caption_images
 
     captioner = load_captioner(parsing.chosen_model(arguments), arguments)

@@ -59,13 +59,9 @@ def _run(arguments: argparse.Namespace) -> int:
     for name, split in splits.items():
         if not split.images:
             raise DataError(f"{arguments.root}: no photo of split {name!r} has a caption")
-        for sentence in split.missing_sentences(name):
+        for sentence in split.left_out(name):
             logger.warning(sentence)
         missing += len(split.missing)
-        if split.uncaptioned:
-            logger.warning(f"{name}: {len(split.uncaptioned)} photos without captions are left out")
-        if wordless := split.wordless_sentence():
-            logger.warning(f"{name}: {wordless}")
         with progress_bar(total=len(split.images), desc=name, unit="photo") as bar:
             shards = write_shards(
                 split.images,

@@ -48,13 +48,21 @@ class Split:
     uncaptioned: list[CaptionedImage] = field(default_factory=list)
     wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
 
-    def missing_sentences(self, name: str) -> list[str]:
-        """Name the first missing files, and say how many of the split `name` are missing."""
-        if not self.missing:
-            return []
-        named = [f"{path}: no such file, left out" for path in self.missing[:NAMED]]
-        count = len(self.missing) + len(self.images) + len(self.uncaptioned)
-        return [*named, f"{name}: {len(self.missing)} of {count} photos are missing"]
+    def left_out(self, name: str) -> list[str]:
+        """Say what of the split `name` is of no use; of missing files, the first by their names."""
+        sentences = []
+        if self.missing:
+            sentences = [f"{path}: no such file, left out" for path in self.missing[:NAMED]]
+            count = len(self.missing) + len(self.images) + len(self.uncaptioned)
+            sentences.append(f"{name}: {len(self.missing)} of {count} photos are missing")
+        if self.uncaptioned:
+            sentences.append(
+                f"{name}: {len(self.uncaptioned)} photos have no captions, so nothing is learned "
+                "from them, and they are not scored"
+            )
+        if wordless := self.wordless_sentence():
+            sentences.append(f"{name}: {wordless}")
+        return sentences
 
     def wordless_sentence(self) -> str | None:
         """Say which captions were left out for want of words; None without any."""
@@ -65,18 +73,6 @@ class Split:
             f"{len(self.wordless)} captions are left out, because they have no words; the first is "
             f"{text!r} of {path}"
         )
-
-    def left_out(self) -> list[str]:
-        """Say what of the split cannot be scored: missing files, and missing captions."""
-        sentences = []
-        if self.missing:
-            sentences.append(
-                f"{len(self.missing)} photos are missing and left out; the first is "
-                f"{self.missing[0]}"
-            )
-        if self.uncaptioned:
-            sentences.append(f"{len(self.uncaptioned)} photos have no captions and are left out")
-        return [*sentences, *filter(None, [self.wordless_sentence()])]
 
 
 def with_words(

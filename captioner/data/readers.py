@@ -242,10 +242,8 @@ def _read_source(
         file=source.file,
         coco_splits=source.coco_splits,
     )
-    for sentence in split.missing_sentences(split_name):
+    for sentence in split.left_out(split_name):
         warn(sentence)
-    if wordless := split.wordless_sentence():
-        warn(f"{split_name}: {wordless}")
     if repeated := same_caption(split.images):
         warn(f"{split_name}: {repeated}")
     if not split.images:

@@ -239,3 +239,14 @@ def test_a_threshold_that_no_caption_can_have_is_refused_before_the_work(
     with pytest.raises(SystemExit, match="2"):
         calibrate.main(["soft", "--format", "table", "--root", "x", "--right-from", value])
     assert "--right-from" in capsys.readouterr().err
+
+
+def test_photos_that_are_missing_are_named(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.draw_table(tmp_path / "photos")
+    with (root / "captions.csv").open("a", encoding="utf-8") as file:
+        file.write("gone.jpg,a disc,val\n")
+    options = ("--format", "table", "--root", str(root), "--device", "cpu")
+    assert calibrate.main([str(tiny_model), *options]) == 2, "too few to fit a calibrator"
+    assert f"{root / 'gone.jpg'}: no such file, left out" in capsys.readouterr().err
