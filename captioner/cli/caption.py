@@ -379,7 +379,8 @@ class _CaptionRun:
         withheld = is_withheld(record.get("confidence"), self.arguments.min_confidence)
         if "html" in self.arguments.save and not withheld:
             try:
-                writer.add_to_gallery(path, text, unsure=record.get("unsure", False))
+                unsure = record.get("unsure", False)
+                writer.add_to_gallery(path, open_photo(path), text, unsure=unsure)
             except CaptionerError as error:
                 self._failed(path, error)
 

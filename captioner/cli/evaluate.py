@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.output import add_at_test
-from captioner.data.captioned import CaptionedImage
+from captioner.data.captioned import CaptionedImage, DataFiles
 from captioner.errors import DataError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, write_json
@@ -116,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
         check_writable(file)  # before hours of captioning
     data = parsing.chosen_data(arguments)
     split = read_split(split=arguments.split, **data)
-    training = arguments.train_split and read_captions(split=arguments.train_split, **data)
+    training = arguments.train_split and read_captions(DataFiles(**data), arguments.train_split)
     if arguments.format == "table" and not any(split_counts(Path(arguments.root), arguments.file)):
         logger.warning(
             f"{arguments.root} has no column split, so all of its photos are scored, those that a "

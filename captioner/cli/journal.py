@@ -38,7 +38,7 @@ class Journal:
     def __init__(self, folder: Path, settings: str) -> None:
         self.file = folder / JOURNAL
         self.settings = settings
-        self.records, is_of_others = _read(self.file)
+        self.records, is_of_others = read_journal(self.file)
         if is_of_others:
             raise CaptionerError(
                 f"{self.file} is no journal of captioner, so it is left as it is; choose another "
@@ -124,19 +124,15 @@ class Journal:
         return found
 
 
-def read_journal(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of a folder by their photo; none where it has no journal.
+def read_journal(file: Path) -> tuple[dict[str, dict[str, Any]], bool]:
+    """Return the records of a journal by their photo, and whether it is another program's file.
 
-    Lines that are no records, such as one that a killed run cut short, are left out.
+    Lines that are no records, such as one that a killed run cut short, are left out; a file that is
+    missing has none.
 
     Raises:
-        CaptionerError: The journal is there and cannot be read.
+        CaptionerError: It is there and cannot be read.
     """
-    return _read(folder / JOURNAL)[0]
-
-
-def _read(file: Path) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Return the records of a journal by their photo, and whether it is another program's file."""
     try:
         lines = [line for line in file.read_bytes().splitlines() if line.strip()]
     except (FileNotFoundError, NotADirectoryError):
@@ -182,9 +178,10 @@ def _has_content(picture: Path) -> bool:
 def pictures_in(folder: Path) -> set[str]:
     """Return the file names of the pictures that a folder's journal lists, none without one."""
     try:
-        return {name for record in read_journal(folder).values() for name in record["pictures"]}
+        records, _ = read_journal(folder / JOURNAL)
     except CaptionerError:
         return set()
+    return {name for record in records.values() for name in record["pictures"]}
 
 
 def settings_digest(model_folders: Iterable[Path], options: Mapping[str, Any]) -> str:

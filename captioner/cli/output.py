@@ -270,17 +270,12 @@ class CaptionWriter:
             self.failed(path, problem)
         return pictures
 
-    def add_to_gallery(self, path: Path, text: str, *, unsure: bool) -> None:
-        """List the page of a photo that an earlier run captioned.
-
-        Raises:
-            ImageError: The photo cannot be read any more.
-        """
-        from captioner.data.transforms import open_image
+    def add_to_gallery(self, path: Path, image: Image.Image, text: str, *, unsure: bool) -> None:
+        """List the page of a photo in the gallery."""
         from captioner.visualization import Entry, picture_name
 
         page = picture_name(self.names[path], self.content, "html")
-        entry = Entry.of(open_image(path), name=path.name, page=page, caption=text, unsure=unsure)
+        entry = Entry.of(image, name=path.name, page=page, caption=text, unsure=unsure)
         self.entries.append(entry)
 
     def finish(self) -> None:
@@ -338,7 +333,7 @@ class CaptionWriter:
         self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]], file: Path
     ) -> None:
         """Save a page of captions with all their heads, among which its reader can choose."""
-        from captioner.visualization import Entry, caption_page
+        from captioner.visualization import caption_page
 
         page = caption_page(
             image,
@@ -352,7 +347,4 @@ class CaptionWriter:
         save_bytes(page.encode(errors="replace"), file)
         if self.several:
             first = captions[0][1]
-            entry = Entry.of(
-                image, name=path.name, page=file.name, caption=first.text, unsure=first.is_unsure
-            )
-            self.entries.append(entry)
+            self.add_to_gallery(path, image, first.text, unsure=first.is_unsure)

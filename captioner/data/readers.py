@@ -64,17 +64,9 @@ def read_split(
     )
 
 
-def read_captions(
-    *,
-    format: str,
-    root: str | Path,
-    split: str,
-    file: str | Path | None = None,
-    coco_splits: str | Path | None = None,
-) -> list[str]:
+def read_captions(data: DataFiles, split: str) -> list[str]:
     """Read all captions of a split, also of images that are not on disk; as `read_split`."""
-    images = _named_images(DataFiles(format, root, file, coco_splits), split)
-    return [text for image in images for text in image.captions]
+    return [text for image in _named_images(data, split) for text in image.captions]
 
 
 def _named_images(data: DataFiles, split: str) -> list[CaptionedImage]:

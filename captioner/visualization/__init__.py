@@ -22,17 +22,13 @@ from captioner.visualization.sheet import (
     comparison_sheet,
     vector_comparison,
 )
-from captioner.visualization.style import COLOUR_MAPS, STYLES, ColourMap, OverlayStyle, StyleName
+from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
 
 __all__ = [
-    "COLOUR_MAPS",
-    "STYLES",
-    "ColourMap",
     "Entry",
     "OverlayStyle",
     "ReportedImage",
-    "StyleName",
     "alignment_matrix",
     "attention_sheet",
     "caption_arrays",

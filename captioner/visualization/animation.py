@@ -38,12 +38,7 @@ def gif(frames: Sequence[Image.Image], seconds: Sequence[float], style: OverlayS
 
     Every frame is dithered with 256 colours: those of the legend and of text and bars, and for
     the rest what suits the frame.
-
-    Raises:
-        ValueError: No frames, or frames of several sizes.
     """
-    if not frames or len({frame.size for frame in frames}) > 1:
-        raise ValueError(f"a GIF needs frames of one size, not {[f.size for f in frames]}")
     indexed = [_indexed(frame, style) for frame in frames]
     file = io.BytesIO()
     indexed[0].save(
@@ -124,9 +119,7 @@ def _under_sentence(picture: Image.Image, caption: Caption, current: int) -> Ima
     return frame
 
 
-def growth_gif(
-    image: Image.Image, captions: Sequence[tuple[str, Caption]], style: OverlayStyle | None = None
-) -> bytes:
+def growth_gif(image: Image.Image, captions: Sequence[tuple[str, Caption]]) -> bytes:
     """Return a GIF of a model's captions of one image with their attention, one frame a name.
 
     Args:
@@ -134,12 +127,8 @@ def growth_gif(
 
     Raises:
         ImageError: An image of another size than a caption's.
-        ValueError: No captions.
     """
-    style = style or OverlayStyle()
-    sheets = [comparison_sheet(image, [named], style, across=_GROWTH_ACROSS) for named in captions]
-    if not sheets:
-        raise ValueError("there are no captions to draw")
+    sheets = [comparison_sheet(image, [named], across=_GROWTH_ACROSS) for named in captions]
     width = min(WIDEST_GROWTH_PX, sheets[0].width)
     height = max(sheet.height for sheet in sheets)
     frames = []
@@ -149,7 +138,7 @@ def growth_gif(
         size = width, round(height * width / sheet.width)
         frames.append(frame.resize(size, Image.Resampling.LANCZOS))
     seconds = [EPOCH_SECONDS] * (len(frames) - 1) + [2 * EPOCH_SECONDS]
-    return gif(frames, seconds, style)
+    return gif(frames, seconds, OverlayStyle())
 
 
 def _indexed(frame: Image.Image, style: OverlayStyle) -> Image.Image:

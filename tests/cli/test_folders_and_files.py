@@ -23,7 +23,7 @@ from programs import Commands, ProgramResult
 
 from captioner.cli.alt_text import Page, alt_text, table, xmp
 from captioner.cli.caption import main
-from captioner.cli.journal import Journal, read_journal
+from captioner.cli.journal import JOURNAL, Journal, read_journal
 from captioner.cli.output import json_line, text_lines
 from captioner.cli.photos import Skipped, photos_in
 from captioner.data import codecs
@@ -80,7 +80,7 @@ def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
 ) -> None:
     options = ("photos", "-r", "--output", "out", "--json", "--write", "csv", "--save", "png")
     assert run(*options).code == 0
-    records = read_journal(tmp_path / "out")
+    records = read_journal(tmp_path / "out" / JOURNAL)[0]
     assert set(records) == {str(path) for path in folder.rglob("*.*") if path.is_file()}
     first = (tmp_path / "out" / "captions.csv").read_text()
 
@@ -135,7 +135,7 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path, line: str) -> No
     good = '{"image": "/b.jpg", "name": "b", "pictures": ["b.attention.png"]}'
     content = f"{line}\n{good}\n".encode(errors="surrogateescape")
     (tmp_path / "captions.jsonl").write_bytes(content)
-    assert set(read_journal(tmp_path)) == {"/b.jpg"}
+    assert set(read_journal(tmp_path / JOURNAL)[0]) == {"/b.jpg"}
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])

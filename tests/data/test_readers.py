@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.captioned import CaptionedImage, DataFiles, Split
 from captioner.data.readers import read_captions, read_split
 from captioner.errors import DataError
 
@@ -184,7 +184,7 @@ def test_karpathy_reads_raw_captions_and_positions_as_ids(tmp_path: Path) -> Non
         ],
         [tmp_path / "images" / "d.jpg", tmp_path / "images" / "e.jpg"],
     )
-    texts = read_captions(format="karpathy", root=tmp_path, split="train")
+    texts = read_captions(DataFiles("karpathy", tmp_path), "train")
     assert texts == ["A dog.", "Dog!", "A cat.", "Not there."], "those of photos not there too"
     assert read_split(format="karpathy", root=tmp_path, split="val").images[0].captions == (
         "A café.",
