@@ -321,7 +321,7 @@ def test_captions_for_coco_s_server_are_those_of_all_photos(
     output, captions = tmp_path / "r.json", tmp_path / "c.json"
     outcome = of_coco(commands, tiny_model, root, "--output", output, "--captions", captions)
     assert outcome.code == 0, outcome.stderr
-    assert "2 photos have no references" in outcome.stderr
+    assert "2 photos have no captions" in outcome.stderr
     listed = json.loads(captions.read_text())
     assert sorted(entry["image_id"] for entry in listed) == [1, 2, 3, 4, 5, 6]
     assert results(output)["num_images"] == 4
