@@ -663,7 +663,7 @@ def test_a_decoder_without_attention_has_no_hard_attention(paths: list[Path]) ->
 
 def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> None:
     """One that is cut off there has no end to be read, for which there is no position."""
-    from captioner.evaluation.evaluate import AttentionSettings, attention_results
+    from captioner.evaluation.evaluate import AttentionSettings, CaptionSet
     from captioner.models.build import build_model, resolved
 
     _, config, vocabulary = tiny.model(select="hard")
@@ -680,7 +680,7 @@ def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> 
     assert captions[0].paths.shape == (2, 5)
     image = CaptionedImage(paths[0], ("a disc",), 1)
     settings = AttentionSettings(faithfulness=1)
-    found = attention_results(captioner, [image], {1: captions[0]}, settings)
+    found = CaptionSet(captioner, [image], {1: captions[0]}).measure_attention(settings)
     assert found["faithfulness"]["num_words"] == 5
 
 

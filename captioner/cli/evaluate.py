@@ -19,9 +19,7 @@ from captioner.log import logger
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from captioner.captioner import Captioner
-    from captioner.evaluation.evaluate import AttentionSettings
-    from captioner.types import Caption
+    from captioner.evaluation.evaluate import AttentionSettings, CaptionSet
 
 REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
@@ -135,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
         logger.warning(sentence)
     if repeated := same_caption(images):
         logger.warning(repeated)
-    from captioner.evaluation.evaluate import caption_images
+    from captioner.evaluation.evaluate import CaptionSet, caption_images
 
     captioner = load_captioner(parsing.chosen_model(arguments), arguments)
     requested = images + unscored
@@ -153,7 +151,8 @@ def _run(arguments: argparse.Namespace) -> int:
         write_json(arguments.captions, captions_list(texts))
     images = [image for image in images if image.image_id in captions]
     if images:
-        _score(arguments, captioner, images, captions, training, measured)
+        written = CaptionSet(captioner, images, captions, arguments.beam_size, arguments.at_test)
+        _score(arguments, written, training, measured)
     for file in files:
         if images or file == arguments.captions:
             show(str(file))
@@ -194,21 +193,12 @@ def _attention_settings(
 
 def _score(
     arguments: argparse.Namespace,
-    captioner: Captioner,
-    images: list[CaptionedImage],
-    captions: dict[int | str, Caption],
+    written: CaptionSet,
     training: list[str] | None,
     measured: AttentionSettings,
 ) -> None:
-    """Score the captions of these photos; write and show the results."""
-    from captioner.evaluation.evaluate import attention_results, score_results
-
-    results = score_results(
-        captioner,
-        images,
-        captions,
-        beam_size=arguments.beam_size,
-        at_test=arguments.at_test,
+    """Score the captions; write and show the results."""
+    results = written.score(
         training_captions=training,
         objects=measured.objects,
         time_limit_s=arguments.time_limit,
@@ -220,12 +210,12 @@ def _score(
     )
     if arguments.output:
         write_json(arguments.output, results)  # what follows may take long, or be stopped
-    further = attention_results(captioner, images, captions, measured, at_test=arguments.at_test)
+    further = written.measure_attention(measured)
     results |= further
     if arguments.output and further:
         write_json(arguments.output, results)
     if arguments.report:
-        _report(arguments.report, results, images, captions)
+        _report(arguments.report, results, written)
     _show_results(results, bias=arguments.bias)
 
 
@@ -309,12 +299,7 @@ def _attention_lines(results: dict[str, Any]) -> list[str]:
     return found
 
 
-def _report(
-    path: Path,
-    results: dict[str, Any],
-    images: list[CaptionedImage],
-    captions: dict[int | str, Caption],
-) -> None:
+def _report(path: Path, results: dict[str, Any], written: CaptionSet) -> None:
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
     import random
 
@@ -322,7 +307,7 @@ def _report(
     from captioner.visualization import ReportedImage, report_page
 
     scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
-    ranked = sorted(images, key=lambda image: -scores[image.image_id]["CIDEr"])
+    ranked = sorted(written.images, key=lambda image: -scores[image.image_id]["CIDEr"])
     chosen = {
         "Best photos by CIDEr": ranked[:REPORTED],
         "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
@@ -335,7 +320,7 @@ def _report(
         return ReportedImage(
             name=image.path.name,
             image=open_image(image.path),
-            caption=captions[image.image_id],
+            caption=written.captions[image.image_id],
             references=image.captions,
             scores={
                 name: scores[image.image_id][name]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from captioner.captioner import Captioner
     from captioner.config import HardAttentionMode
+    from captioner.generation.confidence import Calibrator
 
 ImageId = int | str
 Removal = Literal["delete", "blur"]
@@ -113,18 +114,14 @@ def evaluate(
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
     known = [image for image in images if image.image_id in captions and image.captions]
-    results = score_results(
-        captioner,
-        known,
-        captions,
-        beam_size=beam_size,
-        at_test=at_test,
+    written = CaptionSet(captioner, known, captions, beam_size, at_test)
+    results = written.score(
         training_captions=training_captions,
         objects=attention.objects,
         time_limit_s=time_limit_s,
         signature=signature,
     )
-    results |= attention_results(captioner, known, captions, attention, at_test=at_test)
+    results |= written.measure_attention(attention)
     return Evaluation(results, captions, unreadable, wordless=wordless)
 
 
@@ -195,204 +192,189 @@ def caption_images(
     return captions, unreadable
 
 
-def score_results(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    captions: Mapping[ImageId, Caption],
-    *,
-    beam_size: int | None = None,
-    at_test: HardAttentionMode | None = None,
-    training_captions: Sequence[str] | None = None,
-    objects: Objects | None = None,
-    time_limit_s: float = 600.0,
-    signature: Mapping[str, object] | None = None,
-) -> dict[str, Any]:
-    """Score captions; return metrics, intervals, groups and statistics as `results.json` has them.
+@dataclass(frozen=True)
+class CaptionSet:
+    """Captions that a model wrote for images with references, to be scored.
 
-    Args:
+    Attributes:
+        captioner: The model.
         images: Images with references; each has a caption.
-        beam_size, at_test, training_captions, time_limit_s, signature: As for `evaluate`.
-        objects: Also score by the number of objects in an image.
-
-    Raises:
-        DataError: There is nothing to score.
+        captions: Captions by image id.
+        beam_size, at_test: The settings that they were written with, as for `evaluate`.
     """
-    texts = {image.image_id: captions[image.image_id].text for image in images}
-    references = {image.image_id: image.captions for image in images}
-    names = {image.image_id: image.path.name for image in images}
-    scores = score_captions(texts, references, time_limit_s=time_limit_s)
-    per_image = ImageScores.of(scores.per_image, scores.counts)
-    groups = {
-        "words in the references": scores_by_length(per_image, references),
-        "words in the caption": scores_by_length(per_image, {i: [t] for i, t in texts.items()}),
-    }
-    if objects:
-        counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
-        if by_objects := scores_by_group(per_image, counts, OBJECTS):
-            groups["objects in the photo"] = by_objects
-    further: dict[str, object] = {"bias": bias_counts(texts, references)}
-    if captioner.calibrator is not None:
-        further["calibration"] = _calibration(captioner, images, captions, scores.per_image)
-    decoding = captioner.config.decoding
-    mode = at_test or captioner.config.attention.at_test
-    return results_of(
-        scores,
-        texts,
-        signature={
-            **scores.signature,
-            **vars(decoding),
-            "beam_size": beam_size or decoding.beam_size,
-            "at_test": mode if captioner.has_hard_attention else None,
-            **(signature or {}),
-            "photos": digest_of(names, references),
-        },
-        names=names,
-        intervals=bootstrap_intervals(per_image),
-        statistics=corpus_statistics(list(texts.values()), training_captions),
-        groups=groups,
-        **further,
-    )
 
+    captioner: Captioner
+    images: Sequence[CaptionedImage]
+    captions: Mapping[ImageId, Caption]
+    beam_size: int | None = None
+    at_test: HardAttentionMode | None = None
 
-def _calibration(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    captions: Mapping[ImageId, Caption],
-    per_image: Mapping[str, Mapping[Any, float]],
-) -> dict[str, Any]:
-    """Return how well the captions' confidence agrees with their CIDEr-D (of these references)."""
-    from captioner.evaluation.calibration import calibration_report
+    def score(
+        self,
+        *,
+        training_captions: Sequence[str] | None = None,
+        objects: Objects | None = None,
+        time_limit_s: float = 600.0,
+        signature: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        """Return metrics, intervals, groups and statistics as `results.json` has them.
 
-    calibrator = captioner.calibrator
-    assert calibrator is not None
-    ids = [image.image_id for image in images if captions[image.image_id].confidence is not None]
-    confidence = np.array([captions[i].confidence for i in ids], dtype=np.float64)
-    right = np.array([per_image["CIDEr"][i] >= calibrator.right_from for i in ids], dtype=bool)
-    return {
-        "right_from": calibrator.right_from,
-        **calibration_report(confidence, right, calibrator.threshold),
-    }
+        Args:
+            training_captions, time_limit_s, signature: As for `evaluate`.
+            objects: Also score by the number of objects in an image.
+
+        Raises:
+            DataError: There is nothing to score.
+        """
+        images = self.images
+        texts = {image.image_id: self.captions[image.image_id].text for image in images}
+        references = {image.image_id: image.captions for image in images}
+        names = {image.image_id: image.path.name for image in images}
+        scores = score_captions(texts, references, time_limit_s=time_limit_s)
+        per_image = ImageScores.of(scores.per_image, scores.counts)
+        groups = {
+            "words in the references": scores_by_length(per_image, references),
+            "words in the caption": scores_by_length(per_image, {i: [t] for i, t in texts.items()}),
+        }
+        if objects:
+            counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
+            if by_objects := scores_by_group(per_image, counts, OBJECTS):
+                groups["objects in the photo"] = by_objects
+        further: dict[str, object] = {"bias": bias_counts(texts, references)}
+        if self.captioner.calibrator is not None:
+            further["calibration"] = self._calibration(
+                self.captioner.calibrator, scores.per_image["CIDEr"]
+            )
+        config = self.captioner.config
+        mode = self.at_test or config.attention.at_test
+        return results_of(
+            scores,
+            texts,
+            signature={
+                **scores.signature,
+                **vars(config.decoding),
+                "beam_size": self.beam_size or config.decoding.beam_size,
+                "at_test": mode if self.captioner.has_hard_attention else None,
+                **(signature or {}),
+                "photos": digest_of(names, references),
+            },
+            names=names,
+            intervals=bootstrap_intervals(per_image),
+            statistics=corpus_statistics(list(texts.values()), training_captions),
+            groups=groups,
+            **further,
+        )
+
+    def _calibration(self, calibrator: Calibrator, cider: Mapping[Any, float]) -> dict[str, Any]:
+        """Return how well the captions' confidence agrees with their CIDEr-D (of these images)."""
+        from captioner.evaluation.calibration import calibration_report
+
+        ids = [image.image_id for image in self.images]
+        confidence = np.array([self.captions[i].confidence for i in ids], dtype=np.float64)
+        right = np.array([cider[i] >= calibrator.right_from for i in ids])
+        known = ~np.isnan(confidence)  # of a caption without one, None has become NaN
+        return {
+            "right_from": calibrator.right_from,
+            **calibration_report(confidence[known], right[known], calibrator.threshold),
+        }
+
+    def measure_attention(self, settings: AttentionSettings) -> dict[str, Any]:
+        """Return the measurements of attention that the settings ask for.
+
+        Returns:
+            `grounding` and `regions` if there are objects; `attention` and `faithfulness` if the
+            setting `faithfulness` is above 0.
+        """
+        found: dict[str, Any] = {}
+        if settings.objects:
+            found["grounding"] = self._grounding(settings.objects, boxes=settings.boxes)
+            found["regions"] = "boxes" if settings.boxes else "masks"
+        if settings.faithfulness:
+            first = replace(
+                self,
+                images=self.images[: settings.faithfulness],
+                captioner=self.captioner.in_torch(),
+            )
+            found["attention"] = first._replacements()
+            found["faithfulness"] = first._deletions(settings.removal)
+        return found
+
+    def _grounding(self, objects: Objects, *, boxes: bool) -> dict[str, object]:
+        """Return the grounding of the model's captions, and of the images' first references."""
+        written: list[GroundedWord] = []
+        given: list[GroundedWord] = []
+        keys = object_keys(objects, self.images)
+        known = [image for image in self.images if image.image_id in keys]
+        split = self.captioner.vocabulary.tokenizer.split
+        for image in progress_bar(known, desc="grounding", unit="photo"):
+            key = keys[image.image_id]
+            written += ground(self.captions[image.image_id], key, objects, boxes=boxes)
+            reference = next((text for text in image.captions if split(text)), None)
+            if reference is None:
+                continue
+            try:
+                caption = self.captioner.score(image.path, reference, at_test=self.at_test)
+            except CaptionerError as error:  # a text longer than the model can read
+                logger.warning(f"{image.path}: its first reference is left out: {error}")
+            else:
+                given += ground(caption, key, objects, boxes=boxes)
+        return {"captions": grounding_summary(written), "references": grounding_summary(given)}
+
+    def _replacements(self) -> dict[str, dict[str, Any]]:
+        """Measure what reference captions lose when attention or the attended cells are replaced.
+
+        Returns:
+            For each name of the table in docs/evaluation.md its `value` and `interval`.
+        """
+        from captioner.evaluation.faithfulness import AttentionMeasure, attention_summary
+
+        captioner = self.captioner
+        measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
+        rows = []
+        for image in progress_bar(self.images, desc="attention", unit="photo"):
+            words = [captioner.vocabulary.tokenizer.split(text) for text in image.captions]
+            tokens = [captioner.vocabulary.encode(text) for text in words if text]
+            if not tokens:
+                continue
+            try:
+                grid, _ = captioner.encode([open_image(image.path)])
+                with captioner.attention_mode(self.at_test):
+                    rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
+            except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
+                logger.warning(f"{image.path}: left out: {error}")
+        return attention_summary(rows)
+
+    def _deletions(self, removal: Removal) -> dict[str, object]:
+        """Return the results of the deletion test on the model's own captions."""
+        from captioner.evaluation.faithfulness import (
+            deletion,
+            deletion_summary,
+            removal_in_grid,
+            removal_in_image,
+        )
+
+        captioner = self.captioner
+        generator = np.random.default_rng(0)
+        falls = []
+        for image in progress_bar(self.images, desc="faithfulness", unit="photo"):
+            caption = self.captions[image.image_id]
+            if not caption.words:
+                continue
+            whole = open_image(image.path)
+            grid, (geometry,) = captioner.encode([whole])
+            remove = removal_in_grid(grid)
+            if removal == "blur":
+                remove = removal_in_image(grid, whole, geometry, lambda im: captioner.encode(im)[0])
+            tokens = captioner.vocabulary.encode(caption.words)
+            maps = caption.maps.reshape(len(tokens), -1)
+            with captioner.attention_mode(self.at_test):
+                falls.append(
+                    deletion(captioner.model.decoder, grid, tokens, maps, generator, remove)
+                )
+        return {"removal": removal, **deletion_summary(falls)}
 
 
 def object_keys(objects: Objects, images: Sequence[CaptionedImage]) -> dict[ImageId, ImageKey]:
     """Return the keys among the objects of the images that they know, by image id."""
     keys = {image.image_id: objects.image(image.path) for image in images}
     return {image_id: key for image_id, key in keys.items() if key is not None}
-
-
-def attention_results(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    captions: Mapping[ImageId, Caption],
-    settings: AttentionSettings,
-    *,
-    at_test: HardAttentionMode | None = None,
-) -> dict[str, Any]:
-    """Return the measurements of attention that the settings ask for.
-
-    Returns:
-        `grounding` and `regions` if there are objects; `attention` and `faithfulness` if the
-        setting `faithfulness` is above 0.
-    """
-    found: dict[str, Any] = {}
-    if settings.objects:
-        found["grounding"] = _grounding(captioner, images, captions, settings, at_test)
-        found["regions"] = "boxes" if settings.boxes else "masks"
-    if settings.faithfulness:
-        first = images[: settings.faithfulness]
-        found["attention"] = measure_attention(captioner, first, at_test=at_test)
-        found["faithfulness"] = _deletions(captioner, first, captions, settings.removal, at_test)
-    return found
-
-
-def measure_attention(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    *,
-    at_test: HardAttentionMode | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Measure what reference captions lose when attention or the attended cells are replaced.
-
-    Returns:
-        For each name of the table in docs/evaluation.md its `value` and `interval`.
-    """
-    from captioner.evaluation.faithfulness import AttentionMeasure, attention_summary
-
-    captioner = captioner.in_torch()
-    measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
-    rows = []
-    for image in progress_bar(images, desc="attention", unit="photo"):
-        words = [captioner.vocabulary.tokenizer.split(text) for text in image.captions]
-        tokens = [captioner.vocabulary.encode(text) for text in words if text]
-        if not tokens:
-            continue
-        try:
-            grid, _ = captioner.encode([open_image(image.path)])
-            with captioner.attention_mode(at_test):
-                rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
-        except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
-            logger.warning(f"{image.path}: left out: {error}")
-    return attention_summary(rows)
-
-
-def _grounding(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    captions: Mapping[ImageId, Caption],
-    settings: AttentionSettings,
-    at_test: HardAttentionMode | None,
-) -> dict[str, object]:
-    """Return the grounding of the model's captions, and of the first reference of each image."""
-    assert settings.objects is not None
-    written: list[GroundedWord] = []
-    given: list[GroundedWord] = []
-    keys = object_keys(settings.objects, images)
-    known = [image for image in images if image.image_id in keys]
-    split = captioner.vocabulary.tokenizer.split
-    for image in progress_bar(known, desc="grounding", unit="photo"):
-        key, boxes = keys[image.image_id], settings.boxes
-        written += ground(captions[image.image_id], key, settings.objects, boxes=boxes)
-        reference = next((text for text in image.captions if split(text)), None)
-        if reference is None:
-            continue
-        try:
-            caption = captioner.score(image.path, reference, at_test=at_test)
-        except CaptionerError as error:  # a text longer than the model can read
-            logger.warning(f"{image.path}: its first reference is left out: {error}")
-        else:
-            given += ground(caption, key, settings.objects, boxes=boxes)
-    return {"captions": grounding_summary(written), "references": grounding_summary(given)}
-
-
-def _deletions(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    captions: Mapping[ImageId, Caption],
-    removal: Removal,
-    at_test: HardAttentionMode | None,
-) -> dict[str, object]:
-    """Return the results of the deletion test on the model's own captions."""
-    from captioner.evaluation.faithfulness import (
-        deletion,
-        deletion_summary,
-        removal_in_grid,
-        removal_in_image,
-    )
-
-    captioner = captioner.in_torch()
-    generator = np.random.default_rng(0)
-    falls = []
-    for image in progress_bar(images, desc="faithfulness", unit="photo"):
-        caption = captions[image.image_id]
-        if not caption.words:
-            continue
-        whole = open_image(image.path)
-        grid, (geometry,) = captioner.encode([whole])
-        remove = removal_in_grid(grid)
-        if removal == "blur":
-            remove = removal_in_image(grid, whole, geometry, lambda im: captioner.encode(im)[0])
-        tokens = captioner.vocabulary.encode(caption.words)
-        maps = caption.maps.reshape(len(tokens), -1)
-        with captioner.attention_mode(at_test):
-            falls.append(deletion(captioner.model.decoder, grid, tokens, maps, generator, remove))
-    return {"removal": removal, **deletion_summary(falls)}

@@ -1,6 +1,6 @@
 """Does attention matter to the words? Replace what the model attends to and score the words again.
 
-Two tests. `measure_attention` scores reference captions while the attention of every word is
+Two tests. `AttentionMeasure` scores reference captions while the attention of every word is
 replaced, or while the cells that matter most are deleted (the table in docs/evaluation.md).
 `deletion` is the deletion test (Petsiuk et al. 2018, "RISE", section 4.1; Jain and Wallace 2019 ask
 the question of attention): for each word, cells are removed in the order of their attention, a
