@@ -174,7 +174,8 @@ class _CaptionRun:
         writer.finish()
         if "csv" in arguments.write:
             file = arguments.output / TABLE
-            save_bytes(table(self.rows[path] for path in paths if path in self.rows), file)
+            each = dict.fromkeys(paths)
+            save_bytes(table(self.rows[path] for path in each if path in self.rows), file)
             self._show_file(file)
         self._save_pages()
         if self.failures:
@@ -206,7 +207,8 @@ class _CaptionRun:
                     self._failed(None, error)
                     continue
                 self.pages.append(page)
-                paths += page.images
+                named = set(paths)  # pages of a site share images
+                paths += [image for image in page.images if image not in named]
                 if not page.images:
                     logger.info(f"{name}: no image lacks an alternative text")
                 if page.elsewhere:

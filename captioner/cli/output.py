@@ -214,7 +214,7 @@ class CaptionWriter:
         failed: Callable[[Path, object], None],
     ) -> None:
         self.arguments, self.names, self.failed = arguments, names, failed
-        self.entries: list[Entry] = []
+        self.entries: dict[Path, Entry] = {}
         self.several = len(set(names.values())) > 1  # then a gallery leads to the pages
         self.content = "comparison" if arguments.compare else "attention"  # in the files' names
         if arguments.output is None:
@@ -276,7 +276,7 @@ class CaptionWriter:
 
         page = picture_name(self.names[path], self.content, "html")
         entry = Entry.of(image, name=path.name, page=page, caption=text, unsure=unsure)
-        self.entries.append(entry)
+        self.entries[path] = entry
 
     def finish(self) -> None:
         """Save the gallery of several photos' pages.
@@ -288,7 +288,7 @@ class CaptionWriter:
             from captioner.visualization import gallery_page
 
             file = self.arguments.output / GALLERY
-            save_bytes(gallery_page(self.entries).encode(errors="replace"), file)
+            save_bytes(gallery_page(list(self.entries.values())).encode(errors="replace"), file)
             if not self.arguments.json:
                 show(printable(file))
 

@@ -520,6 +520,21 @@ def test_pages_are_copied_and_changed_in_place_only_when_asked(
     assert file.read_bytes() != PAGE.encode()
 
 
+def test_a_photo_of_several_pages_is_captioned_and_listed_once(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("index.html", "about.html"):
+        (tmp_path / name).write_text('<img src="photos/one.jpg"><img src="photos/two.png">')
+    options = ("--write", "html,csv", "--output", "out", "--save", "html", "--json")
+    outcome = run("index.html", "about.html", "photos/two.png", *options)
+    assert outcome.code == 0, outcome.stderr
+    assert names_in(outcome) == ["photos/one.jpg", "photos/two.png", "photos/two.png"]
+    rows = list(csv.reader((tmp_path / "out" / "captions.csv").open()))
+    assert [row[0] for row in rows] == ["image", "photos/one.jpg", "photos/two.png"]
+    assert "2 photos with captions" in (tmp_path / "out" / "gallery.html").read_text()
+    assert 'alt="' in (tmp_path / "out" / "about.html").read_text()
+
+
 def test_a_page_changed_in_place_keeps_its_link_and_its_permissions(
     run, folder: Path, tmp_path: Path
 ) -> None:
