@@ -157,8 +157,8 @@ def stored_type(folder: Path) -> torch.dtype:
     import torch
 
     with safe_open(folder / WEIGHTS, framework="pt") as file:
-        kinds = [file.get_tensor(name).dtype for name in file.keys()]  # noqa: SIM118
-    return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+        kinds = (file.get_tensor(name).dtype for name in file.keys())  # noqa: SIM118
+        return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:

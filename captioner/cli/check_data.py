@@ -195,7 +195,7 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
 def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
     from captioner.data.transforms import open_image
-    from captioner.visualization.contact_sheet import contact_sheet
+    from captioner.visualization.sheet import contact_sheet
 
     readable = [
         (name, image)

@@ -1,4 +1,7 @@
-"""Sheets: an image with one overlay a word, for one caption or for several models' captions."""
+"""Sheets: an image with one overlay a word, for one caption or for several models' captions.
+
+And the contact sheet of a data set: small images in rows, each with its text.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
+from PIL import Image, ImageDraw, ImageOps
 
 from captioner.visualization.labels import (
     WORD_LABEL_HEIGHT,
@@ -65,6 +68,8 @@ _NARROWEST_CONTENT = 600  # for the title and the footer of a sheet
 _WIDEST_CONTENT = 2600
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
 _FEWEST_ACROSS, _MOST_ACROSS = 6, 14  # panels in a row of a comparison
+# Of a contact sheet: images in a row, their sides, size and lines of a text, gaps; in pixels.
+_TILES_ACROSS, _TILE_PX, _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 6, 200, 13, 3, 8
 
 
 def attention_sheet(
@@ -294,3 +299,20 @@ def _columns(panels: int, slot_width: int, slot_height: int) -> int:
 
     most = max(1, (_WIDEST_CONTENT + gap) // (slot_width + gap))
     return min(range(1, min(panels, most) + 1), key=badness)
+
+
+def contact_sheet(images: Sequence[tuple[Image.Image, str]]) -> Image.Image:
+    """Draw images with their texts, row by row, on white."""
+    gap, line_px = _TILE_GAP_PX, round(1.3 * _TILE_TEXT_PX)
+    columns = min(_TILES_ACROSS, max(1, len(images)))
+    rows = math.ceil(len(images) / columns)
+    width, height = _TILE_PX + gap, _TILE_PX + _TILE_LINES * line_px + 2 * gap
+    sheet = Image.new("RGB", (columns * width + gap, rows * height + gap), "white")
+    draw, face = ImageDraw.Draw(sheet), font(_TILE_TEXT_PX)
+    for index, (image, text) in enumerate(images):
+        left, top = gap + index % columns * width, gap + index // columns * height
+        sheet.paste(ImageOps.pad(image, (_TILE_PX, _TILE_PX), color="#e6e9ee"), (left, top))
+        for line, words in enumerate(wrap(one_line(text), face, _TILE_PX, max_lines=_TILE_LINES)):
+            place = (left, top + _TILE_PX + gap // 2 + line * line_px)
+            draw.text(place, words, font=face, fill=INK)
+    return sheet
