@@ -130,6 +130,26 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
             empty = torch.zeros(3, self.transform.height_px, self.transform.width_px)
             return empty, str(error)
 
+    def key(self, fingerprint: str) -> str:
+        """Return a hash of everything that the cached values depend on."""
+        settings = {
+            name: str(value)
+            for name, value in vars(self.transform).items()
+            if not name.startswith("_")
+        }
+        seed = self.seed
+        if self.views == 1:  # nothing random in it
+            settings["augmentation"], seed = "None", 0
+        digest = hashlib.sha256(json.dumps([fingerprint, settings, self.views, seed]).encode())
+        for path in self.paths:
+            try:
+                size, changed = file_facts(path)
+            except OSError:  # vanished: unreadable, as `open_image` will report
+                size = changed = -1
+            name = os.fsencode(str(path) if isinstance(path, TarMember) else os.path.realpath(path))
+            digest.update(name + f"\0{size}\0{changed}\n".encode())
+        return digest.hexdigest()
+
 
 def build_feature_cache(
     root: Path,
@@ -157,9 +177,10 @@ def build_feature_cache(
     Raises:
         DataError: The disk cannot hold it, or what it holds of it is damaged.
     """
-    key = _key(paths, transform, fingerprint=fingerprint, views=views, seed=seed)
+    items = _Views(paths, transform, views, seed)
+    key = items.key(fingerprint)
     folder = root / key[:20]
-    build = _Build(folder, key, _Views(paths, transform, views, seed), encode)
+    build = _Build(folder, key, items, encode)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         build.read_progress()
@@ -319,31 +340,6 @@ class _Build:
 
 def _checksum(features: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(features).data.cast("B"))
-
-
-def _key(
-    paths: Sequence[ImagePath],
-    transform: ImageTransform,
-    *,
-    fingerprint: str,
-    views: int,
-    seed: int,
-) -> str:
-    """Return a hash of everything that the cached values depend on."""
-    settings = {
-        name: str(value) for name, value in vars(transform).items() if not name.startswith("_")
-    }
-    if views == 1:  # nothing random in it
-        settings["augmentation"], seed = "None", 0
-    digest = hashlib.sha256(json.dumps([fingerprint, settings, views, seed]).encode())
-    for path in paths:
-        try:
-            size, changed = file_facts(path)
-        except OSError:  # vanished: unreadable, as `open_image` will report
-            size = changed = -1
-        name = os.fsencode(str(path) if isinstance(path, TarMember) else os.path.realpath(path))
-        digest.update(name + f"\0{size}\0{changed}\n".encode())
-    return digest.hexdigest()
 
 
 def _reserve(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
