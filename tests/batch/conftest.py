@@ -10,16 +10,13 @@ import types
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import tiny
+from batch_tools import PHOTOS
 
 from captioner.batch import local
 from captioner.batch.shard import Job, ShardWorker
-
-PHOTOS = 60
 
 
 @pytest.fixture(scope="session")
@@ -104,17 +101,3 @@ def undisturbed(collection: Path, model: Path, tmp_path_factory: pytest.TempPath
     options += ["--shard-size", "10", "--maps"]
     assert main([str(collection), "--output", str(output), *options]) == 1
     return output
-
-
-def rows(output: Path) -> list[dict[str, Any]]:
-    """All rows of an output, in order."""
-    return [
-        row
-        for part in sorted((output / "parts").iterdir())
-        for row in pq.read_table(part).to_pylist()
-    ]
-
-
-def parts(output: Path) -> dict[str, bytes]:
-    """The bytes of each part."""
-    return {part.name: part.read_bytes() for part in (output / "parts").iterdir()}

@@ -19,7 +19,7 @@ import fsspec
 import numpy as np
 import pytest
 import tiny
-from conftest import PHOTOS, parts, rows
+from batch_tools import PHOTOS, parts, rows
 from programs import Programs
 from test_inputs import png, write_tar
 

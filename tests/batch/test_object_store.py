@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 import tiny
-from conftest import parts, rows
+from batch_tools import parts, rows
 from moto.server import ThreadedMotoServer
 from programs import Programs, Running
 

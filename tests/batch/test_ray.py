@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import parts
+from batch_tools import parts
 from programs import Programs
 
 # Ray lets only those in who have the token of the cluster: this one's is made for these tests.
