@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,18 +50,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class _CaptionRequest:
-    """An image of a batch, and the number of captions to write for it.
-
-    `convert` makes the answer from the captions, in the model's thread.
-    """
+    """An image of a batch, and the number of captions to write for it."""
 
     image: DecodedImage
     count: int
-    convert: Callable[[list[Caption]], Any]
 
 
 class Service:
-    """Answers requests; started and closed in the event loop that uses it."""
+    """Answers requests; started and closed in the event loop that uses it.
+
+    `captions`, `score` and `picture` raise a Problem if the image or an option cannot be used.
+    """
 
     def __init__(self, models: Mapping[str, Captioner], limits: Limits) -> None:
         self.models, self.limits = dict(models), limits
@@ -91,30 +90,22 @@ class Service:
     async def captions(
         self, data: bytes, options: CaptionOptions, client: str = ""
     ) -> dict[str, Any]:
-        """Return the content of a `CaptionsAnswer`.
-
-        Raises:
-            Problem: The image or an option cannot be used.
-        """
+        """Return the content of a `CaptionsAnswer`."""
         name, captioner = self._model(options)
         beam_size = options.beam_size or captioner.config.decoding.beam_size
         if options.num_captions > beam_size:
             raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
         image = await self._decoder.decode(data, captioner.transform, client=client)
-
-        def convert(captions: list[Caption]) -> list[dict[str, Any]]:
-            return [caption.to_dict(maps=options.maps) for caption in captions]
-
-        request = _CaptionRequest(image, options.num_captions, convert)
+        request = _CaptionRequest(image, options.num_captions)
         captions = await self._caption(name, beam_size, options, request, client)
-        return {"model": name, "beam_size": beam_size, "captions": captions}
+        # In a thread: twenty captions with their maps take long enough to keep others waiting.
+        contents = await asyncio.to_thread(
+            lambda: [caption.to_dict(maps=options.maps) for caption in captions]
+        )
+        return {"model": name, "beam_size": beam_size, "captions": contents}
 
     async def score(self, data: bytes, options: ScoreOptions, client: str = "") -> dict[str, Any]:
-        """Return the content of a `ScoreAnswer`.
-
-        Raises:
-            Problem: The image or an option cannot be used.
-        """
+        """Return the content of a `ScoreAnswer`."""
         name, captioner = self._model(options)
         words = _check_words(captioner, options.caption)
         image = await self._decoder.decode(data, captioner.transform, client=client)
@@ -129,11 +120,7 @@ class Service:
     async def picture(
         self, data: bytes, options: PictureOptions, client: str = ""
     ) -> tuple[bytes, str]:
-        """Return a picture of a caption and its attention maps, and the file's media type.
-
-        Raises:
-            Problem: The image or an option cannot be used.
-        """
+        """Return a picture of a caption and its attention maps, and the file's media type."""
         name, captioner = self._model(options)
         if options.caption is not None:
             _check_words(captioner, options.caption)
@@ -144,8 +131,8 @@ class Service:
             caption = await self._score(name, options.caption, options, image, client)
         else:
             beam_size = options.beam_size or captioner.config.decoding.beam_size
-            request = _CaptionRequest(image, 1, lambda captions: captions[0])
-            caption = await self._caption(name, beam_size, options, request, client)
+            request = _CaptionRequest(image, 1)
+            (caption,) = await self._caption(name, beam_size, options, request, client)
         assert image.preview is not None
         return await self._painter.draw(options.format, image.preview, caption, name, client=client)
 
@@ -168,19 +155,17 @@ class Service:
         options: ImageOptions,
         request: _CaptionRequest,
         client: str,
-    ) -> Any:
+    ) -> list[Caption]:
         """Caption an image in a batch with others of the same model and settings."""
 
-        def caption_images(requests: Sequence[_CaptionRequest]) -> list[Any]:
+        def caption_images(requests: Sequence[_CaptionRequest]) -> list[list[Caption]]:
             images = [(each.image.pixels, each.image.geometry) for each in requests]
             most = max(each.count for each in requests)
             n_best = self.models[name].n_best(
                 images, most, beam_size=beam_size, at_test=options.at_test
             )
-            return [
-                each.convert(captions[: each.count])
-                for each, captions in zip(requests, n_best, strict=True)
-            ]
+            pairs = zip(requests, n_best, strict=True)
+            return [captions[: each.count] for each, captions in pairs]
 
         key = ("caption", name, beam_size, options.at_test)
         return await self._batcher.submit(key, caption_images, request, client=client)
