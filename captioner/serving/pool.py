@@ -113,20 +113,19 @@ class WorkerPool:
         """Run a call in a free process, in a second one if the first has died."""
         process = self._free.get()
         try:
-            for last_try in (False, True):
-                if process.tasks >= TASKS_PER_PROCESS or not process.is_alive():
-                    process = self._replace(process)
-                try:
-                    return process.run(call, self.time_limit_s)
-                except WorkerTimeoutError:
-                    process = self._replace(process)
+            if process.tasks >= TASKS_PER_PROCESS or not process.is_alive():
+                process = self._replace(process)
+            try:
+                return process.run(call, self.time_limit_s)
+            except WorkerCrashError:
+                if call.cancelled or self._closing:
                     raise
-                except WorkerCrashError:
-                    # The process may have died before the task reached it, so try once more.
-                    process = self._replace(process)
-                    if last_try or call.cancelled or self._closing:
-                        raise
-            raise AssertionError("unreachable")
+                # The process may have died before the task reached it, so try once more.
+                process = self._replace(process)
+                return process.run(call, self.time_limit_s)
+        except (WorkerTimeoutError, WorkerCrashError):
+            process = self._replace(process)
+            raise
         finally:
             self._free.put(process)
 
