@@ -85,7 +85,7 @@ class Connections:
         if longest is None:
             return False
         del self._waiting[longest]  # now: it is removed only in the loop's next round
-        longest.abort()
+        longest.transport.abort()
         return True
 
     def _longest_silent(self, client: str) -> LimitedProtocol | None:
@@ -120,7 +120,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         self.client_key = client_key(self.client[0] if self.client else "")
         if not self.limits.add(self):
-            self.abort()
+            transport.abort()
             return
         self.limits.wait_for(self)
         self._start_head_timer()
@@ -150,10 +150,6 @@ class LimitedProtocol(H11Protocol):
             self._write_timer.cancel()
             self._write_timer = None
 
-    def abort(self) -> None:
-        """Close the connection without a word."""
-        self.transport.abort()
-
     def _update(self) -> None:
         """Note who waits for whom, and keep the time of a head."""
         if self.transport.is_closing():
@@ -181,12 +177,12 @@ class LimitedProtocol(H11Protocol):
             if self.transport.get_write_buffer_size() < unsent:
                 self._start_write_timer()
             else:
-                self.abort()
+                self.transport.abort()
 
         self._write_timer = self.loop.call_later(self.limits.write_timeout_s, check)
 
     def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self.abort)
+        self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self.transport.abort)
 
 
 class LimitedLog(logging.Filter):

@@ -7,7 +7,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -49,7 +48,7 @@ class Problem(Exception):
             "detail": self.detail,
         }
         if self.errors:
-            content["errors"] = [dict(error) for error in self.errors]
+            content["errors"] = self.errors
         return content
 
     def response(self) -> JSONResponse:
@@ -77,14 +76,6 @@ def add_problem_handlers(app: FastAPI) -> None:
             405: f"{request.url.path} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         return Problem(error.status_code, detail, headers=error.headers).response()
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [
-            {"name": ".".join(map(str, each["loc"][1:])), "detail": str(each["msg"])}
-            for each in error.errors()
-        ]
-        return Problem(422, "the request is not as it should be", errors=errors).response()
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(_: Request, error: ClientDisconnect) -> Response:

@@ -19,11 +19,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from captioner.serving.admission import Upload
 from captioner.serving.problems import Problem
 
-MULTIPART = "multipart/form-data"
-RAW_TYPES = (
-    "image/jpeg image/png image/gif image/webp image/bmp image/tiff image/avif "
-    "image/x-portable-pixmap application/octet-stream"
-).split()
+MULTIPART, BYTES = "multipart/form-data", "application/octet-stream"
+IMAGE_TYPES = "jpeg png gif webp bmp tiff avif x-portable-pixmap".split()
+RAW_TYPES = [*(f"image/{name}" for name in IMAGE_TYPES), BYTES]
 IMAGE_FIELD = "image"
 MAX_OPTIONS = 20  # in the query, and as many again in a form
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
@@ -44,15 +42,11 @@ async def read_image_and_options(
         raise Problem(422, f"the query has more than {MAX_OPTIONS} options", headers=CLOSE)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     options = list(request.query_params.multi_items())
-    if (
-        media_type != MULTIPART
-        and media_type not in RAW_TYPES
-        and not media_type.startswith("image/")
-    ):
+    if media_type not in (MULTIPART, BYTES) and not media_type.startswith("image/"):
         raise Problem(
             415,
             f"send the photo as {MULTIPART} with the field {IMAGE_FIELD}, or its bytes as "
-            f"image/* or {RAW_TYPES[-1]}",
+            f"image/* or {BYTES}",
         )
     body = await _read_body(request, max_bytes, upload)
     if media_type == MULTIPART:

@@ -35,7 +35,7 @@ CaptionText = Annotated[
 class ImageOptions(BaseModel):
     """Options of every request with an image."""
 
-    model_config = ConfigDict(extra="forbid", strict=False)
+    model_config = ConfigDict(extra="forbid")
 
     model: str | None = Field(
         None, max_length=200, description="A name from /v1/models; by default the first."
