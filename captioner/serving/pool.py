@@ -52,9 +52,7 @@ class WorkerPool:
         workers: Number of processes; one client has all but one of them at once.
     """
 
-    def __init__(
-        self, task: str, memory_bytes: int, *, time_limit_s: float, workers: int = WORKERS
-    ) -> None:
+    def __init__(self, task: str, memory_bytes: int, *, time_limit_s: float, workers: int) -> None:
         self.task, self.memory_bytes, self.time_limit_s = task, memory_bytes, time_limit_s
         # A fork of the server itself would copy the locks of its threads in any state.
         method = "spawn" if sys.platform == "win32" else "forkserver"
@@ -209,11 +207,11 @@ class _WorkerProcess:
         timer.start()
         try:
             self._connection.send(call.arguments)
-            header = json.loads(self._connection.recv_bytes())
+            header = dict(json.loads(self._connection.recv_bytes()))
             if header.get("low_priority"):  # which it cannot raise again
                 self.tasks = TASKS_PER_PROCESS
             return header, [self._connection.recv_bytes() for _ in range(int(header["parts"]))]
-        except (EOFError, OSError, KeyError, TypeError, ValueError):
+        except (EOFError, OSError, LookupError, TypeError, ValueError, RecursionError):
             raise (WorkerTimeoutError if expired.is_set() else WorkerCrashError) from None
         finally:
             timer.cancel()

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from exploit import Exploit
 from PIL import Image
 
 from captioner.data.transforms import ImageTransform, open_image
@@ -194,6 +195,21 @@ def test_a_long_task_makes_way_for_others_and_its_process_is_replaced() -> None:
         assert os.getpriority(os.PRIO_PROCESS, fresh) == own
     finally:
         painter.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"[1]", b"null", b"{}", b"words", b"[" * 100_000, b'{"parts": -1}x']
+)
+def test_a_process_whose_answer_makes_no_sense_is_replaced(
+    decoder: ImageDecoder, drawn_photos: Path, answer: bytes
+) -> None:
+    photo = (drawn_photos / "01.jpg").read_bytes()
+    before = decoder.process_ids
+    with pytest.raises(Problem) as problem:
+        asyncio.run(decoder.decode(photo, Exploit(answer)))  # type: ignore[arg-type]
+    assert (problem.value.status, "damaged" in problem.value.detail) == (422, True)
+    assert set(decoder.process_ids).isdisjoint(before)
+    assert decode(decoder, photo).pixels.shape == (3, 64, 96)
 
 
 def test_a_photo_that_does_not_fit_in_memory_costs_its_own_request(drawn_photos: Path) -> None:
