@@ -25,6 +25,7 @@ from captioner.data.readers import read_split
 from captioner.engines import speed
 from captioner.engines.pytorch import TorchEngine
 from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
+from captioner.runtime import device
 from captioner.types import Caption, Geometry
 
 NUMBERS = range(6)
@@ -101,7 +102,7 @@ def test_bfloat16_is_never_slower_in_silence(
         return encode(self, images)
 
     monkeypatch.setattr(TorchEngine, "encode", timed_encode)
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     speed.bfloat16_speed.cache_clear()
     half = {"device": "cpu", "precision": "bfloat16"}
     Captioner.from_pretrained(tiny_model, check_speed=False, **half)  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from captioner.batch.shard import Job, ShardWorker, Statistics, worker_context
-from captioner.checkpoint import model_folder
 from captioner.engines.speed import bfloat16_speed, warn_if_slower
 from captioner.errors import CaptionerError
 from captioner.runtime.cores import available_cores
@@ -50,7 +49,7 @@ def run_local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Statist
             dying.
     """
     if job.precision == "bfloat16" and choose_device(job.device).type == "cpu":
-        warn_if_slower(bfloat16_speed(model_folder(job.model)))
+        warn_if_slower(bfloat16_speed(job.model))
     context = worker_context(job.engine)
     todo = deque(shards)
     deaths = 0

@@ -9,11 +9,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from captioner.batch.shard import Job, ShardWorker, Statistics
-from captioner.checkpoint import model_folder
 from captioner.engines.speed import bfloat16_speed, warn_if_slower
 from captioner.errors import CaptionerError, needs_extra
 from captioner.runtime.cores import available_cores
@@ -58,8 +56,10 @@ def run_ray(
         )
         size = min(_actor_count(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"]), len(shards))
         if job.precision == "bfloat16" and not gpus:
-            # Measured on a node of the cluster: the driver may be another kind of machine.
-            warn_if_slower(ray.get(ray.remote(num_cpus=1)(_bfloat16_speed).remote(job.model)))
+            # Measured on a node of the cluster: the driver may be another kind of machine. Ray
+            # takes a plain function, which the cached one is not.
+            measure: Any = ray.remote(num_cpus=1)(lambda model: bfloat16_speed(model))
+            warn_if_slower(ray.get(measure.remote(job.model)))
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         # One block per shard, so that little work is lost when an actor dies.
@@ -86,10 +86,6 @@ def run_ray(
             if cause is None:
                 raise
             raise cause from None
-
-
-def _bfloat16_speed(model: str | Path) -> float:
-    return bfloat16_speed(model_folder(model))
 
 
 def has_gpus(address: str) -> bool:

@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import functools
-import time
 from pathlib import Path
 
 import numpy as np
 
+from captioner.checkpoint import model_folder
 from captioner.config import PreprocessConfig
 from captioner.engines.choice import Engine, open_engine
 from captioner.log import logger
+from captioner.runtime.device import times_as_fast
 
-_PASSES = 3
 _BATCH = 16  # as folders are captioned; PyTorch's share of fixed costs is larger in smaller ones
 
 
 def speed_ratio(one: Engine, other: Engine, size: PreprocessConfig) -> float:
-    """Return how many times as fast one engine's encoder is as another's of the same model.
-
-    By the best of their passes, which they take in turns, on images of the encoder's size.
-    """
+    """Return how many times as fast one engine's encoder is as another's of the same model."""
     shape = (_BATCH, 3, size.height_px, size.width_px)
     images = list(np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
-    best = [float("inf"), float("inf")]
-    for _ in range(_PASSES):
-        for index, engine in enumerate((one, other)):
-            started = time.perf_counter()
-            engine.encode(images)
-            best[index] = min(best[index], time.perf_counter() - started)
-    return best[1] / best[0]
+    return times_as_fast(lambda: one.encode(images), lambda: other.encode(images))
 
 
 @functools.cache
-def bfloat16_speed(folder: Path) -> float:
+def bfloat16_speed(model: str | Path) -> float:
     """Return how many times as fast a model's encoder is on this CPU in bfloat16 as in float32.
 
     It takes about two seconds and is measured once in a process. In float32 the engine is
-    that which `auto` chooses for the folder.
+    that which `auto` chooses for the model.
+
+    Args:
+        model: Bundled name, or the path of a model folder.
     """
+    folder = model_folder(model)
     half, config, _ = open_engine(folder, engine="torch", device="cpu", precision="bfloat16")
     whole, _, _ = open_engine(folder, engine="auto", device="cpu", precision="float32")
     return speed_ratio(half, whole, config.preprocess)

@@ -102,7 +102,7 @@ class CheckOrigin:
         allowed_origins: Origins whose pages may send requests, as `https://example.org`.
     """
 
-    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str]) -> None:
         self.app, self.allowed_origins = app, frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

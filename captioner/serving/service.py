@@ -87,9 +87,7 @@ class Service:
         await asyncio.to_thread(self._painter.close)
         await asyncio.to_thread(self._decoder.close)
 
-    async def captions(
-        self, data: bytes, options: CaptionOptions, client: str = ""
-    ) -> dict[str, Any]:
+    async def captions(self, data: bytes, options: CaptionOptions, client: str) -> dict[str, Any]:
         """Return the content of a `CaptionsAnswer`."""
         name, captioner = self._model(options)
         beam_size = options.beam_size or captioner.config.decoding.beam_size
@@ -104,7 +102,7 @@ class Service:
         )
         return {"model": name, "beam_size": beam_size, "captions": contents}
 
-    async def score(self, data: bytes, options: ScoreOptions, client: str = "") -> dict[str, Any]:
+    async def score(self, data: bytes, options: ScoreOptions, client: str) -> dict[str, Any]:
         """Return the content of a `ScoreAnswer`."""
         name, captioner = self._model(options)
         words = _check_words(captioner, options.caption)
@@ -117,9 +115,7 @@ class Service:
             "unknown_words": [word for word in words if word not in captioner.vocabulary],
         }
 
-    async def picture(
-        self, data: bytes, options: PictureOptions, client: str = ""
-    ) -> tuple[bytes, str]:
+    async def picture(self, data: bytes, options: PictureOptions, client: str) -> tuple[bytes, str]:
         """Return a picture of a caption and its attention maps, and the file's media type."""
         name, captioner = self._model(options)
         if options.caption is not None:
