@@ -140,7 +140,7 @@ def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str
     schema = kind.model_json_schema()
     properties: dict[str, Any] = schema["properties"]
     required = schema.get("required", [])
-    parameters = [
+    parameters: list[dict[str, Any]] = [
         {
             "name": name,
             "in": "query",
@@ -151,12 +151,13 @@ def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str
         }
         for name, each in properties.items()
     ]
+    options = {each["name"]: each["schema"] for each in parameters}
     image = {"type": "string", "format": "binary", "description": "the bytes of a photo's file"}
     form = {
         "type": "object",
         "required": [IMAGE_FIELD],
         "additionalProperties": False,
-        "properties": {IMAGE_FIELD: image},
+        "properties": {IMAGE_FIELD: image, **options},
         "description": "The options may also be fields of the form instead of the query.",
     }
     content: dict[str, Any] = {MULTIPART: {"schema": form}}

@@ -260,7 +260,10 @@ def test_the_document_has_examples_and_names_no_other_host(client: TestClient) -
     for status in ("413", "415", "422", "503", "504"):
         content = captions["responses"][status]["content"]
         assert content["application/problem+json"]["example"]["status"] == int(status)
-    assert set(captions["requestBody"]["content"]) >= {"multipart/form-data", "image/jpeg"}
+    content = captions["requestBody"]["content"]
+    assert set(content) >= {"multipart/form-data", "image/jpeg"}
+    form = content["multipart/form-data"]["schema"]["properties"]
+    assert set(form) == {"image", *(each["name"] for each in captions["parameters"])}
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
 
 
