@@ -366,9 +366,7 @@ class _Beam:
             return
         for *context, last in self.constraints.forbid:
             if len(context) <= place:
-                tail = self.written[..., place - len(context) :]
-                words = xp.asarray(context, dtype=xp.int64, device=self.device)
-                ruled_out = xp.all(tail == words, axis=-1)
+                ruled_out = self._ends_with(context)
                 totals[..., last] = xp.where(ruled_out, -xp.inf, totals[..., last])
         if len(self.required):
             missing = xp.any(~self._has_required(), axis=-1)  # [R, K]
@@ -377,15 +375,16 @@ class _Beam:
             self._rule_out_repeats(totals)
         for phrase in self.no_repeat_around:
             if len(phrase) < place:
-                before, tail = (
-                    self.written[..., -len(phrase) - 1],
-                    self.written[..., -len(phrase) :],
-                )
-                words = xp.asarray(list(phrase), dtype=xp.int64, device=self.device)
                 # Other captions rule out <pad>, which is never written.
-                word = xp.where(xp.all(tail == words, axis=-1), before, PAD)
+                before = self.written[..., place - len(phrase) - 1]
+                word = xp.where(self._ends_with(phrase), before, PAD)
                 row, beam = (xp.arange(count, device=self.device) for count in word.shape)
                 totals[row[:, None], beam, word] = -xp.inf
+
+    def _ends_with(self, phrase: Sequence[int]) -> Array:
+        """Return bool [R, K], whether each running caption ends with these words."""
+        words = self.xp.asarray(list(phrase), dtype=self.xp.int64, device=self.device)
+        return self.xp.all(self.written[..., len(self.trace) - len(phrase) :] == words, axis=-1)
 
     def _rule_out_repeats(self, totals: Array) -> None:
         """Rule out, in [R, K, V], each word that would complete an n-gram a second time."""

@@ -108,15 +108,11 @@ def decode(data: bytes, transform: ImageTransform, max_pixels: int, preview_px: 
     """
     image = open_upload(data, max_pixels)
     pixels, geometry = transform.array(image)
-    header: dict[str, Any] = {"shape": list(pixels.shape), "geometry": vars(geometry)}
-    header["preview"] = None
-    parts = [pixels.tobytes()]
-    if preview_px:
-        if max(image.size) > preview_px:
-            image.thumbnail((preview_px, preview_px), Image.Resampling.LANCZOS)
-        header["preview"] = image.size
-        parts.append(image.tobytes())
-    return header, parts
+    header = {"shape": pixels.shape, "geometry": vars(geometry), "preview": None}
+    if not preview_px:
+        return header, [pixels.tobytes()]
+    image.thumbnail((preview_px, preview_px), Image.Resampling.LANCZOS)  # if it is larger
+    return {**header, "preview": image.size}, [pixels.tobytes(), image.tobytes()]
 
 
 def open_upload(data: bytes, max_pixels: int) -> Image.Image:
