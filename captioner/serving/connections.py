@@ -36,11 +36,9 @@ def connection_limit(wanted: int = MAX_CONNECTIONS) -> int:
     import resource
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (
-        wanted
-        if soft == resource.RLIM_INFINITY
-        else max(8, min(wanted, soft - RESERVED_DESCRIPTORS))
-    )
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(8, min(wanted, soft - RESERVED_DESCRIPTORS))
 
 
 class Connections:

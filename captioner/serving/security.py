@@ -135,8 +135,7 @@ class AddSecurityHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in RESPONSE_HEADERS.items():
-                    headers[name] = value
+                headers.update(RESPONSE_HEADERS)
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 

@@ -78,12 +78,12 @@ def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack)
     resume = resume or _started_again(run)
     if resume:
         _check_recipe(run, config)
-    if not resume and holds_a_run(run):
+    elif holds_a_run(run):
         raise ConfigError(
             f"train.output: {run} already holds a run; add --resume to go on with it, or name "
             "another folder"
         )
-    if not resume and any((run / name).exists() for name in (MANIFEST, "best")):
+    elif any((run / name).exists() for name in (MANIFEST, "best")):
         raise ConfigError(
             f"train.output: {run} holds a model, which a run would overwrite; name another folder"
         )
