@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -23,6 +24,8 @@ MULTIPART, BYTES = "multipart/form-data", "application/octet-stream"
 IMAGE_TYPES = "jpeg png gif webp bmp tiff avif x-portable-pixmap".split()
 RAW_TYPES = [*(f"image/{name}" for name in IMAGE_TYPES), BYTES]
 IMAGE_FIELD = "image"
+# Python has others: some take minutes for a megabyte (punycode), or fail as no parser expects.
+CHARSETS = "utf-8", "utf8", "us-ascii", "iso-8859-1", "windows-1252"
 MAX_OPTIONS = 20  # in the query, and as many again in a form
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
 Options = TypeVar("Options", bound=BaseModel)
@@ -106,6 +109,9 @@ async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
 
 async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
     """Return the image and the other fields of a multipart form."""
+    _, parameters = parse_options_header(request.headers["content-type"])
+    if parameters.get(b"charset", b"utf-8").decode("latin-1").lower() not in CHARSETS:
+        raise Problem(400, f"the charset of the form is none of {', '.join(CHARSETS)}")
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body

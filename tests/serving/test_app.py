@@ -189,6 +189,31 @@ def test_a_body_that_holds_no_photo_is_refused(
     assert told.lower() in problem(answer, status).lower()
 
 
+@pytest.mark.parametrize("charset", ["punycode", "undefined", '"PunyCode"', "rot13", "utf-16", ""])
+def test_a_form_in_an_odd_charset_is_refused_at_once(client: TestClient, charset: str) -> None:
+    """Decoding this field as punycode would hold up the event loop for most of a minute."""
+    form = b'--x\r\nContent-Disposition: form-data; name="caption"\r\n\r\n'
+    form += b"a" * 1_000_000 + b"\r\n--x--\r\n"
+    headers = {"Content-Type": f"multipart/form-data; charset={charset}; boundary=x"}
+    began = time.monotonic()
+    response = client.post("/v1/captions", content=form, headers=headers)
+    assert "charset" in problem(response, 400)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("charset", "encoding"), [("UTF-8", "utf-8"), ("iso-8859-1", "latin-1")])
+def test_a_form_may_name_its_charset(
+    client: TestClient, photo: bytes, charset: str, encoding: str
+) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="caption"\r\n\r\n'
+    form += "a café".encode(encoding) + b"\r\n"
+    form += b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+    form += photo + b"\r\n--x--\r\n"
+    headers = {"Content-Type": f"multipart/form-data; charset={charset}; boundary=x"}
+    answer = client.post("/v1/scores", content=form, headers=headers).json()
+    assert answer["caption"]["caption"] == "a café"
+
+
 def test_a_form_with_its_file_elsewhere_is_refused(client: TestClient, photo: bytes) -> None:
     elsewhere = client.post("/v1/captions", files={"photo": ("a.jpg", photo)})
     assert "'image'" in problem(elsewhere, 422)
