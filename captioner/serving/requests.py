@@ -7,6 +7,7 @@ no raw body on the same route. The parser, the UploadFile and the models of the 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ RAW_TYPES = [*(f"image/{name}" for name in IMAGE_TYPES), BYTES]
 IMAGE_FIELD = "image"
 # Python has others: some take minutes for a megabyte (punycode), or fail as no parser expects.
 CHARSETS = "utf-8", "utf8", "us-ascii", "iso-8859-1", "windows-1252"
+PARSED_AT_ONCE = 2**16  # bytes of a form
 MAX_OPTIONS = 20  # in the query, and as many again in a form
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
 Options = TypeVar("Options", bound=BaseModel)
@@ -114,7 +116,9 @@ async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[
         raise Problem(400, f"the charset of the form is none of {', '.join(CHARSETS)}")
 
     async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
+        for start in range(0, len(body), PARSED_AT_ONCE):
+            yield body[start : start + PARSED_AT_ONCE]
+            await asyncio.sleep(0)  # others get their turn: 20 MB of line ends take seconds
         yield b""
 
     parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MAX_OPTIONS)

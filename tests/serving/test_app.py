@@ -16,13 +16,15 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 from serving_tools import BASE
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from captioner import Captioner
 from captioner.data.transforms import open_image
+from captioner.serving.admission import Admission
 from captioner.serving.app import PAGE, create_app
 from captioner.serving.problems import Problem
-from captioner.serving.requests import validate_options
+from captioner.serving.requests import read_image_and_options, validate_options
 from captioner.serving.schemas import CAPTION_EXAMPLE, CaptionBody, CaptionOptions
 from captioner.serving.service import Limits
 
@@ -212,6 +214,37 @@ def test_a_form_may_name_its_charset(
     headers = {"Content-Type": f"multipart/form-data; charset={charset}; boundary=x"}
     answer = client.post("/v1/scores", content=form, headers=headers).json()
     assert answer["caption"]["caption"] == "a café"
+
+
+def test_others_get_their_turn_while_a_form_is_parsed() -> None:
+    data = b"\r" * 2_000_000  # slow to parse
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+    body = head + data + b"\r\n--x--\r\n"
+    headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+    scope = {"type": "http", "method": "POST", "query_string": b"", "headers": headers}
+    scope |= {"path": "/v1/captions", "scheme": "http", "server": ("localhost", 80)}
+    turns = 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def read() -> bytes:
+        others = asyncio.create_task(take_turns())
+        with Admission(1, 10**8).upload("") as upload:
+            image, _ = await read_image_and_options(
+                Request(scope, receive), CaptionOptions, 10**8, upload
+            )
+        others.cancel()
+        return image
+
+    assert asyncio.run(read()) == data
+    assert turns > 20
 
 
 def test_a_form_with_its_file_elsewhere_is_refused(client: TestClient, photo: bytes) -> None:
