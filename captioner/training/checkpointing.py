@@ -28,12 +28,13 @@ from captioner.training.model_card import model_card
 if TYPE_CHECKING:
     from captioner.training.trainer import Trainer
 
+# Figures of a validation that a checkpoint holds, and which of them are whole numbers.
+FIGURES_COUNTS = {"figures": ("epoch",), "last_validation": ("step", "epoch")}
+# Attributes of the trainer that a checkpoint holds as they are.
 COUNTERS = (
     *("epoch", "batch", "step", "skipped_steps", "best", "bad_epochs", "drops"),
-    *("figures", "last_validation"),
-)  # attributes of the trainer that a checkpoint holds as they are
-
-FIGURES_COUNTS = {"figures": ("epoch",), "last_validation": ("step", "epoch")}
+    *FIGURES_COUNTS,
+)
 MAX_COUNT = 2**40  # of epochs, batches, steps
 
 # Packages whose versions a checkpoint records.
@@ -95,12 +96,8 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
     Where both have hashes of the bytes, these decide: a photo may change and keep its time.
     """
     changed = []
-    for name in (
-        "training captions",
-        "validation captions",
-        "training photos",
-        "validation photos",
-    ):
+    names = ("training captions", "validation captions", "training photos", "validation photos")
+    for name in names:
         contents = {key for key in before if key in now and key.endswith(f" bytes of {name}")}
         same_bytes = all(before[key] == now[key] for key in contents)
         if before[name] == now[name] and same_bytes:
