@@ -98,10 +98,14 @@ reproduce: $(installed)
 	$(call train_on,everyday_soft_large_batches,everyday_soft_large_batches.yaml,$(all_sources)) $(text)
 	$(call train_on,everyday_soft_distilled,everyday_soft_distilled.yaml,$(all_sources))
 	$(call train_on,everyday_hard,everyday_hard.yaml,$(without_web))
+	$(call train_on,everyday_hard_second,everyday_hard.yaml,$(without_web)) \
+	  --loss.distillation 0.8 --train.seed 65
+	test -e runs/everyday_hard_averaged || $(python) -m captioner average runs/everyday_hard/best \
+	  runs/everyday_hard_second/best runs/everyday_soft_distilled/best runs/everyday_hard_averaged
 	$(call evaluate,everyday_soft_distilled)
-	$(call evaluate,everyday_hard)
+	$(call evaluate,everyday_hard_averaged)
 	$(call evaluate_on,everyday_soft_distilled,table,$(HUMAN),val,everyday)
-	$(call evaluate_on,everyday_hard,table,$(HUMAN),val,everyday)
+	$(call evaluate_on,everyday_hard_averaged,table,$(HUMAN),val,everyday)
 
 reproduce-flickr8k-soft: $(installed)
 	@test -e "$(FLICKR30K)" || { echo "error: FLICKR30K names no file of captions without photos" \
