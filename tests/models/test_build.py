@@ -221,7 +221,7 @@ def test_sizes_below_one_are_refused_by_their_key(key: str, value: int) -> None:
         small_model(**{key.replace(".", "__"): value})
     message = str(caught.value)
     assert message.startswith(f"{key}: {value} ")
-    assert "from 1 up" in message
+    assert "use a whole number from 1 " in message
 
 
 def test_a_negative_length_of_repeats_is_refused_by_its_key() -> None:
