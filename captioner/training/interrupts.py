@@ -38,9 +38,12 @@ class DeferredInterrupts:
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # torchrun may pass on what ended the run once more while its processes end
+        ended = world_size() > 1 and isinstance(error, KeyboardInterrupt)
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            ignored = ended and number != signal.SIGINT  # Ctrl-C can still end what hangs
+            signal.signal(number, signal.SIG_IGN if ignored else handler)
 
     def release(self) -> None:
         """Stop deferring; all processes call it together.
