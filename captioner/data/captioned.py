@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -112,6 +113,9 @@ class ExistingFiles:
             except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte in the name
                 self._names[folder] = frozenset()
             except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:  # no folder can have this name
+                    self._names[folder] = frozenset()
+                    return False
                 raise DataError(
                     f"the folder {folder} cannot be listed ({error.strerror}); check its rights"
                 ) from error

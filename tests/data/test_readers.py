@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from captioner.data.captioned import CaptionedImage, DataFiles, Split
+from captioner.data.captioned import CaptionedImage, DataFiles, ExistingFiles, Split
 from captioner.data.readers import read_captions, read_split
 from captioner.errors import DataError
 
@@ -839,3 +839,7 @@ def test_a_caption_of_100_kilobytes_or_of_control_characters_is_read(tmp_path: P
     found = read_split(format="table", root=tmp_path, split="train").images
     assert len(found[0].captions[0]) == 99_999
     assert found[1].captions == ("a\u0007 dog runs\u200e",)
+
+
+def test_a_path_too_long_for_any_file_is_missing(tmp_path: Path) -> None:
+    assert tmp_path / ("x" * 5000) / "3.jpg" not in ExistingFiles()
