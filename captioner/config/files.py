@@ -37,7 +37,8 @@ def parser_for(config_class: type[ModelConfig], **options: Any) -> ArgumentParse
         config_class: `Config` or `ModelConfig`.
         options: For `ArgumentParser`.
     """
-    parser = _Parser(**options)
+    # Some options are read before the parser, which would accept an abbreviation and drop it.
+    parser = _Parser(allow_abbrev=False, **options)
     parser.config_class = config_class
     parser.add_class_arguments(config_class, None)
     return parser

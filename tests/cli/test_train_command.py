@@ -332,6 +332,8 @@ def test_a_recipe_that_is_wrong_is_refused(tmp_path: Path, commands: Commands, k
         (["--optim.name", "sgd"], "optim.name"),
         (["--optim.colour", "blue"], "optim.colour"),
         (["--nonsense"], "nonsense"),
+        (["--conf", "table"], "--conf"),
+        (["--data.roo", "photos"], "--data.roo"),
         (["stray"], "stray"),
         (["--config", "no such recipe.yaml"], "no such recipe.yaml"),
         (["--config", "."], ""),
