@@ -8,7 +8,7 @@ from pathlib import Path
 from captioner.cli import parsing, run_command
 from captioner.cli.train import recipe_parser, split_options, train_and_show
 from captioner.config import Config, ModelConfig, instantiate, read_recipe, set_defaults
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, ConfigError
 
 RECIPE = "finetune"
 
@@ -58,6 +58,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     arguments = parser.parse_args(options)
     parsing.set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
+    _refuse_what_has_another_option(config, recipe)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # it may hold that of another table
         cache = str(Path(arguments.output) / "cache")
@@ -67,3 +68,26 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         train=replace(config.train, start_from=start, output=arguments.output),
     )
     return config, arguments.resume
+
+
+def _refuse_what_has_another_option(config: Config, recipe: Config) -> None:
+    """Refuse settings given as options that the command's own arguments would replace.
+
+    A recipe may hold them, as the config.yaml of a run does.
+
+    Raises:
+        ConfigError: Names the setting and the argument.
+    """
+    if config.data.sources is not None:
+        raise ConfigError(
+            "data.sources: captioner finetune reads one data set, TABLE; use captioner train with "
+            "train.start_from, or null"
+        )
+    for key, argument in (
+        ("data.root", "TABLE"),
+        ("train.output", "--output"),
+        ("train.start_from", "--from"),
+    ):
+        section, name = key.split(".")
+        if getattr(vars(config)[section], name) != getattr(vars(recipe)[section], name):
+            raise ConfigError(f"{key}: captioner finetune takes it from {argument}; use that")

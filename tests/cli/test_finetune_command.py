@@ -11,7 +11,7 @@ import tiny
 
 from captioner.checkpoint import load_config, load_model
 from captioner.cli.finetune import main, parse_settings
-from captioner.config import Config, SourceConfig, from_yaml, validate
+from captioner.config import Config, SourceConfig, from_yaml, to_yaml, validate
 from captioner.data.readers import read_sources
 from captioner.errors import ConfigError, DataError
 from captioner.training import train
@@ -44,6 +44,32 @@ def test_architecture_is_the_models_and_options_win(tiny_model: Path, tmp_path: 
     validate(tuned)
     elsewhere, _ = parse_settings([*arguments, "--data.cache", "elsewhere"])
     assert elsewhere.data.cache == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        (["--data.root", "other.csv"], ["data.root", "TABLE"]),
+        (["--train.output", "elsewhere"], ["train.output", "--output"]),
+        (["--train.start_from", "hard"], ["train.start_from", "--from"]),
+        (["--data.sources", "[{root: other.csv}]"], ["data.sources", "TABLE"]),
+    ],
+)
+def test_settings_that_have_an_option_of_their_own_are_refused_instead_of_dropped(
+    tiny_model: Path, options: list[str], facts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_settings(["my.csv", "--from", str(tiny_model), "--output", "run", *options])
+    assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+def test_a_recipe_may_hold_what_an_option_gives(tiny_model: Path, tmp_path: Path) -> None:
+    """As the config.yaml of a run, with which a resumed run is begun."""
+    arguments = ["my.csv", "--from", str(tiny_model), "--output", "run"]
+    config, _ = parse_settings(arguments)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    again, _ = parse_settings([*arguments, "--config", str(tmp_path / "config.yaml")])
+    assert (again.data.root, again.train.output) == ("my.csv", "run")
 
 
 def test_a_run_keeps_the_models_words_and_adds_new_ones(
