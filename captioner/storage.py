@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from captioner.errors import CaptionerError, DataError
+from captioner.errors import CaptionerError, DataError, error_summary
 from captioner.files import replacing
 
 MAX_FILE_BYTES = 2**28  # of a photo behind a URL
@@ -41,11 +42,34 @@ def file_system(name: str) -> tuple[Any, str]:
     return system, path
 
 
+@contextlib.contextmanager
+def os_errors(name: str) -> Iterator[None]:
+    """Context in which whatever the file system of a URL raises becomes an OSError.
+
+    For missing credentials, for instance, each package has classes of its own.
+    """
+    try:
+        yield
+    except (CaptionerError, OSError):
+        raise
+    except Exception as error:
+        if not is_url(name):
+            raise
+        raise OSError(error_summary(error, part="line", max_length=200)) from error
+
+
+def _unreachable(name: str, error: OSError) -> DataError:
+    return DataError(
+        f"{name}: cannot be read ({error.strerror or error}); check the address, the rights and, "
+        "of a URL, the credentials and the network"
+    )
+
+
 def expand(pattern: str) -> list[str]:
     """Return the paths or URLs of a pattern with {00..99}, * or ?, in order.
 
     Raises:
-        DataError: There is none.
+        DataError: There is none, or the file system cannot be reached.
     """
     names = [pattern]
     if "{" in pattern:
@@ -63,10 +87,14 @@ def expand(pattern: str) -> list[str]:
     found: list[str] = []
     for name in names:
         system, path = file_system(name)
-        if any(sign in name for sign in "*?["):
-            paths = sorted(system.glob(path))
-        else:
-            paths = [path] if system.exists(path) else []
+        try:
+            with os_errors(name):
+                if any(sign in name for sign in "*?["):
+                    paths = sorted(system.glob(path))
+                else:
+                    paths = [path] if system.exists(path) else []
+        except OSError as error:
+            raise _unreachable(name, error) from None
         if not paths:
             raise DataError(f"{name}: no such file")
         found += [system.unstrip_protocol(each) if is_url(name) else each for each in paths]
@@ -94,11 +122,18 @@ class Folder:
         return posixpath.join(self.root, name)
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content, None where there is no such file."""
+        """Return a file's content, None where there is no such file.
+
+        Raises:
+            DataError: It cannot be read.
+        """
         try:
-            content: bytes = self.system.cat_file(self.path(name))
+            with os_errors(self.name):
+                content: bytes = self.system.cat_file(self.path(name))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _unreachable(f"{self.name}/{name}", error) from None
         return content
 
     def write(self, name: str, content: bytes) -> None:
@@ -114,7 +149,8 @@ class Folder:
                 with replacing(Path(path), durable=True) as file:
                     file.write(content)
             else:
-                self.system.pipe_file(path, content)
+                with os_errors(self.name):
+                    self.system.pipe_file(path, content)
         except OSError as error:
             raise CaptionerError(
                 f"{self.name}/{name} cannot be written ({error.strerror or error}); free space, "
@@ -122,12 +158,19 @@ class Folder:
             ) from None
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of the files in a folder of this one, none where it is missing."""
+        """Return the names of the files in a folder of this one, none where it is missing.
+
+        Raises:
+            DataError: They cannot be listed.
+        """
         self.system.invalidate_cache()
         try:
-            paths = self.system.ls(self.path(folder), detail=False)
+            with os_errors(self.name):
+                paths = self.system.ls(self.path(folder), detail=False)
         except FileNotFoundError:
             return set()
+        except OSError as error:
+            raise _unreachable(self.name, error) from None
         return {posixpath.basename(path) for path in paths}
 
     def remove(self, name: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import DataError
-from captioner.storage import expand, file_system, is_url
+from captioner.storage import expand, file_system, is_url, os_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,8 @@ class Source:
             DataError: The input is missing or not of its form.
         """
         try:
-            yield from self._rows()
+            with os_errors(self.name):
+                yield from self._rows()
         except (OSError, UnicodeDecodeError) as error:
             reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error
             raise DataError(f"{self.name}: cannot be read ({reason})") from None

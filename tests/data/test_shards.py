@@ -14,6 +14,7 @@ import pytest
 import tiny
 from cuts import Interrupted, interrupt
 
+from captioner.batch.inputs import Source
 from captioner.cli.shards import main
 from captioner.data.captioned import Split
 from captioner.data.readers import captions_digest, content_digest, read_split
@@ -229,6 +230,28 @@ def test_what_cannot_be_written_is_one_sentence(
     arguments = ["--format", "table", "--root", str(table), "--output", str(shards), *options]
     assert main(arguments) == 2
     assert fact in capsys.readouterr().err
+
+
+class LockedFileSystem(fsspec.AbstractFileSystem):
+    """Raises, as those of packages do, what is no OSError."""
+
+    protocol = "locked"
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+        raise RuntimeError("no credentials\nand a second line")
+
+
+def test_a_url_without_credentials_is_one_sentence(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fsspec.register_implementation("locked", LockedFileSystem, clobber=True)
+    with pytest.raises(DataError, match=r"locked://bucket/shards/.*\(no credentials\)"):
+        read("locked://bucket/shards")
+    arguments = ["--format", "table", "--root", str(table), "--output", "locked://bucket/shards"]
+    assert main(arguments) == 2
+    assert "locked://bucket/shards: cannot be read (no credentials)" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"locked://bucket/photos: .*\(no credentials\)"):
+        list(Source("locked://bucket/photos").rows())
 
 
 def test_only_shards_are_read_from_afar(tmp_path: Path) -> None:
