@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from captioner.cli import parsing, run_command, show
@@ -28,7 +29,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.checkpoint import save_model
     from captioner.evaluation.average import average_models
 
-    if arguments.output.exists():
+    if os.path.exists(arguments.output):  # Path.exists raises for a name that no file can have
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
     model, config, vocabulary = average_models(arguments.models)
     lines = [f"- `{path}`" for path in arguments.models]

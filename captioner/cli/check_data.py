@@ -121,7 +121,7 @@ def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
     from captioner.data.formats.table import row_errors
     from captioner.data.readers import read_split
 
-    if arguments.format == "table" and Path(arguments.root).exists():
+    if arguments.format == "table" and os.path.exists(arguments.root):
         rows = row_errors(Path(arguments.root), arguments.file)
         for sentence in rows[:-1]:
             show(printable(f"mend: {sentence}"))

@@ -83,7 +83,7 @@ def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack)
             f"train.output: {run} already holds a run; add --resume to go on with it, or name "
             "another folder"
         )
-    elif any((run / name).exists() for name in (MANIFEST, "best")):
+    elif any(os.path.exists(run / name) for name in (MANIFEST, "best")):
         raise ConfigError(
             f"train.output: {run} holds a model, which a run would overwrite; name another folder"
         )

@@ -101,6 +101,7 @@ def test_one_model_and_an_output_that_is_there_are_refused(
 ) -> None:
     assert "name two or more" in average(commands, several[0], tmp_path / "mean").sentence()
     assert "already exists" in average(commands, *several).sentence()
+    assert "name too long" in average(commands, *several, tmp_path / ("x" * 300)).sentence()
 
 
 def test_models_that_began_apart_are_refused(

@@ -355,12 +355,15 @@ def test_an_option_that_is_wrong_is_refused_by_its_name(
     assert not (tmp_path / "run" / "last").exists()
 
 
-@pytest.mark.parametrize("missing", ["data.root", "train.output"])
+@pytest.mark.parametrize(
+    ("missing", "name"),
+    [("data.root", "no such folder"), ("train.output", "file"), ("train.output", "x" * 300)],
+)
 def test_a_place_that_cannot_be_used_is_one_sentence(
-    drawn_photos: Path, tmp_path: Path, commands: Commands, missing: str
+    drawn_photos: Path, tmp_path: Path, commands: Commands, missing: str, name: str
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    place = tmp_path / ("no such folder" if missing == "data.root" else "file")
+    place = tmp_path / name
     file = recipe(drawn_photos, tmp_path / "run")
     outcome = commands.run("train.py", "--config", file, f"--{missing}", place)
     assert str(place) in outcome.sentence()

@@ -136,6 +136,12 @@ def test_a_table_without_splits_is_checked_once(table: Path, capsys) -> None:
     assert (code, "all: 18 photos, 36 captions" in text) == (0, True), text
 
 
+def test_a_root_that_no_file_can_have_is_one_sentence(capsys) -> None:
+    code, text = check(Path("x" * 300), capsys)
+    assert code == 2
+    assert "there is no file or folder" in text
+
+
 def test_another_language_is_said(table: Path, capsys) -> None:
     path = table / "captions.csv"
     path.write_text(

@@ -407,6 +407,18 @@ def test_a_root_that_no_folder_can_have_is_one_sentence() -> None:
     assert "does not exist" in sentence(format="table", root=".", split="val", file="x" * 300)
 
 
+def test_a_split_that_no_file_can_be_named_after_is_one_sentence(
+    flickr8k: Path, tmp_path: Path
+) -> None:
+    write_coco(tmp_path, "val2017", {})
+    long = "x" * 300
+    assert "there is no" in sentence(format="flickr8k", root=flickr8k, split=long)
+    assert "there is no" in sentence(format="coco", root=tmp_path, split=long)
+    assert "there is no list" in sentence(
+        format="coco", root=tmp_path, split="val", coco_splits=long
+    )
+
+
 def test_a_coco_split_without_its_file_names_those_there(tmp_path: Path) -> None:
     write_coco(tmp_path, "val2017", {})
     message = sentence(format="coco", root=tmp_path, split="train")

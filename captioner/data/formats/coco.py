@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,9 +40,10 @@ def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
     for split in splits:
         path = root / "annotations" / f"captions_{split}.json"
         names_only = path.with_name(f"image_info_{split}.json")
-        if not path.is_file() and not names_only.is_file():
+        # Path.is_file raises for a name that no file can have
+        if not os.path.isfile(path) and not os.path.isfile(names_only):
             raise DataError(f"there is no {path}; " + available_splits(_annotated_folders(root)))
-        path = path if path.is_file() else names_only
+        path = path if os.path.isfile(path) else names_only
         for image in _read_captions(path, root / split):
             if image.image_id in images:
                 raise _same_id(image, images[image.image_id])
@@ -110,7 +112,7 @@ def _read_lists(data: DataFiles, splits: Sequence[str], lists: Path) -> list[Cap
     wanted: dict[str, None] = {}  # an ordered set
     for split in splits:
         split_file = lists / f"coco_{split}.txt"
-        if split not in _SPLIT_LISTS or not split_file.is_file():
+        if split not in _SPLIT_LISTS or not os.path.isfile(split_file):
             raise DataError(
                 f"there is no list {split_file}; the splits by name are "
                 f"{', '.join(_SPLIT_LISTS)}, one file coco_SPLIT.txt each"
