@@ -20,6 +20,7 @@ from torch import Tensor
 
 import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
+from captioner.config import TrainConfig
 from captioner.errors import CheckpointError, error_summary
 from captioner.evaluation.bias import Counts
 from captioner.log import logger
@@ -244,8 +245,22 @@ def _restore_counters(trainer: Trainer, state: dict[str, Any]) -> None:
     batches = len(trainer.setup.batches.epoch(trainer.epoch))
     if trainer.batch > batches:
         raise ValueError(f"batch is {trainer.batch} of {batches}")
-    if trainer.figures:  # `train.metric` may be another one now
-        trainer.best = trainer.figures[trainer.config.train.metric]
+    if trainer.figures:  # `train.metric` and `train.val_source` may be others now
+        trainer.best = _decisive_figure(trainer.figures, trainer.config.train)
+
+
+def _decisive_figure(figures: dict[str, Any], settings: TrainConfig) -> float:
+    """Return the figure of a validation that decides by these settings."""
+    by_source = {
+        name.rpartition("/")[0]: float(value)
+        for name, value in figures.items()
+        if name.endswith(f"/{settings.metric}")
+    }
+    if not by_source:  # a single source
+        return float(figures[settings.metric])
+    if settings.val_source is None:
+        return sum(by_source.values()) / len(by_source)
+    return by_source.get(settings.val_source, -math.inf)  # none of its photos could be read
 
 
 def _check_figures(what: str, figures: dict[Any, Any]) -> None:

@@ -25,6 +25,7 @@ from captioner.checkpoint import (
     verify,
     write_manifest,
 )
+from captioner.config import SourceConfig
 from captioner.data.readers import read_split
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, ImageError
 from captioner.evaluation import calibration
@@ -132,6 +133,27 @@ def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
     trainer = Trainer(prepare(config, CPU, begun / "last"), begun, CPU)
     restore_checkpoint(trainer, begun / "last")
     assert trainer.best == trainer.figures["Bleu_4"] != trainer.figures["ROUGE_L"]
+
+
+def test_another_source_that_decides_is_compared_with_the_best_epoch_s_own_figure(
+    table: Path, tmp_path: Path
+) -> None:
+    source = SourceConfig(format="table", root=str(table))
+    changed = {
+        "data__sources": (
+            replace(source, name="one"),
+            replace(source, name="other", val_split="test"),
+        )
+    }
+    train(tiny.recipe(table, tmp_path / "run", train__epochs=1, **changed))
+    last = tmp_path / "run" / "last"
+    for decisive in (None, "one", "other"):
+        config = tiny.recipe(table, tmp_path / "run", train__val_source=decisive, **changed)
+        trainer = Trainer(prepare(config, CPU, last), tmp_path / "run", CPU)
+        restore_checkpoint(trainer, last)
+        expected = trainer.figures[f"{decisive}/CIDEr" if decisive else "CIDEr"]
+        assert trainer.best == expected, decisive
+    assert trainer.figures["one/CIDEr"] != trainer.figures["other/CIDEr"]
 
 
 # ------------------------------------------------------------------------ damaged checkpoints
