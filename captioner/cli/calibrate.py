@@ -7,6 +7,7 @@ from pathlib import Path
 
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.errors import ConfigError, DataError
+from captioner.files import check_writable
 from captioner.log import logger
 from captioner.registry import DATA_FORMATS
 
@@ -53,6 +54,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.evaluation.calibration import collect, fit, write_calibrator
     from captioner.evaluation.results import write_json
 
+    if arguments.output:
+        check_writable(arguments.output)  # before the photos are captioned
     splits = arguments.split or ["val"] * len(arguments.format)
     if not len(arguments.format) == len(arguments.root) == len(splits):
         raise ConfigError("--format, --root and --split: give each once for every data set")

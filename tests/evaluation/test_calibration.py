@@ -241,6 +241,16 @@ def test_a_threshold_that_no_caption_can_have_is_refused_before_the_work(
     assert "--right-from" in capsys.readouterr().err
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    report = tmp_path / "file" / "report.json"
+    options = ("--format", "table", "--root", str(tiny.draw_table(tmp_path / "photos")))
+    assert calibrate.main([str(tiny_model), *options, "--output", str(report)]) == 2
+    assert f"{report} cannot be written" in capsys.readouterr().err
+
+
 def test_photos_that_are_missing_are_named(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
