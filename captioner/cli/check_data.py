@@ -178,10 +178,10 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
     from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
     from captioner.data.check import OTHER_LANGUAGE, known_share
 
-    if not bundled_models():
+    texts = [text for split in splits.values() for i in split.images for text in i.captions]
+    if not texts or not bundled_models():
         return []
     vocabulary = load_vocabulary(model_folder(bundled_models()[-1]))
-    texts = [text for split in splits.values() for i in split.images for text in i.captions]
     known = known_share(texts, vocabulary, tokenizer)
     show(f"language: the bundled models, which write English, know {known:.0%} of the words")
     if known >= OTHER_LANGUAGE:

@@ -153,6 +153,14 @@ def test_another_language_is_said(table: Path, capsys) -> None:
     assert "cyrillic" in text
 
 
+def test_captions_without_words_are_of_no_other_language(table: Path, capsys) -> None:
+    (table / "captions.csv").write_text("image,caption\n00.jpg,...\n01.jpg,?\n")
+    code, text = check(table, capsys)
+    assert code == 1
+    assert "2 captions are left out, because they have no words" in text
+    assert "language" not in text
+
+
 def test_one_caption_for_many_photos_is_likely_a_mistake(table: Path) -> None:
     for number in range(30, 50):
         shutil.copy(table / "00.jpg", table / f"{number}.jpg")
