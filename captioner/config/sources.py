@@ -47,6 +47,8 @@ def check_sources(config: Config) -> None:
     """
     sources = data_sources(config.data)
     names = [source.name for source in sources]
+    if config.data.sources is None and not config.data.root:
+        raise ConfigError("data.root: is empty; name the folder of the data set")
     for source in sources:
         if not re.fullmatch(r"[\w.-]+", source.name):
             raise ConfigError(

@@ -75,6 +75,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
 
 def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack) -> bool:
     """Lock the run folder until the stack ends, and return whether to resume the run in it."""
+    if not config.train.output:  # else the run would lie in the current folder
+        raise ConfigError("train.output: is empty; name a folder for the run")
     resume = resume or _started_again(run)
     if resume:
         _check_recipe(run, config)

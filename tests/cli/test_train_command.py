@@ -335,6 +335,8 @@ def test_a_recipe_that_is_wrong_is_refused(tmp_path: Path, commands: Commands, k
         (["--conf", "table"], "--conf"),
         (["--data.roo", "photos"], "--data.roo"),
         (["stray"], "stray"),
+        (["--data.root="], "data.root: is empty"),
+        (["--train.output="], "train.output: is empty"),
         (["--config", "no such recipe.yaml"], "no such recipe.yaml"),
         (["--config", "."], ""),
         (["--optim.lr", "0"], "optim.lr"),
