@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captioner.checkpoint import PretrainedReport, load_config, load_pretrained, load_vocabulary
-from captioner.config import Config, data_sources, unused_settings, validate
+from captioner.config import Config, DataConfig, data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.check import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
@@ -101,6 +101,12 @@ def prepare(
             "or give more photos"
         )
     vocabulary = _vocabulary(config, images, start_from, resume=resume)
+    if data.tokenizer not in (DataConfig.tokenizer, vocabulary.tokenizer.name):
+        _warn(
+            f"data.tokenizer: {data.tokenizer} does nothing, because captions are split as by the "
+            f"model that training starts from ({vocabulary.tokenizer.name}); remove it, or use "
+            "train.start_with encoder"
+        )
     if warning := vocabulary.tokenizer.warning(images.captions):
         _warn(warning)
     torch.manual_seed(seed)

@@ -54,6 +54,17 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
     }
 
 
+def test_a_tokenizer_that_the_start_replaces_is_reported(
+    table: Path, tmp_path: Path, before, capsys
+) -> None:
+    recipe = tiny.recipe(table, tmp_path / "run", data__tokenizer="characters")
+    assert prepare(recipe, CPU, before).vocabulary.tokenizer.name == "words"
+    assert "data.tokenizer: characters does nothing" in capsys.readouterr().err
+    encoder = replace(recipe, train=replace(recipe.train, start_with="encoder"))
+    assert prepare(encoder, CPU, before).vocabulary.tokenizer.name == "characters"
+    assert "data.tokenizer" not in capsys.readouterr().err
+
+
 def test_captions_with_few_known_words_are_reported_and_with_none_refused(
     table: Path, tmp_path: Path, before, capsys
 ) -> None:
