@@ -24,6 +24,7 @@ from captioner.config import TrainConfig
 from captioner.errors import CheckpointError, error_summary
 from captioner.evaluation.bias import Counts
 from captioner.log import logger
+from captioner.runtime.distributed import rank
 from captioner.training.model_card import model_card
 
 if TYPE_CHECKING:
@@ -104,10 +105,11 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
         if before[name] == now[name] and same_bytes:
             continue
         if contents and same_bytes:
-            logger.info(
-                f"{name}: other times of change than when the run began, but the same bytes; "
-                "going on"
-            )
+            if rank() == 0:  # the others find the same
+                logger.info(
+                    f"{name}: other times of change than when the run began, but the same bytes; "
+                    "going on"
+                )
             continue
         changed.append(name)
     if changed:
@@ -127,7 +129,7 @@ def _report_other_origin(folder: Path, before: dict[str, str]) -> None:
         for name in before
         if name in now and name != "revision" and before[name] != now[name]
     ]
-    if differing:
+    if differing and rank() == 0:
         logger.warning(
             f"{folder}: written with {', '.join(differing)}; the run goes on, but perhaps not to "
             "the last bit as it would have there"

@@ -214,6 +214,17 @@ def test_a_run_goes_on_with_another_number_of_processes(
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-7)
 
 
+def test_what_a_resumed_run_finds_changed_is_said_once(
+    programs: Programs, run_of: RunOf, table: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(run_of("soft", 1), tmp_path / "run"))
+    photos = Path(shutil.copytree(table, tmp_path / "photos"))
+    os.utime(photos / "00.jpg")
+    changes = {**changes_of("soft", table, table), "resume": True}
+    resumed = finish(start(programs, 2, run, changes, photos))
+    assert sum("but the same bytes" in result.stderr for result in resumed) == 1
+
+
 def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: Path) -> None:
     running = start(programs, 2, tmp_path / "run", {"data__min_count": 1000}, table)
     said = [each.wait().stderr for each in running]
