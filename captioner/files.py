@@ -132,7 +132,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         except Timeout:
             if not wait:
                 raise BlockingIOError(f"{path} is locked") from None
-            logger.warning(f"{path.parent}: waiting for another run that writes there")
+            logger.warning(f"{path.parent}: waiting for another process that writes there")
             lock.acquire()
     except BlockingIOError:
         raise

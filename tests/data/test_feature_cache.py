@@ -481,7 +481,7 @@ def test_a_cache_that_another_run_is_making_is_waited_for(
         other.communicate("go on\n", timeout=30)
     ours.join(timeout=30)
     assert encode.calls == 0
-    assert f"{folder}: waiting for another run" in capfd.readouterr().err
+    assert f"{folder}: waiting for another process" in capfd.readouterr().err
     assert (found[0].folder / "features.npy").read_bytes() == (made / "features.npy").read_bytes()
 
 
