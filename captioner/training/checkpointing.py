@@ -26,6 +26,7 @@ from captioner.evaluation.bias import Counts
 from captioner.log import logger
 from captioner.runtime.distributed import rank
 from captioner.training.model_card import model_card
+from captioner.training.setup import TEXTS
 
 if TYPE_CHECKING:
     from captioner.training.trainer import Trainer
@@ -112,6 +113,10 @@ def _check_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> No
                 )
             continue
         changed.append(name)
+    both_have_texts = TEXTS in before and TEXTS in now
+    if both_have_texts and before[TEXTS] != now[TEXTS] and rank() == 0:
+        # accepted, as another name of the file is
+        logger.info(f"text.file: other captions than those with which {folder} was written")
     if changed:
         raise CheckpointError(
             f"{folder}: this run began with other {' and '.join(changed)} than those that the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from captioner.training.caption_consensus import consensus_weights
 from captioner.training.task import TaskData, TrainingTask
 
 SAMPLED_BYTES = 2**29  # of photos that are compared when a run is resumed
+TEXTS = "captions without photos"  # name of the hash of `text.file`
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
 
 
@@ -184,7 +186,9 @@ def prepare(
         validation_sources=validation_sources,
         validation_transform=validation_transform,
         validation_cache=validation_cache,
-        data_digests=_data_digests(images.training, validation, data.check_photos),
+        data_digests=_data_digests(
+            images.training, validation, data.check_photos, config.text.file
+        ),
         reported_unreadable={
             str(members[index].path)
             for members, features in ((images.training, cache), (validation, validation_cache))
@@ -195,7 +199,10 @@ def prepare(
 
 
 def _data_digests(
-    training: list[CaptionedImage], validation: list[CaptionedImage], check: str
+    training: list[CaptionedImage],
+    validation: list[CaptionedImage],
+    check: str,
+    text_file: str | None,
 ) -> dict[str, str]:
     """Return the hashes by which a resumed run knows its data."""
     digests = {}
@@ -206,6 +213,8 @@ def _data_digests(
         digests[f"some bytes of {kind} photos"] = content_digest(images, max_bytes=SAMPLED_BYTES)
         if check == "all":
             digests[f"all bytes of {kind} photos"] = content_digest(images)
+    if text_file is not None:
+        digests[TEXTS] = hashlib.sha256(Path(text_file).read_bytes()).hexdigest()
     return digests
 
 

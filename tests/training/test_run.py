@@ -443,6 +443,20 @@ def test_photos_of_other_pixels_and_the_same_size_are_others(
         train(tiny.recipe(copy, begun, train__epochs=2, data__check_photos=check), resume=True)
 
 
+def test_other_captions_without_photos_are_reported(
+    table: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.tsv"
+    lines = [f"{number}\ta {shape} on a field" for number in "123" for shape in ("disc", "square")]
+    texts.write_text("\n".join(lines))
+    changed = {"text__file": str(texts), "text__batch_size": 2}
+    train(tiny.recipe(table, tmp_path / "run", train__epochs=1, **changed))
+    for content in (lines, lines[2:]):
+        texts.write_text("\n".join(content))
+        train(tiny.recipe(table, tmp_path / "run", train__epochs=2, **changed), resume=True)
+        assert ("text.file: other captions" in capfd.readouterr().err) == (content != lines)
+
+
 def test_a_checkpoint_names_the_versions_it_was_made_with(whole: Path) -> None:
     state = load_training_state(whole / "last")
     made = state["made_with"]
