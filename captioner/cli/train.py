@@ -31,28 +31,29 @@ def train_and_show(config: Config, resume: bool) -> int:
     """Train, show the folder of the best model, and return the exit code."""
     from captioner.training.run import holds_a_run, train
 
+    reports = os.environ.get("RANK", "0") == "0"  # of several processes, the first alone
     try:
         best = train(config, resume=resume)
     except KeyboardInterrupt:
         end_at_next_interrupt()
         run = Path(config.train.output)
-        print(
-            f"interrupted; go on with the same command and --resume ({run})"
-            if holds_a_run(run)
-            else f"interrupted before {run} had a checkpoint; start the same command again",
-            file=sys.stderr,
-        )
+        if reports:
+            print(
+                f"interrupted; go on with the same command and --resume ({run})"
+                if holds_a_run(run)
+                else f"interrupted before {run} had a checkpoint; start the same command again",
+                file=sys.stderr,
+            )
         return INTERRUPTED
     end_at_next_interrupt()  # an exception during the export can abort the process
-    _add_graphs(best)
-    show(str(best))
+    if reports:
+        _add_graphs(best)
+        show(str(best))
     return 0
 
 
 def _add_graphs(folder: Path) -> None:
     """Add ONNX graphs to a trained model, which without them needs PyTorch to caption."""
-    if os.environ.get("RANK", "0") != "0":
-        return
     from captioner.export import export_graphs
 
     try:

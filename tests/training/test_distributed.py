@@ -353,6 +353,13 @@ def start_recipe(programs: Programs, recipe: Path, *options: str) -> list[Runnin
     ]  # fmt: skip
 
 
+def test_the_best_model_is_named_once(programs: Programs, table: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(to_yaml(tiny.recipe(table, tmp_path / "run", train__epochs=1)))
+    shown = [result.stdout for result in finish(start_recipe(programs, recipe))]
+    assert shown == [f"{tmp_path / 'run' / 'best'}\n", ""]
+
+
 def write_recipes(table: Path, folder: Path, *names: str) -> None:
     """Write a recipe NAME.yaml for each run folder NAME."""
     changed = {"train__epochs": 8, "optim__accumulate": 1, "train__checkpoint_every": 3}
