@@ -194,10 +194,13 @@ class _CaptionRun:
             if name == "-":
                 paths.append(STANDARD_INPUT)
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
+                unreadable = len(skipped.unreadable)
                 found = list(
                     photos_in(Path(name), skipped, recursive=arguments.recursive, leave_out=outside)
                 )
-                if not found:
+                for sentence in skipped.unreadable[unreadable:]:
+                    self._failed(None, sentence)
+                if not found and len(skipped.unreadable) == unreadable:
                     self._failed(Path(name), "the folder holds no photos")
                 paths += found
             elif _is_page(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -73,6 +74,29 @@ def test_photos_two_folders_down_are_said_to_be_skipped(run, folder: Path) -> No
     (folder / "deeper").rename(folder / "2026" / "11" / "deeper")
     (folder / "empty").mkdir()
     assert "1 folder skipped: add --recursive" in run("photos").stderr
+
+
+def test_a_folder_of_another_user_fails_and_the_others_are_captioned(
+    folder: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as lost+found on a disk of photos. Patched, because root may list everything."""
+    stat_of = os.stat
+
+    def refusing(path, *arguments, **options):
+        if str(path).endswith(os.path.join("deeper", ".")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return stat_of(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    options = ["--checkpoint", str(tiny_model), "--device", "cpu", "--beam-size", "1", "--json"]
+    assert main([str(folder), "--recursive", *options]) == 1
+    printed = capsys.readouterr()
+    images = [Path(json.loads(line)["image"]).name for line in printed.out.splitlines()]
+    assert images == ["one.jpg", "two.png"]
+    assert f"{folder / 'deeper'}: cannot be listed (Permission denied)" in printed.err
 
 
 def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
