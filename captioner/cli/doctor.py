@@ -241,17 +241,19 @@ def _extras() -> Iterator[Check]:
 
 def _places() -> Iterator[Check]:
     """Where files are kept: caches of weights, and temporary files."""
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))  # stays "~" for a user without one, as in some containers
     caches = {
         "TORCH_HOME": Path(os.environ.get("TORCH_HOME", home / ".cache" / "torch")),
         "HF_HOME": Path(os.environ.get("HF_HOME", home / ".cache" / "huggingface")),
     }
     for variable, folder in caches.items():
-        if folder.is_dir():
+        unused = "only other encoders than ours use it"
+        try:
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            yield Check(variable, "ok", f"{folder}, {size / 1e6:.0f} MB of weights")
-        else:
-            yield Check(variable, "ok", f"{folder}, empty; only other encoders than ours use it")
+            found = f"{size / 1e6:.0f} MB of weights" if folder.is_dir() else f"empty; {unused}"
+        except OSError as error:  # of another user, or changed meanwhile
+            found = f"cannot be read ({error.strerror}); {unused}"
+        yield Check(variable, "ok", f"{folder}, {found}")
     folder = Path(tempfile.gettempdir())
     try:
         with tempfile.NamedTemporaryFile():
