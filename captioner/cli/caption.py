@@ -23,6 +23,7 @@ from captioner.cli.alt_text import (
 )
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
 from captioner.cli.output import (
+    GALLERY,
     CaptionWriter,
     add_output_options,
     attention_options,
@@ -411,6 +412,13 @@ class _CaptionRun:
                 file = arguments.output / name
                 if os.path.abspath(file) == os.path.abspath(page.file):
                     self._failed(page.file, "would be replaced; add --in-place if that is meant")
+                    continue
+                if name == GALLERY and "html" in arguments.save:
+                    self._failed(
+                        page.file,
+                        f"its copy would replace the gallery {file}; leave out --save html, or add "
+                        "--in-place",
+                    )
                     continue
             else:
                 file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")

@@ -544,6 +544,16 @@ def test_pages_are_copied_and_changed_in_place_only_when_asked(
     assert file.read_bytes() != PAGE.encode()
 
 
+def test_the_copy_of_a_page_does_not_replace_the_gallery(run, folder: Path, tmp_path: Path) -> None:
+    (folder / "gallery.html").write_text('<img src="one.jpg"><img src="two.png">')
+    page = "photos/gallery.html"
+    outcome = run(page, "--write", "html", "--output", "out", "--save", "html")
+    assert outcome.code == 1
+    assert f"{page}: its copy would replace the gallery" in outcome.stderr
+    assert 'href="one.attention.html"' in (tmp_path / "out" / "gallery.html").read_text()
+    assert run(page, "--write", "html", "--output", "copies").code == 0
+
+
 def test_a_photo_of_several_pages_is_captioned_and_listed_once(
     run, folder: Path, tmp_path: Path
 ) -> None:
