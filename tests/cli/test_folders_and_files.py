@@ -523,6 +523,36 @@ def test_a_page_of_an_unusable_encoding_is_read_as_latin_1(tmp_path: Path, chars
     assert Page(file).filled({}) == file.read_bytes()
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_page_of_utf_16_is_filled_in(tmp_path: Path, encoding: str) -> None:
+    """As Windows saves it, with a byte order mark."""
+    file = tmp_path / "page.html"
+    file.write_bytes('\ufeff<p>ü<img src="a.jpg">'.encode(encoding))
+    page = Page(file)
+    assert page.images == [tmp_path / "a.jpg"]
+    filled = page.filled({tmp_path / "a.jpg": "A dög"}).decode(encoding)
+    assert filled == '\ufeff<p>ü<img alt="A dög" src="a.jpg">'
+
+
+@pytest.mark.parametrize(
+    ("base", "image"),
+    [
+        ("img/", "img/a.jpg"),
+        ("../up/x.html", "../up/a.jpg"),
+        ("https://example.org/img/", None),
+        ("//example.org", None),
+    ],
+)
+def test_the_base_of_a_page_says_where_its_images_are(
+    tmp_path: Path, base: str, image: str | None
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(f'<base target="_top"><base href="{base}"/><base href="no"><img src="a.jpg">')
+    page = Page(file)
+    assert page.images == ([] if image is None else [tmp_path / image])
+    assert page.elsewhere == (image is None)
+
+
 def test_pages_are_copied_and_changed_in_place_only_when_asked(
     run, folder: Path, tmp_path: Path
 ) -> None:
