@@ -121,14 +121,16 @@ def _run(arguments: argparse.Namespace) -> int:
             "model learned from too; name the split of each row"
         )
     images = split.images[: arguments.limit]
-    if not (images or arguments.captions):
+    if not images and (arguments.output or arguments.report or not arguments.captions):
         raise DataError(
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
-            "against; name a file with --captions to write captions without scores"
+            "against; give --captions FILE, without --output and --report, to write captions "
+            "without scores"
         )
     measured = _attention_settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
-    unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
+    room = None if arguments.limit is None else arguments.limit - len(images)
+    unscored = split.uncaptioned[:room] if arguments.captions else []
     for sentence in replace(split, missing=missing).left_out(arguments.split):
         logger.warning(sentence)
     if repeated := same_caption(images):
