@@ -196,7 +196,12 @@ def _java() -> Iterator[Check]:
         return
     try:
         answer = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=30, check=True
+            [java, "-version"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # it writes in the encoding of the machine's language
+            timeout=30,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         yield Check("Java", "optional", f"{java} does not run ({error})", remedy)
