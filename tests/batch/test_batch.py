@@ -219,6 +219,14 @@ def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     assert all(row["caption"] for row in found)
 
 
+def test_an_input_whose_name_is_no_text_gets_its_summary(batch: Batch, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"ph\xffotos")
+    folder.mkdir()
+    (folder / "one.png").write_bytes(png(1))
+    assert batch(folder, tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["input"] == str(folder)
+
+
 def test_tar_files_without_photos_are_no_success(
     batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
