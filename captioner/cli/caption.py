@@ -332,6 +332,8 @@ class _CaptionRun:
         """Print and draw a photo's caption, or those of several models, and record it."""
         arguments = self.arguments
         failures = self.failures
+        if self.journal is not None and arguments.save:
+            self.journal.reopen(path)
         pictures = writer.write(path, image, captions)
         self.done += 1
         for name, caption in captions:

@@ -196,6 +196,21 @@ def test_a_journal_that_was_cut_short_or_damaged_goes_on(tmp_path: Path, rest: s
     assert Journal(tmp_path, "settings").done(tmp_path / "one.jpg") is not None
 
 
+def test_resume_draws_again_what_a_run_with_other_settings_left_half_done(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    """Its sheet is there in another style, and its animation is not."""
+    options = ("photos/one.jpg", "--output", "out", "--save")
+    assert run(*options, "png").code == 0
+    sheet = tmp_path / "out" / "one.attention.png"
+    light = sheet.read_bytes()
+    (tmp_path / "out" / "one.attention.gif").mkdir()
+    assert run(*options, "png,gif", "--style", "colour").code == 1
+    assert sheet.read_bytes() != light
+    assert run(*options, "png", "--resume").code == 0
+    assert sheet.read_bytes() == light
+
+
 def test_an_empty_picture_is_drawn_again(tmp_path: Path) -> None:
     (tmp_path / "one.jpg").write_bytes(b"photo")
     picture = tmp_path / "one.attention.png"
