@@ -198,6 +198,8 @@ def test_results_hold_grounding_and_statistics_too(
         assert html.escape(entry["caption"]) in page
     for value in found["metrics"].values():
         assert value is None or f">{value:.3f}<" in page
+    rows = page.count("<tr>") - page.count("<thead><tr>")
+    assert page.count('<tr><th scope="row">') == rows > 20, "a screen reader names each row"
     assert "Content-Security-Policy" in page
     assert not re.search(r'(src|href)="(?!data:)', page), "it asks for nothing"
     assert 0 <= found["statistics"]["novel_ratio"] <= 1
