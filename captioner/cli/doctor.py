@@ -275,9 +275,13 @@ def _precision() -> Iterator[Check]:
     from captioner.engines.choice import open_engine
     from captioner.engines.speed import speed_ratio
 
-    folder = model_folder("soft")
-    half, config, _ = open_engine(folder, engine="auto", device="auto", precision="bfloat16")
-    whole, _, _ = open_engine(folder, engine="auto", device="auto", precision="float32")
+    try:
+        folder = model_folder("soft")
+        half, config, _ = open_engine(folder, engine="auto", device="auto", precision="bfloat16")
+        whole, _, _ = open_engine(folder, engine="auto", device="auto", precision="float32")
+    except CaptionerError as error:  # such as no PyTorch, or a damaged model, which was said above
+        yield Check("bfloat16", "optional", f"not measured: {error}")
+        return
     ratio = speed_ratio(half, whole, config.preprocess)
     advice = "use --precision bfloat16" if ratio > 1.1 else "leave --precision at float32"
     yield Check("bfloat16", "ok", f"{ratio:.2f} times as fast as float32 here: {advice}")
