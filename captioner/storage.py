@@ -50,7 +50,7 @@ def os_errors(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (CaptionerError, OSError):
+    except (CaptionerError, OSError, UnicodeDecodeError):
         raise
     except Exception as error:
         if not is_url(name):

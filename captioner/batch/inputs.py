@@ -39,7 +39,12 @@ class Source:
         try:
             with os_errors(self.name):
                 yield from self._rows()
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{self.name}: is no list or table of photos, which is text in UTF-8; for single "
+                "photos there is captioner caption"
+            ) from None
+        except OSError as error:
             reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error
             raise DataError(f"{self.name}: cannot be read ({reason})") from None
 

@@ -113,7 +113,9 @@ def run_batch(source: Source, job: Job, engine: Engine, *, shard_size: int) -> T
             "input": source.name,
             "settings": settings,
         }
-        output.write(SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False).encode())
+        content = json.dumps(summary, indent=1, ensure_ascii=False)
+        # A name that is no text keeps its bytes as JSON's escapes.
+        output.write(SUMMARY, content.encode(errors="backslashreplace"))
     return totals
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import csv
 import html
 import io
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from captioner.errors import CaptionerError
@@ -184,7 +187,7 @@ class Page(HTMLParser):
     stays as it is, byte by byte.
 
     Args:
-        file: The page; addresses of images are relative to its folder.
+        file: The page; addresses of images are relative to its folder, or to its `base`.
 
     Raises:
         CaptionerError: The page cannot be read.
@@ -201,6 +204,7 @@ class Page(HTMLParser):
         self._lines = [0, *(match.end() for match in re.finditer("\n", self._text))]
         self._tags: list[_Tag] = []
         self.elsewhere = 0  # images whose bytes are not in a local file
+        self._base: SplitResult | None = None  # address of the page's first `base`
         self.feed(self._text)
         self.close()
 
@@ -223,9 +227,12 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in _PLAIN_TEXT:
             self.set_cdata_mode(tag)
+        values = dict(reversed(attrs))  # if an attribute is given twice, the first one counts
+        if tag == "base" and self._base is None and values.get("href"):
+            with contextlib.suppress(ValueError):
+                self._base = urlsplit((values["href"] or "").strip())
         if tag != "img":
             return
-        values = dict(reversed(attrs))  # if an attribute is given twice, the first one counts
         source = (values.get("src") or "").strip()
         if not source or any((values.get(name) or "").strip() for name in _LABELS):
             return
@@ -237,18 +244,19 @@ class Page(HTMLParser):
             parts = urlsplit(source)
         except ValueError:
             return
-        if parts.scheme or parts.netloc:
+        base = self._base or urlsplit("")
+        if parts.scheme or parts.netloc or base.scheme or base.netloc:
             self.elsewhere += 1
             return
-        path = unquote(parts.path).lstrip("/")
+        path = unquote(posixpath.join(posixpath.dirname(base.path), parts.path)).lstrip("/")
         line, column = self.getpos()
         text = self.get_starttag_text()
-        if path and text:
+        if parts.path and path and text:
             start = self._lines[line - 1] + column
             self._tags.append(_Tag(start, text, self.file.parent / path))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "img":
+        if tag in ("base", "img"):
             self.handle_starttag(tag, attrs)
 
 
@@ -263,9 +271,14 @@ def _with_alt(tag: str, text: str) -> str:
 
 
 def _decode(content: bytes) -> tuple[str, str]:
-    """Return a page's text and its encoding: UTF-8, else the one that it declares, else Latin-1."""
+    """Return a page's text and its encoding: UTF-8, else the one that it declares, else Latin-1.
+
+    A byte order mark of UTF-16, as Windows writes it, counts more than a declaration.
+    """
     declared = re.search(rb"""charset\s*=\s*["']?([\w-]+)""", content[:2048])
-    for encoding in ("utf-8", declared[1].decode("ascii") if declared else "latin-1"):
+    encodings = ["utf-8", declared[1].decode("ascii") if declared else "latin-1"]
+    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+    for encoding in [*filter(None, [marks.get(content[:2])]), *encodings]:
         try:
             return content.decode(encoding), encoding
         except (LookupError, UnicodeError):  # the codec "undefined" raises a bare UnicodeError

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from captioner.cli import parsing, run_command, show
-from captioner.errors import needs_extra
+from captioner.errors import DataError, needs_extra
 from captioner.log import printable, shows_notes
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def _run(arguments: argparse.Namespace) -> int:
     totals = run_batch(Source(arguments.input), job, engine, shard_size=arguments.shard_size)
     if shows_notes():
         show(f"{totals.photos} photos, {totals.errors} failed: {printable(arguments.output)}/parts")
+    if not totals.photos:  # of tar files, that shows only when they are read
+        raise DataError(f"{arguments.input}: holds no photos")
     if not totals.errors:
         return 0
     return 1 if totals.errors < totals.photos else 2

@@ -23,6 +23,7 @@ from captioner.cli.alt_text import (
 )
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
 from captioner.cli.output import (
+    GALLERY,
     CaptionWriter,
     add_output_options,
     attention_options,
@@ -194,10 +195,13 @@ class _CaptionRun:
             if name == "-":
                 paths.append(STANDARD_INPUT)
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
+                unreadable = len(skipped.unreadable)
                 found = list(
                     photos_in(Path(name), skipped, recursive=arguments.recursive, leave_out=outside)
                 )
-                if not found:
+                for sentence in skipped.unreadable[unreadable:]:
+                    self._failed(None, sentence)
+                if not found and len(skipped.unreadable) == unreadable:
                     self._failed(Path(name), "the folder holds no photos")
                 paths += found
             elif _is_page(name):
@@ -328,6 +332,8 @@ class _CaptionRun:
         """Print and draw a photo's caption, or those of several models, and record it."""
         arguments = self.arguments
         failures = self.failures
+        if self.journal is not None and arguments.save:
+            self.journal.reopen(path)
         pictures = writer.write(path, image, captions)
         self.done += 1
         for name, caption in captions:
@@ -408,6 +414,13 @@ class _CaptionRun:
                 file = arguments.output / name
                 if os.path.abspath(file) == os.path.abspath(page.file):
                     self._failed(page.file, "would be replaced; add --in-place if that is meant")
+                    continue
+                if name == GALLERY and "html" in arguments.save:
+                    self._failed(
+                        page.file,
+                        f"its copy would replace the gallery {file}; leave out --save html, or add "
+                        "--in-place",
+                    )
                     continue
             else:
                 file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")

@@ -196,7 +196,12 @@ def _java() -> Iterator[Check]:
         return
     try:
         answer = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=30, check=True
+            [java, "-version"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # it writes in the encoding of the machine's language
+            timeout=30,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         yield Check("Java", "optional", f"{java} does not run ({error})", remedy)
@@ -241,17 +246,19 @@ def _extras() -> Iterator[Check]:
 
 def _places() -> Iterator[Check]:
     """Where files are kept: caches of weights, and temporary files."""
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))  # stays "~" for a user without one, as in some containers
     caches = {
         "TORCH_HOME": Path(os.environ.get("TORCH_HOME", home / ".cache" / "torch")),
         "HF_HOME": Path(os.environ.get("HF_HOME", home / ".cache" / "huggingface")),
     }
     for variable, folder in caches.items():
-        if folder.is_dir():
+        unused = "only other encoders than ours use it"
+        try:
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            yield Check(variable, "ok", f"{folder}, {size / 1e6:.0f} MB of weights")
-        else:
-            yield Check(variable, "ok", f"{folder}, empty; only other encoders than ours use it")
+            found = f"{size / 1e6:.0f} MB of weights" if folder.is_dir() else f"empty; {unused}"
+        except OSError as error:  # of another user, or changed meanwhile
+            found = f"cannot be read ({error.strerror}); {unused}"
+        yield Check(variable, "ok", f"{folder}, {found}")
     folder = Path(tempfile.gettempdir())
     try:
         with tempfile.NamedTemporaryFile():
@@ -268,9 +275,13 @@ def _precision() -> Iterator[Check]:
     from captioner.engines.choice import open_engine
     from captioner.engines.speed import speed_ratio
 
-    folder = model_folder("soft")
-    half, config, _ = open_engine(folder, engine="auto", device="auto", precision="bfloat16")
-    whole, _, _ = open_engine(folder, engine="auto", device="auto", precision="float32")
+    try:
+        folder = model_folder("soft")
+        half, config, _ = open_engine(folder, engine="auto", device="auto", precision="bfloat16")
+        whole, _, _ = open_engine(folder, engine="auto", device="auto", precision="float32")
+    except CaptionerError as error:  # such as no PyTorch, or a damaged model, which was said above
+        yield Check("bfloat16", "optional", f"not measured: {error}")
+        return
     ratio = speed_ratio(half, whole, config.preprocess)
     advice = "use --precision bfloat16" if ratio > 1.1 else "leave --precision at float32"
     yield Check("bfloat16", "ok", f"{ratio:.2f} times as fast as float32 here: {advice}")

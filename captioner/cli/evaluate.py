@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.output import add_at_test
 from captioner.data.captioned import CaptionedImage, DataFiles
-from captioner.errors import DataError
+from captioner.errors import ConfigError, DataError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import captions_list, write_json
 from captioner.files import check_writable, save_bytes
@@ -110,6 +111,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.readers import read_captions, read_split
 
     files = [file for file in (arguments.output, arguments.report, arguments.captions) if file]
+    if len(set(map(os.path.realpath, files))) < len(files):
+        raise ConfigError("--output, --report and --captions: name a file of its own for each")
     for file in files:
         check_writable(file)  # before hours of captioning
     data = parsing.chosen_data(arguments)
@@ -121,14 +124,16 @@ def _run(arguments: argparse.Namespace) -> int:
             "model learned from too; name the split of each row"
         )
     images = split.images[: arguments.limit]
-    if not (images or arguments.captions):
+    if not images and (arguments.output or arguments.report or not arguments.captions):
         raise DataError(
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
-            "against; name a file with --captions to write captions without scores"
+            "against; give --captions FILE, without --output and --report, to write captions "
+            "without scores"
         )
     measured = _attention_settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
-    unscored = split.uncaptioned[: arguments.limit] if arguments.captions else []
+    room = None if arguments.limit is None else arguments.limit - len(images)
+    unscored = split.uncaptioned[:room] if arguments.captions else []
     for sentence in replace(split, missing=missing).left_out(arguments.split):
         logger.warning(sentence)
     if repeated := same_caption(images):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,11 @@ def _run(arguments: argparse.Namespace) -> int:
         dtype=torch.float16 if arguments.format == "half" else stored_type(folder),
         extra_files=read_extra_files(folder),
     )
-    export_graphs(arguments.output)
+    try:
+        export_graphs(arguments.output)
+    except BaseException:  # Ctrl-C too: the same command again must not find half of its output
+        shutil.rmtree(arguments.output, ignore_errors=True)
+        raise
     show(printable(arguments.output))
     return 0
 

@@ -80,6 +80,21 @@ class Journal:
             **content,
             "pictures": [picture.name for picture in pictures],
         }
+        self._append(record)
+
+    def reopen(self, image: Path) -> None:
+        """Note that a photo's pictures are drawn anew: until it is added again, it is not done.
+
+        Or an interruption would leave a picture of these settings as one of the earlier ones.
+
+        Raises:
+            CaptionerError: The disk is full.
+        """
+        record = self.records.get(os.path.abspath(image))
+        if record is not None and record.get("settings"):
+            self._append({**record, "settings": ""})
+
+    def _append(self, record: dict[str, Any]) -> None:
         self.records[record["image"]] = record
         try:
             with self.file.open("a", encoding="utf-8") as file:

@@ -162,6 +162,8 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     for option in ("save", "words", "paths"):
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
+    if arguments.words and arguments.compare:
+        parser.error("argument --words: shows one model, so not with --compare")
     possible = COMPARED_KINDS if arguments.compare else KINDS
     # With --write, sheets are drawn only where the options name them.
     kinds = arguments.save or (() if arguments.write and not arguments.words else ("png",))
@@ -170,7 +172,7 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     for kind in kinds:
         if kind not in possible:
             parser.error(f"argument --save: {kind} shows one model, so not with --compare")
-    if arguments.words and not arguments.compare:
+    if arguments.words:
         kinds = (*kinds, "words")
     arguments.save = tuple(dict.fromkeys(kinds))
 

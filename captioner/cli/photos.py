@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from captioner.cli.journal import pictures_in
-from captioner.errors import CaptionerError, ImageError
+from captioner.errors import ImageError
 from captioner.log import printable
 
 STANDARD_INPUT = Path("-")
@@ -35,6 +35,7 @@ class Skipped:
 
     files: Counter[str] = field(default_factory=Counter)  # by suffix
     folders: int = 0
+    unreadable: list[str] = field(default_factory=list)  # a sentence for each folder
 
     def sentence(self) -> str:
         """Return what was skipped and what to do about it, or ""."""
@@ -62,12 +63,9 @@ def photos_in(
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
     Args:
-        skipped: Counts the files and folders that are left out.
+        skipped: Counts the files and folders that are left out; folders that cannot be listed, too.
         recursive: Also go into the folders inside it; links to folders are not followed.
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
-
-    Raises:
-        CaptionerError: The folder cannot be listed.
     """
     from captioner.data.codecs import HEIF_SUFFIXES, register_heif
     from captioner.data.transforms import IMAGE_SUFFIXES
@@ -75,10 +73,13 @@ def photos_in(
 
     suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
     try:
+        os.stat(os.path.join(folder, "."))  # fails where names alone can be listed
         members = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise CaptionerError(f"{folder}: cannot be listed ({error.strerror})") from None
-    files = [member for member in members if member.is_file()]
+    except OSError as error:  # of another user: the other folders are captioned all the same
+        skipped.unreadable.append(f"{folder}: cannot be listed ({error.strerror})")
+        return
+    # Path's own methods raise where a link leads into a folder of another user.
+    files = [member for member in members if os.path.isfile(member)]
     photos = [path for path in files if path.suffix.lower() in suffixes]
     names = {name for photo in photos for name in (photo.name, photo.stem)}
     drawn = pictures_in(folder)
@@ -90,7 +91,7 @@ def photos_in(
         if suffix not in _OURS and path.name not in drawn:
             skipped.files[printable(suffix) or "no suffix"] += 1
     for path in members:
-        if not path.is_dir() or os.path.abspath(path) in leave_out:
+        if not os.path.isdir(path) or os.path.abspath(path) in leave_out:
             continue
         if recursive and not path.is_symlink():
             yield from photos_in(path, skipped, recursive=True, leave_out=leave_out)

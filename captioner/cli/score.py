@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from captioner.cli import load_captioner, parsing, run_command
+from captioner.cli.journal import Journal, settings_digest
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
@@ -60,6 +61,21 @@ def _run(arguments: argparse.Namespace) -> int:
     ]
     if unknown:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
-    writer = CaptionWriter(arguments, {arguments.photo: arguments.photo.stem}, failed)
-    writer.write(arguments.photo, image, [(str(model), caption)], scored=True)
+    names, journal = {arguments.photo: arguments.photo.stem}, None
+    if arguments.output is not None:
+        # So that no picture of another photo is replaced, and that `captioner caption --resume`
+        # draws this photo's again, the names of which are the same.
+        journal = Journal(arguments.output, settings_digest([], {"scored": arguments.text}))
+        names, moved = journal.names(names)
+        for path in moved:
+            logger.info(
+                f"{path}: its pictures are named {names[path]}, because {arguments.output} has "
+                f"{path.stem} of another photo"
+            )
+    writer = CaptionWriter(arguments, names, failed)
+    pictures = writer.write(arguments.photo, image, [(str(model), caption)], scored=True)
+    if journal is not None and pictures:
+        journal.begin()
+        content = {"caption": caption.text, "confidence": None}
+        journal.add(arguments.photo, names[arguments.photo], content, pictures)
     return 1 if failures else 0

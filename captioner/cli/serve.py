@@ -116,6 +116,8 @@ def _run(arguments: argparse.Namespace) -> int:
         from captioner.serving import app  # noqa: F401
         from captioner.serving.security import is_loopback
 
+    if arguments.token == "":  # as of a variable that is not set: nobody could log in
+        raise CaptionerError("--token: is empty; give a token, or leave the option out")
     if not is_loopback(arguments.host) and not arguments.token:
         raise CaptionerError(
             f"other machines can reach {arguments.host or 'every address'}, so give a token with "

@@ -224,12 +224,15 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to 8-bit RGB."""
     if image.mode.startswith(("I", "F")):  # 16-bit and 32-bit grey; convert("RGB") would clip
         grey = np.asarray(image, dtype=np.float64)
-        brightest = grey.max(initial=0)
+        # Scientific images mark pixels without a value by NaN or infinity.
+        brightest = grey.max(initial=0, where=np.isfinite(grey))
         full_scale = 65535.0 if brightest > 255 else 255.0
         if image.mode.startswith("F") and 0 < brightest <= 1:
             full_scale = 1.0
         if image.mode.startswith("I;16"):
             full_scale = 65535.0
+        if isinstance(key := image.info.get("transparency"), int):  # of a PNG
+            grey[grey == key] = full_scale
         grey = np.nan_to_num(grey).clip(0, full_scale) * (255.0 / full_scale)
         return Image.fromarray(grey.round().astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:

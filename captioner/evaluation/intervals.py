@@ -15,13 +15,15 @@ import numpy as np
 
 from captioner.errors import DataError
 
-# METEOR 1.5 for English (Denkowski and Lavie 2014, table 3, task "rank"), as pycocoevalcap runs it:
-# weights of exact, stem, synonym and paraphrase matches; alpha, beta, gamma, delta.
+# METEOR 1.5 as pycocoevalcap runs it: weights of exact, stem, synonym and paraphrase matches;
+# alpha, beta, gamma, delta of English (Denkowski and Lavie 2014, table 3, task "rank") and of other
+# languages (from its answers to -l other).
 _MODULES = np.array([1.0, 0.6, 0.8, 0.6])
-_ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
+_ENGLISH = (0.85, 0.2, 0.6, 0.75)
+_OTHER = (0.75, 1.4, 0.7, 0.5)
 
 # Statistics of an image that `bleu` and `meteor` read.
-COUNTS = {"Bleu_4": 10, "METEOR": 23}
+COUNTS = {"Bleu_4": (10,), "METEOR": (23, 24)}
 
 RESAMPLES = 2000  # a multiple of 100
 LEVEL = 0.95
@@ -45,19 +47,20 @@ def meteor(counts: np.ndarray) -> np.ndarray:
 
     counts: words of caption and reference, function words of both; for each of four modules the
     content words matched in both and the function words matched in both; chunks (0 for a perfect
-    match), all words matched in both.
+    match), all words matched in both. In languages other than English there is a 24th, not read.
     """
+    alpha, beta, gamma, delta = _ENGLISH if counts.shape[-1] == 23 else _OTHER
     words, functions = counts[..., 0:2], counts[..., 2:4]
     matched = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)  # module, kind, side
     chunks, aligned = counts[..., 20], counts[..., 21:23]
-    weights = np.array([_DELTA, 1 - _DELTA])
+    weights = np.array([delta, 1 - delta])
     found = np.einsum("...mks,m,k->...s", matched, _MODULES, weights)
-    present = _DELTA * (words - functions) + (1 - _DELTA) * functions
+    present = delta * (words - functions) + (1 - delta) * functions
     with np.errstate(divide="ignore", invalid="ignore"):
         precision, recall = np.moveaxis(np.nan_to_num(found / present), -1, 0)
-        mean = 1 / ((1 - _ALPHA) / precision + _ALPHA / recall)
+        mean = 1 / ((1 - alpha) / precision + alpha / recall)
         fragments = np.nan_to_num(chunks / aligned.mean(-1))
-    return mean * (1 - _GAMMA * fragments**_BETA)
+    return mean * (1 - gamma * fragments**beta)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class ImageScores:
     """The statistics of N images from which the corpus figures of any selection follow.
 
     image_ids: N of them. means: metric -> float64 [N], for metrics that are means over images.
-    counts: "Bleu_4" [N, 10] and "METEOR" [N, 23], those that were computed.
+    counts: "Bleu_4" [N, 10] and "METEOR" [N, 23 or 24], those that were computed.
     """
 
     image_ids: list[Hashable]
@@ -87,7 +90,7 @@ class ImageScores:
             raise ValueError("no scores")
         ids = list(next(iter(per_image.values())))
         for name, rows in counts.items():
-            if any(len(row) != COUNTS.get(name) for row in rows.values()):
+            if any(len(row) not in COUNTS.get(name, ()) for row in rows.values()):
                 raise ValueError(f"counts of {name}")
         return cls(
             ids,

@@ -74,11 +74,14 @@ class _Meteor(Meteor):
 
     def __init__(self, java: str, language: str) -> None:
         command = [java, "-Dfile.encoding=UTF-8", "-jar", "-Xmx2G", METEOR_JAR]
+        # It has no rules to normalise other languages; our captions are tokenised in any case.
+        normalise = ["-norm"] if language == "en" else []
         self.counts: list[list[float]] = []
+        self.language = language
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as METEOR is)
         self.lock = threading.RLock()
         self.meteor_p = subprocess.Popen(
-            [*command, "-", "-", "-stdio", "-l", language, "-norm"],
+            [*command, "-", "-", "-stdio", "-l", language, *normalise],
             cwd=pycocoevalcap_folder() / "meteor",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -92,7 +95,8 @@ class _Meteor(Meteor):
         words, matched, chunks = counts[0:2], counts[21:23], counts[20]
         if matched == words and chunks == 1:
             counts[20] = 0.0  # METEOR neither penalises nor adds up the chunk of a perfect match
-        self.counts.append(counts)
+        # A 24th number tells `intervals.meteor` that other parameters hold.
+        self.counts.append(counts if self.language == "en" else [*counts, 1.0])
         return line
 
 

@@ -96,7 +96,8 @@ def sample(
                 tokens = xp.argmax(logits, axis=-1)
             else:
                 if temperature != 1:
-                    logits = logits / temperature
+                    # A lower one would draw the same likeliest words, but logits may overflow.
+                    logits = logits / max(temperature, 1e-6)
                 # The method of torch.multinomial, which itself ends the process on NaNs on a GPU.
                 shares = softmax(truncate(logits, top_k=top_k, top_p=top_p))
                 if draw is not None:

@@ -119,7 +119,7 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return an HTML table; columns of numbers are aligned to the right."""
+    """Return an HTML table; columns of numbers are aligned to the right, the first names rows."""
 
     def cell(value: object) -> str:
         if value is None or isinstance(value, bool | str):
@@ -132,7 +132,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         f'<th scope="col"{" class=number" if number else ""}>{html.escape(name)}</th>'
         for name, number in zip(head, numeric, strict=False)
     )
-    body = "\n".join("<tr>" + "".join(map(cell, row)) + "</tr>" for row in rows)
+    body = "\n".join(
+        f'<tr><th scope="row">{html.escape(str(name))}</th>{"".join(map(cell, values))}</tr>'
+        for name, *values in rows
+    )
     thead = f"<thead><tr>{heads}</tr></thead>\n" if any(head) else ""
     return f'<div class="scroll"><table>\n{thead}<tbody>\n{body}\n</tbody></table></div>'
 

@@ -799,7 +799,10 @@
         this.show(null);
         return;
       }
-      const next = { ArrowRight: Math.min(here + 1, last), ArrowLeft: Math.max(here - 1, 0),
+      // The next word stands to the left where the caption runs from right to left.
+      const mirrored = getComputedStyle(this.words).direction === "rtl";
+      const [forward, back] = mirrored ? ["ArrowLeft", "ArrowRight"] : ["ArrowRight", "ArrowLeft"];
+      const next = { [forward]: Math.min(here + 1, last), [back]: Math.max(here - 1, 0),
         Home: 0, End: last }[event.key];
       if (next === undefined) return;
       event.preventDefault();

@@ -219,6 +219,22 @@ def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     assert all(row["caption"] for row in found)
 
 
+def test_an_input_whose_name_is_no_text_gets_its_summary(batch: Batch, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"ph\xffotos")
+    folder.mkdir()
+    (folder / "one.png").write_bytes(png(1))
+    assert batch(folder, tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["input"] == str(folder)
+
+
+def test_tar_files_without_photos_are_no_success(
+    batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tar(tmp_path / "0.tar", {"a.txt": b"a caption", "a.json": b"{}"})
+    assert batch(tmp_path / "0.tar", tmp_path / "out") == 2
+    assert f"error: {tmp_path / '0.tar'}: holds no photos" in capsys.readouterr().err
+
+
 def test_input_and_output_may_be_urls(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one process, because no other sees this one's memory."""
     from captioner.batch.inputs import Source

@@ -140,6 +140,16 @@ def test_options_that_the_model_lacks_are_one_sentence(
     assert outcome.stdout == ""
 
 
+def test_pictures_of_one_model_are_refused_for_several(
+    commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    """By their option as by their kind: else there would be none, without a word."""
+    for kinds in (["--words"], ["--save", "words"]):
+        options = ["--compare", tiny_model, "--output", "out", *kinds]
+        outcome = commands.run("caption.py", photo, *options, cwd=tmp_path)
+        assert "shows one model, so not with --compare" in outcome.sentence()
+
+
 def test_a_model_that_is_not_there_is_named_before_anything_is_captioned(
     commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
 ) -> None:

@@ -198,6 +198,8 @@ def test_results_hold_grounding_and_statistics_too(
         assert html.escape(entry["caption"]) in page
     for value in found["metrics"].values():
         assert value is None or f">{value:.3f}<" in page
+    rows = page.count("<tr>") - page.count("<thead><tr>")
+    assert page.count('<tr><th scope="row">') == rows > 20, "a screen reader names each row"
     assert "Content-Security-Policy" in page
     assert not re.search(r'(src|href)="(?!data:)', page), "it asks for nothing"
     assert 0 <= found["statistics"]["novel_ratio"] <= 1
@@ -330,13 +332,31 @@ def test_captions_for_coco_s_server_are_those_of_all_photos(
     assert listed[-1]["caption"] == captioner.caption(root / "val2017" / "000000000006.jpg").text
 
 
+def test_two_outputs_in_one_file_are_refused(
+    commands: Commands, tiny_model: Path, tmp_path: Path
+) -> None:
+    root, file = coco(tmp_path / "coco", references=6), tmp_path / "r.json"
+    refused = of_coco(commands, tiny_model, root, "--captions", file, "--output", file)
+    assert "--captions: name a file of its own for each" in refused.sentence()
+
+
+def test_a_limit_counts_photos_with_and_without_references(
+    commands: Commands, tiny_model: Path, tmp_path: Path
+) -> None:
+    root, captions = coco(tmp_path / "coco", references=2), tmp_path / "c.json"
+    assert of_coco(commands, tiny_model, root, "--captions", captions, "--limit", 3).code == 0
+    assert [entry["image_id"] for entry in json.loads(captions.read_text())] == [1, 2, 3]
+
+
 def test_a_split_without_references_is_captioned_and_not_scored(
     commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     root, captions = coco(tmp_path / "coco", references=0), tmp_path / "c.json"
-    refused = of_coco(commands, tiny_model, root)
-    assert refused.code == 2
-    assert "--captions" in refused.sentence()
+    # Nor is a file of scores promised that cannot be written.
+    for options in ((), ("--captions", captions, "--output", tmp_path / "r.json")):
+        refused = of_coco(commands, tiny_model, root, *options)
+        assert refused.code == 2
+        assert "--captions" in refused.sentence()
     outcome = of_coco(commands, tiny_model, root, "--captions", captions)
     assert outcome.code == 0, outcome.stderr
     assert len(json.loads(captions.read_text())) == 6

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner.captioner import Captioner
+from captioner.cli.export import main
 
 
 def export(commands: Runs, *arguments: object) -> ProgramResult:
@@ -46,6 +48,19 @@ def test_a_setting_that_cannot_be_used_is_refused_by_name(
 ) -> None:
     refused = export(commands, tiny_model, tmp_path / "small", "--beam-size", 0)
     assert "decoding.beam_size" in refused.sentence()
+    assert not (tmp_path / "small").exists()
+
+
+def test_an_export_that_fails_leaves_no_folder(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Or the same command, once what it lacks is there, would refuse it."""
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert main([str(tiny_model), str(tmp_path / "small")]) == 2
+    assert "onnxscript, which is not installed" in capsys.readouterr().err
     assert not (tmp_path / "small").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -73,6 +74,29 @@ def test_photos_two_folders_down_are_said_to_be_skipped(run, folder: Path) -> No
     (folder / "deeper").rename(folder / "2026" / "11" / "deeper")
     (folder / "empty").mkdir()
     assert "1 folder skipped: add --recursive" in run("photos").stderr
+
+
+def test_a_folder_of_another_user_fails_and_the_others_are_captioned(
+    folder: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as lost+found on a disk of photos. Patched, because root may list everything."""
+    stat_of = os.stat
+
+    def refusing(path, *arguments, **options):
+        if str(path).endswith(os.path.join("deeper", ".")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return stat_of(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    options = ["--checkpoint", str(tiny_model), "--device", "cpu", "--beam-size", "1", "--json"]
+    assert main([str(folder), "--recursive", *options]) == 1
+    printed = capsys.readouterr()
+    images = [Path(json.loads(line)["image"]).name for line in printed.out.splitlines()]
+    assert images == ["one.jpg", "two.png"]
+    assert f"{folder / 'deeper'}: cannot be listed (Permission denied)" in printed.err
 
 
 def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
@@ -170,6 +194,21 @@ def test_a_journal_that_was_cut_short_or_damaged_goes_on(tmp_path: Path, rest: s
     with journal.file.open("a") as file:
         file.write(f"\x00damaged\n\n{rest}")
     assert Journal(tmp_path, "settings").done(tmp_path / "one.jpg") is not None
+
+
+def test_resume_draws_again_what_a_run_with_other_settings_left_half_done(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    """Its sheet is there in another style, and its animation is not."""
+    options = ("photos/one.jpg", "--output", "out", "--save")
+    assert run(*options, "png").code == 0
+    sheet = tmp_path / "out" / "one.attention.png"
+    light = sheet.read_bytes()
+    (tmp_path / "out" / "one.attention.gif").mkdir()
+    assert run(*options, "png,gif", "--style", "colour").code == 1
+    assert sheet.read_bytes() != light
+    assert run(*options, "png", "--resume").code == 0
+    assert sheet.read_bytes() == light
 
 
 def test_an_empty_picture_is_drawn_again(tmp_path: Path) -> None:
@@ -499,6 +538,36 @@ def test_a_page_of_an_unusable_encoding_is_read_as_latin_1(tmp_path: Path, chars
     assert Page(file).filled({}) == file.read_bytes()
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_page_of_utf_16_is_filled_in(tmp_path: Path, encoding: str) -> None:
+    """As Windows saves it, with a byte order mark."""
+    file = tmp_path / "page.html"
+    file.write_bytes('\ufeff<p>ü<img src="a.jpg">'.encode(encoding))
+    page = Page(file)
+    assert page.images == [tmp_path / "a.jpg"]
+    filled = page.filled({tmp_path / "a.jpg": "A dög"}).decode(encoding)
+    assert filled == '\ufeff<p>ü<img alt="A dög" src="a.jpg">'
+
+
+@pytest.mark.parametrize(
+    ("base", "image"),
+    [
+        ("img/", "img/a.jpg"),
+        ("../up/x.html", "../up/a.jpg"),
+        ("https://example.org/img/", None),
+        ("//example.org", None),
+    ],
+)
+def test_the_base_of_a_page_says_where_its_images_are(
+    tmp_path: Path, base: str, image: str | None
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(f'<base target="_top"><base href="{base}"/><base href="no"><img src="a.jpg">')
+    page = Page(file)
+    assert page.images == ([] if image is None else [tmp_path / image])
+    assert page.elsewhere == (image is None)
+
+
 def test_pages_are_copied_and_changed_in_place_only_when_asked(
     run, folder: Path, tmp_path: Path
 ) -> None:
@@ -518,6 +587,16 @@ def test_pages_are_copied_and_changed_in_place_only_when_asked(
     assert sorted(found) == sorted([copy, '<img alt="mine">']), "none replaces another"
     assert run("page.html", "--write", "html", "--in-place").code == 0
     assert file.read_bytes() != PAGE.encode()
+
+
+def test_the_copy_of_a_page_does_not_replace_the_gallery(run, folder: Path, tmp_path: Path) -> None:
+    (folder / "gallery.html").write_text('<img src="one.jpg"><img src="two.png">')
+    page = "photos/gallery.html"
+    outcome = run(page, "--write", "html", "--output", "out", "--save", "html")
+    assert outcome.code == 1
+    assert f"{page}: its copy would replace the gallery" in outcome.stderr
+    assert 'href="one.attention.html"' in (tmp_path / "out" / "gallery.html").read_text()
+    assert run(page, "--write", "html", "--output", "copies").code == 0
 
 
 def test_a_photo_of_several_pages_is_captioned_and_listed_once(

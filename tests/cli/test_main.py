@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import io
 import json
@@ -280,6 +281,18 @@ def test_doctor_notices_each_missing_package_of_an_extra(
     assert serve["status"] == "optional"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the fake Java is a script of a shell")
+def test_doctor_reads_a_java_that_writes_in_another_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    java = tmp_path / "java"
+    java.write_text("""#!/bin/sh\nprintf '\\351tat\\nopenjdk version "17.0.1"\\n' >&2\n""")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    main(["doctor"])
+    assert "17.0.1" in capsys.readouterr().out
+
+
 def test_doctor_fails_on_a_damaged_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +305,28 @@ def test_doctor_fails_on_a_damaged_model(
     printed = capsys.readouterr().out
     assert "!!  model soft" in printed
     assert "config.yaml" in printed
+
+
+@pytest.mark.parametrize("fails", ["home", "cache"])
+def test_doctor_works_without_a_home_or_in_that_of_another_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: str
+) -> None:
+    """As in a container that runs under any number of a user. Patched, because root has both."""
+    for variable in ("TORCH_HOME", "HF_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    stat_of = Path.stat
+
+    def refusing(path: Path, **options: bool) -> os.stat_result:
+        if ".cache" in path.parts:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return stat_of(path, **options)
+
+    if fails == "home":
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    else:
+        monkeypatch.setattr(Path, "stat", refusing)
+    assert main(["doctor"]) == 0
+    assert "captioner works here" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

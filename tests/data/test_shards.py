@@ -99,6 +99,23 @@ def test_an_index_that_is_gone_is_made_again(written: Path, shards: Path) -> Non
     assert index.read_bytes() == before
 
 
+def test_half_of_a_surrogate_pair_in_a_caption_is_kept(tmp_path: Path) -> None:
+    """As JSON may hold it where a text was cut in the middle of an emoji."""
+    for split in ("train", "val"):
+        tiny.photo(1)[0].save(tmp_path / f"{split}.png")
+    lines = [
+        {"image": f"{split}.png", "caption": "a disc \ud83d", "split": split}
+        for split in ("train", "val")
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(tmp_path / "t.jsonl", tmp_path / "shards")
+    (index,) = (tmp_path / "shards").glob("val-*.jsonl")
+    for _ in range(2):
+        (image,) = read(tmp_path / "shards", "val").images
+        assert image.captions == ("a disc \ud83d",)
+        index.unlink()  # and from the tar file
+
+
 def test_names_may_hold_what_patterns_and_lines_hold(table: Path, tmp_path: Path) -> None:
     """A folder `s[1]`, and a sign that Python takes for the end of a line."""
     shutil.copytree(table, tmp_path / "named")

@@ -286,6 +286,21 @@ def test_floating_point_grey_up_to_one_is_not_black() -> None:
     np.testing.assert_allclose(np.asarray(found)[..., 0], ramp * 255, atol=0.5)
 
 
+def test_pixels_without_a_value_do_not_turn_a_scientific_image_black() -> None:
+    ramp = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+    expected = ramp * 255
+    for missing, shown in ((np.nan, 0), (np.inf, 255)):
+        ramp[0, 0], expected[0, 0] = missing, shown
+        found = pixels(encoded(Image.fromarray(ramp), "TIFF"))
+        np.testing.assert_allclose(found[..., 0], expected, atol=0.5)
+
+
+def test_the_transparent_level_of_16_bit_grey_lies_on_white() -> None:
+    image = Image.fromarray(np.repeat(np.array([[0, 30000]], np.uint16), 4, axis=0))
+    found = pixels(encoded(image, "PNG", transparency=0))
+    np.testing.assert_array_equal(found[..., 0], np.repeat([[255, 117]], 4, axis=0))
+
+
 def test_a_pil_image_with_a_transparent_colour_is_as_from_its_file() -> None:
     image = Image.new("RGB", (4, 4), (10, 20, 30))
     image.info["transparency"] = (10, 20, 30)

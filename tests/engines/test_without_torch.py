@@ -46,6 +46,14 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run(f"from captioner.__main__ import main\nsys.exit(main({words!r}))")
 
 
+def test_doctor_says_that_it_cannot_measure_bfloat16() -> None:
+    done = command("doctor", "--measure", "--json")
+    assert done.returncode == 0, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert "needs PyTorch" in checks["bfloat16"]["found"]
+    assert checks["bfloat16"]["status"] == "optional"
+
+
 def test_captions_and_pictures_are_made_without_torch(tmp_path: Path) -> None:
     done = command("caption", PHOTO, "--model", "hard", "--output", tmp_path, "--words", "--json")
     assert done.returncode == 0, done.stderr

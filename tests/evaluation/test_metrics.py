@@ -17,10 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from captioner.errors import DataError
 from captioner.evaluation import metrics
+from captioner.evaluation.intervals import ImageScores
 from captioner.evaluation.metrics import Scores, quick_scores, score_captions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -108,6 +110,18 @@ GOLDEN_SCORES = {
 }
 GOLDEN_METEOR = [0.518761998, 0.480046477, 0.330856862, 0.057553957, 0.456258903, 0.283050186]
 GOLDEN_CIDER = [4.100550993, 1.592413716, 0.748810464, 0.0, 2.454567238, 0.500503146]
+
+
+@pytest.mark.java
+@pytest.mark.parametrize(
+    ("caption", "reference"), [("собака бежит", "собака бежит по снегу"), ("一只狗", "一只狗跑")]
+)
+def test_meteor_compares_equal_words_of_other_languages(caption: str, reference: str) -> None:
+    scores = score_captions({1: caption}, {1: [reference]})
+    assert scores.metrics["METEOR"] is not None, scores.signature["METEOR"]
+    assert 0 < scores.metrics["METEOR"] < 1
+    whole = ImageScores.of(scores.per_image, scores.counts).corpus(np.ones(1))
+    assert float(whole["METEOR"]) == pytest.approx(scores.metrics["METEOR"], abs=1e-12)
 
 
 @pytest.mark.java

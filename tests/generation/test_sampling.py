@@ -36,6 +36,15 @@ def test_first_words_are_drawn_as_often_as_they_are_likely(temperature: float) -
     np.testing.assert_allclose(drawn, expected, atol=0.012)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-38, 1e-300])
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
+    """Not captions without words, where the logits have become infinite."""
+    decoder, grid = random_decoder(3), random_grid(4)
+    greedy, _ = sample(decoder, grid, samples=2, max_words=8, greedy=True)
+    drawn, _ = sample(decoder, grid, samples=2, max_words=8, temperature=temperature)
+    assert torch.equal(drawn, greedy)
+
+
 def test_one_likeliest_word_is_greedy_and_a_seed_repeats_itself() -> None:
     decoder, grid = random_decoder(3), random_grid(4)
     greedy, _ = sample(decoder, grid, samples=2, max_words=8, greedy=True)

@@ -83,6 +83,44 @@ def pixels(page: Any, selector: str) -> np.ndarray:
     return np.asarray(picture.convert("RGB"), dtype=int)
 
 
+def test_an_answer_about_the_photo_before_is_not_shown_with_the_next(
+    opened: Any, photo: Path, tmp_path: Path
+) -> None:
+    page = opened().page
+    page.set_input_files("#pick", photo)
+    caption_on(page)
+    held: list[Any] = []
+    page.route("**/v1/scores", lambda route: held.append(route))
+    page.fill("#own-text", "a dog")
+    with page.expect_request("**/v1/scores"):
+        page.click("#own button:not([type])")
+    page.fill("#beam", "99")  # with which the next photo is not captioned
+    tiny.photo(0)[0].save(tmp_path / "next.png")
+    page.set_input_files("#pick", tmp_path / "next.png")
+    page.wait_for_timeout(200)
+    held[0].continue_()
+    page.wait_for_timeout(500)
+    assert page.locator("#result").is_hidden()
+    assert page.inner_text("#status") == ""
+
+
+def test_a_picture_keeps_the_name_of_its_photo_when_another_is_chosen_meanwhile(
+    opened: Any, photo: Path, tmp_path: Path
+) -> None:
+    page = opened().page
+    page.set_input_files("#pick", photo)
+    caption_on(page)
+    held: list[Any] = []
+    page.route("**/v1/pictures", lambda route: held.append(route))
+    with page.expect_request("**/v1/pictures"):
+        page.click("[data-format=png]")
+    tiny.photo(0)[0].save(tmp_path / "next.png")
+    page.set_input_files("#pick", tmp_path / "next.png")
+    with page.expect_download() as download:
+        held[0].continue_()
+    assert download.value.suggested_filename == "holiday photo.caption.png"
+
+
 def test_a_photo_is_uploaded_captioned_and_hovered(
     opened: Any, photo: Path, tiny_model: Path
 ) -> None:

@@ -13,7 +13,7 @@ import json
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -100,7 +100,12 @@ def _index_name(tar: str) -> str:
 def _index_bytes(tar_bytes: int, lines: Iterable[dict[str, Any]]) -> bytes:
     """Return an index; a line has `member`, `name`, `offset`, `size`, `id` and `captions`."""
     content = [{"tar_bytes": tar_bytes}, *lines]
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in content).encode()
+    return b"".join(_json(line) + b"\n" for line in content)
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    """Return JSON in UTF-8, in which half of a surrogate pair stays as the escape of JSON."""
+    return json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _parse(tar: str, content: bytes) -> list[CaptionedImage]:
@@ -253,7 +258,7 @@ def _shard(images: Sequence[CaptionedImage], first: int) -> tuple[bytes, list[di
             name = key + posixpath.splitext(source)[1].lower()
             place = _add_member(tar, name, content)
             facts = {"id": image.image_id, "image": path.name, "captions": image.captions}
-            _add_member(tar, f"{key}.json", json.dumps(facts, ensure_ascii=False).encode())
+            _add_member(tar, f"{key}.json", _json(facts))
             lines.append(
                 {
                     "member": name,

@@ -217,6 +217,9 @@
       showError(new RequestError(0, "there is no photo in that; choose or paste one"));
       return;
     }
+    // Even if this photo cannot be captioned yet: an answer about the last one is not about it.
+    if (current) current.abort();
+    showStatus("");
     if (photo) URL.revokeObjectURL(photo.url);
     photo = { file, url: URL.createObjectURL(file) };
     if (viewer) viewer.destroy();
@@ -288,10 +291,10 @@
     caption();
   });
 
-  function save(blob, format) {
+  function save(blob, file, format) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
-    const name = (photo.file.name || "photo").replace(/\.[^.]*$/, "");
+    const name = (file.name || "photo").replace(/\.[^.]*$/, "");
     link.download = `${name}.caption.${format}`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
@@ -299,11 +302,12 @@
 
   async function download(button) {
     const { format } = button.dataset;
+    const { file } = photo; // another one may be on the page when the picture is drawn
     const index = viewer.model; // of several models, the one that is shown
     const answer = shown.answers[index];
     if (format === "json") {
       const text = JSON.stringify(shown.answers.length > 1 ? shown.answers : answer, null, 1);
-      save(new Blob([text], { type: "application/json" }), format);
+      save(new Blob([text], { type: "application/json" }), file, format);
       return;
     }
     const model = models.find((each) => each.name === answer.model);
@@ -314,7 +318,7 @@
     button.setAttribute("aria-busy", "true");
     showStatus(`Drawing the ${format.toUpperCase()}`, true);
     try {
-      save(await (await send("/v1/pictures", fields)).blob(), format);
+      save(await (await send("/v1/pictures", fields)).blob(), file, format);
       showStatus("");
     } catch (error) {
       showError(error);
