@@ -470,8 +470,9 @@ class TrainConfig:
         start_from: Model to begin with, a bundled one's name or a folder: its vocabulary, and those
             of its weights that have the same name and shape here. `captioner finetune` takes its
             architecture too.
-        start_with: What to begin with: `all` of that model, or its `encoder` alone, for a decoder
-            of another kind or size, which then begins untrained.
+        start_with: What to begin with: `all` of that model; its `encoder` alone, for a decoder of
+            another kind or size, which then begins untrained; or its `vocabulary` alone, for a
+            teacher of that model's students (`loss.teachers`) that errs in other places.
         epochs: Passes over the training captions.
         seed: Fixes initial weights, order, augmentation and dropout.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
@@ -491,7 +492,7 @@ class TrainConfig:
 
     output: str = "runs/captioner"
     start_from: str | None = None
-    start_with: Literal["all", "encoder"] = "all"
+    start_with: Literal["all", "encoder", "vocabulary"] = "all"
     epochs: PositiveInt = 20
     seed: Seed = 1
     device: str = "auto"

@@ -113,8 +113,9 @@ def prepare(
         _warn(warning)
     torch.manual_seed(seed)
     model = build_model(config, len(vocabulary))
-    if start_from is not None:
-        only = "encoder." if config.train.start_with == "encoder" and not resume else ""
+    start_with = "all" if resume else config.train.start_with
+    if start_from is not None and start_with != "vocabulary":
+        only = "encoder." if start_with == "encoder" else ""
         report = load_pretrained(model, vocabulary, start_from, seed=seed, only=only)
         if resume:
             _check_complete(report)

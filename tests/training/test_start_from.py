@@ -65,6 +65,21 @@ def test_a_tokenizer_that_the_start_replaces_is_reported(
     assert "data.tokenizer" not in capsys.readouterr().err
 
 
+def test_its_vocabulary_alone_begins_with_new_weights(table: Path, tmp_path: Path, before) -> None:
+    recipe = tiny.recipe(table, tmp_path / "run", data__min_count=1000)  # no new words
+    alone = replace(recipe, train=replace(recipe.train, start_with="vocabulary"))
+    started = prepare(alone, CPU, before)
+    model, _, vocabulary = load_model(before)
+    assert started.vocabulary.tokens == vocabulary.tokens
+    torch.manual_seed(recipe.train.seed)
+    expected = build_model(recipe, len(vocabulary)).state_dict()
+    weights = started.task.model.state_dict()
+    for name, value in expected.items():
+        assert torch.equal(weights[name], value), name
+    name = "decoder.embedding.weight"
+    assert not torch.equal(weights[name], model.state_dict()[name])
+
+
 def test_captions_with_few_known_words_are_reported_and_with_none_refused(
     table: Path, tmp_path: Path, before, capsys
 ) -> None:
