@@ -293,11 +293,11 @@ def _attention_lines(results: dict[str, Any]) -> list[str]:
         found += [
             f"fall of a word's log-probability, cells removed:    {shares}",
             *(
-                f"  in order of {order:37} " + "".join(f"{fall:8.3f}" for fall in faithfulness[key])
+                f"  {order:49} " + "".join(f"{fall:8.3f}" for fall in faithfulness[key])
                 for order, key in (
-                    ("attention", "attention"),
-                    ("chance", "random"),
-                    ("attention, least first", "reverse"),
+                    ("most attended first", "attention"),
+                    ("at random", "random"),
+                    ("least attended first", "reverse"),
                 )
             ),
         ]

@@ -40,8 +40,8 @@ def report_page(
 
     Args:
         results: The content of results.json as `captioner evaluate` writes it, with its
-            statistics, intervals, groups and images, and where they were measured grounding and
-            faithfulness.
+            statistics, intervals, groups and images, and where they were measured calibration,
+            bias, grounding, attention and faithfulness.
         examples: Images to show under each heading, such as the best and the worst.
     """
     sections = [
@@ -64,8 +64,14 @@ def report_page(
             ["", ""], [[name.replace("_", " "), v] for name, v in results["statistics"].items()]
         ),
     ]
+    if "calibration" in results:
+        sections += ["<h2>Confidence</h2>", _calibration(results["calibration"])]
+    if results.get("bias"):
+        sections += ["<h2>People and clothes</h2>", _bias(results["bias"])]
     if "grounding" in results:
         sections += ["<h2>Attention on the objects that words name</h2>", _grounding(results)]
+    if results.get("attention"):
+        sections += ["<h2>When attention is replaced</h2>", _attention(results["attention"])]
     for name, groups in results["groups"].items():
         sections += [f"<h2>By {html.escape(name)}</h2>", _groups(groups)]
     for heading, chosen in examples.items():
@@ -99,11 +105,49 @@ def _grounding(results: Mapping[str, Any]) -> str:
         if not found["num_words"]:
             continue
         for name, key in (("attention correctness", "correctness"), ("pointing game", "hit")):
-            model, *others = (found[key + kind] for kind in ("", "_uniform", "_centre"))
+            controls = (found[key + kind] for kind in ("_uniform", "_centre", "_others"))
             rows.append(
-                [source, name, found["num_words"], model, *found["intervals"][key], *others]
+                [source, name, found["num_words"], found[key], *found["intervals"][key], *controls]
             )
-    return _table(["words of", "", "words", "model", "from", "to", "uniform", "centre"], rows)
+    head = ["words of", "", "words", "model", "from", "to", "uniform", "centre", "other words"]
+    return _table(head, rows)
+
+
+def _attention(found: Mapping[str, Any]) -> str:
+    """Return the table of what words lose when the model's attention is replaced."""
+    rows = [
+        [name.replace("_", " "), entry["value"], *entry["interval"], entry.get("control", "")]
+        for name, entry in found.items()
+    ]
+    note = (
+        "<p>Loss of log-probability a word, in nats; cell changes: share of the words whose "
+        "likeliest cell differs from the word before.</p>"
+    )
+    return note + _table(["", "loss", "from", "to", "random cells"], rows)
+
+
+def _calibration(found: Mapping[str, Any]) -> str:
+    """Return the table of how well the confidence tells right captions from wrong ones."""
+    auc = "not defined" if found["auc"] is None else found["auc"]
+    return _table(
+        ["", ""],
+        [
+            ["expected calibration error", found["ece"]],
+            ["area under the curve", auc],
+            ["share of right captions", found["right"]],
+            ["of the surest half", found["risk_coverage"][4]["right"]],
+        ],
+    )
+
+
+def _bias(counts: Mapping[str, Any]) -> str:
+    """Return the table of photos on which the caption names people and clothes as references do."""
+    rows = [
+        [f"{category}: {group}", *(row[key] for key in ("photos", "right", "wrong", "silent"))]
+        for category, groups in counts.items()
+        for group, row in groups.items()
+    ]
+    return _table(["", "photos", "right", "wrong", "neither"], rows)
 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
@@ -127,7 +171,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         text = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
         return f'<td class="number">{text}</td>'
 
-    numeric = [not isinstance(value, str | None) for value in (rows[0] if rows else ())]
+    numeric = [
+        any(not isinstance(value, str | None) for value in column)
+        for column in zip(*rows, strict=True)
+    ]
     heads = "".join(
         f'<th scope="col"{" class=number" if number else ""}>{html.escape(name)}</th>'
         for name, number in zip(head, numeric, strict=False)

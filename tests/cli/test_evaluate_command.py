@@ -213,7 +213,7 @@ def test_results_hold_grounding_and_statistics_too(
         len(entry["caption"].split()) for entry in found["captions"][:2]
     )
     assert len(faithfulness["attention"]) == len(faithfulness["shares"])
-    assert "in order of attention" in outcome.stdout
+    assert "most attended first" in outcome.stdout
     assert "bad_ending_rate" in outcome.stdout
     attention = found["attention"]
     assert set(attention) == {
