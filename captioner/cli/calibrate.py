@@ -41,7 +41,10 @@ def main(argv: list[str] | None = None) -> int:
         help="CIDEr-D, from 0 to 10, from which a caption is right (default: 0.5)",
     )
     parser.add_argument(
-        "--limit", type=parsing.whole_number, help="only the first so many photos of each"
+        "--limit",
+        type=parsing.whole_number,
+        metavar="N",
+        help="only the first N photos of each data set",
     )
     parser.add_argument("--output", type=Path, help="write the report (JSON) here")
     parsing.add_device_options(parser)

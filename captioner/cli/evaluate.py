@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
         "ROUGE-L and CIDEr (pycocoevalcap). Exit code: 0 all done, 1 some photos failed, 2 nothing "
         "could be done.",
     )
-    parsing.add_data_options(parser, default="test", help="such as test, val, val2017")
+    parsing.add_data_options(
+        parser, default="test", help="such as test, val, val2017 (default: test)"
+    )
     parser.add_argument("--output", type=Path, help="write results.json here")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
@@ -49,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         help="write the captions alone here, as COCO's server takes them, also of photos without "
         "references",
     )
-    parser.add_argument("--limit", type=parsing.whole_number, help="only the first so many photos")
+    parser.add_argument(
+        "--limit", type=parsing.whole_number, metavar="N", help="only the first N photos"
+    )
     parser.add_argument(
         "--train-split", metavar="SPLIT", help="count the captions that are not in this split"
     )
@@ -58,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         type=parsing.number_from(1),
         default=600.0,
         metavar="S",
-        help="for the scorers, in seconds",
+        help="for the scorers, in seconds (default: 600)",
     )
     parser.add_argument(
         "--bias",

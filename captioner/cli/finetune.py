@@ -11,6 +11,7 @@ from captioner.config import Config, ModelConfig, instantiate, read_recipe, set_
 from captioner.errors import CaptionerError, ConfigError
 
 RECIPE = "finetune"
+START = "soft"  # the bundled model to begin with
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,7 +31,8 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     (recipes, starts), options = split_options(argv, "--config", "--from")
     parser = recipe_parser(
         "TABLE --output DIR [--from MODEL]",
-        recipe=f"recipe, as of captioner train (default: {RECIPE})",
+        recipe="recipe, as of captioner train",
+        default=RECIPE,
         prog="captioner finetune",
         description="Train a model on, with your own photos: a CSV or JSONL file with the columns "
         "image, caption and, if you have them, split (train, val), or the folder of this file. The "
@@ -41,10 +43,10 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     )
     parser.add_argument("table", metavar="TABLE", help="table of photos and captions")
     parser.add_argument(
-        "--from", metavar="MODEL", help="bundled model, model folder or run (default: soft)"
+        "--from", metavar="MODEL", default=START, help="bundled model, model folder or run"
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
-    start = (starts or ["soft"])[-1]
+    start = (starts or [START])[-1]
     try:
         folder = model_folder(start)
         verify(folder)

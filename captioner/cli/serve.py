@@ -35,9 +35,14 @@ def _parser() -> argparse.ArgumentParser:
         description="A web page and a REST interface on this machine. Ctrl-C or SIGTERM: answer "
         "the requests that have arrived, then end. Exit code: 0 ended so, 2 could not start.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument(
-        "--port", type=parsing.whole_number_from(0, 65535), default=8000, help="0 takes a free one"
+        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port",
+        type=parsing.whole_number_from(0, 65535),
+        default=8000,
+        help="0 takes a free one (default: 8000)",
     )
     parser.add_argument(
         "--token",
@@ -96,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         type=parsing.whole_number,
         default=30,
         metavar="S",
-        help="seconds for an answer (default: 30)",
+        help="seconds for an upload to arrive, and again for its answer (default: 30)",
     )
     return parser
 

@@ -85,11 +85,19 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     return config, arguments.resume
 
 
-def recipe_parser(usage: str, *, recipe: str, **texts: str) -> ArgumentParser:
-    """Return a parser with an option for each setting, `--config` and `--resume`."""
+def recipe_parser(
+    usage: str, *, recipe: str, default: str | None = None, **texts: str
+) -> ArgumentParser:
+    """Return a parser with an option for each setting, `--config` and `--resume`.
+
+    Args:
+        recipe: Help of `--config`.
+        default: Recipe that is read where `--config` names none.
+        texts: Other texts of the parser.
+    """
     usage = f"%(prog)s {usage} [--resume] [--SECTION.KEY VALUE ...]"
     parser = parser_for(Config, usage=usage, **texts)
-    parser.add_argument("--config", metavar="RECIPE", help=recipe)
+    parser.add_argument("--config", metavar="RECIPE", default=default, help=recipe)
     parser.add_argument("--resume", action="store_true", help="Go on with the run in its folder.")
     parsing.add_log_options(parser)
     return parser

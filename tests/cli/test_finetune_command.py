@@ -187,6 +187,9 @@ def test_help_needs_no_model(capsys) -> None:
         main(["--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    assert "--from" in text
+    for option, default in (("--from MODEL", "soft"), ("--config RECIPE", "finetune")):
+        described = " ".join(text.partition(f"  {option} ")[2].split("\n  --")[0].split())
+        assert described.endswith(f"(default: {default})"), described
+        assert described.count("default") == 1, described
     # what applies without the option: the size of the model to start from
     assert re.search(r"Height of the network's input\.[^)]*default: 288\)", text)
