@@ -43,10 +43,10 @@ LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
 KEY = {
     "unsure": f"unsure word: probability below {UNSURE_PROBABILITY:g}",
     "peak": f"most attended cell, where it has {PEAK_MARKED_FROM:g} × uniform or more",
-    "cell": "cell that the word reads; light: how likely each was",
+    "cell": "cell that the word reads; the map shows the probability of each",
     "outside": " (no outline: outside the photo)",
-    "paths": f"where {{count}} sampled paths go, ○ from where: the {MOST_LINES} most frequent "
-    "steps, thicker the more paths take them",
+    "paths": "cell on {count} sampled paths; ○ cell of the word before",
+    "steps": f"the {MOST_LINES} most frequent steps; thicker: more paths",
 }
 NOTES = {
     "unsure": "Unsure caption: confidence {value}",
@@ -195,5 +195,5 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
         key.append(("□", KEY["cell"] + ("" if all_visible else KEY["outside"])))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
-        key.append(("●", KEY["paths"].format(count=max(paths))))
+        key += [("●", KEY["paths"].format(count=max(paths))), ("–", KEY["steps"])]
     return key

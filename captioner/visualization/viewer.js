@@ -387,7 +387,8 @@
       const all = cells.every((each) => [].concat(each).some(visible));
       marks.push(["□", TABLES.key.cell + (all ? "" : TABLES.key.outside)]);
     }
-    if (paths) marks.push(["●", TABLES.key.paths.replace("{count}", paths.length)]);
+    if (paths)
+      marks.push(["●", TABLES.key.paths.replace("{count}", paths.length)], ["–", TABLES.key.steps]);
     return marks;
   }
 

@@ -13,13 +13,14 @@ from captioner.visualization.labels import (
     PROBABILITY_COLOUR,
     TRACK_COLOUR,
     WORD_LABEL_HEIGHT,
+    _key,
     caption_note,
     draw_legend,
     draw_word_label,
     two_decimals,
 )
 from captioner.visualization.style import SCALE_TICKS, OverlayStyle, colour_table, scale_position
-from captioner.visualization.typography import WARNING
+from captioner.visualization.typography import WARNING, font
 
 
 @pytest.fixture
@@ -111,6 +112,16 @@ def test_a_caption_of_flat_maps_or_little_confidence_gets_a_note(make_caption):
     object.__setattr__(caption, "confidence_threshold", 0.5)
     assert caption_note(caption) == "Unsure caption: confidence 0.31"
     assert caption_note(make_caption((90, 70), [])) == ""
+
+
+def test_the_key_of_hard_attention_is_true_of_every_style_and_fits_a_narrow_sheet(make_caption):
+    caption = make_caption((400, 300), ["a", "dog"], hard=True)
+    caption = replace(caption, paths=np.zeros((100, 2), dtype=np.int64))
+    meanings = dict(_key([caption]))
+    assert {"□", "●", "–"} < meanings.keys()
+    for meaning in meanings.values():
+        assert "light" not in meaning, "the style colour has none"
+        assert font(20).getlength(meaning) <= 34 * 20, meaning
 
 
 @pytest.mark.parametrize("width", [150, 400])

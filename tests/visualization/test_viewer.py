@@ -241,7 +241,7 @@ def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
         shown = [(sign.locator("b").inner_text(), sign.inner_text()) for sign in signs]
         of_sheet = [each for each in _key([caption]) if each[0] not in ("p", "β")]
         assert shown == [(sign, sign + meaning) for sign, meaning in of_sheet]
-    assert len(shown) == 3
+    assert len(shown) == 4
 
 
 def test_only_what_has_an_effect_on_the_style_is_offered(open_viewer, make_caption):
