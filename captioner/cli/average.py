@@ -13,10 +13,10 @@ from captioner.errors import CheckpointError
 def main(argv: list[str] | None = None) -> int:
     parser = parsing.CommandParser(
         prog="captioner average",
-        description="Average the weights of models that were trained on from the same model (model "
-        "soups, Wortsman et al., 2022): often better than each, at the cost of one. Models that "
-        "began apart do not average; evaluate the result. Soft and hard attention may be mixed: "
-        "the average has the first model's way of attending, and its photo size.",
+        description="Average the weights of models that were fine-tuned from the same model (model "
+        "soups, Wortsman et al., 2022): often better than each, at the cost of one. Evaluate the "
+        "result. Models that began with different weights are refused. Soft and hard attention may "
+        "be mixed: the average has the first model's way of attending, and its photo size.",
     )
     parser.add_argument(
         "models", nargs="+", help="two or more runs, model folders or names of bundled models"

@@ -1,4 +1,4 @@
-"""`captioner finetune`: train a model on, with your own captioned photos."""
+"""`captioner finetune`: fine-tune a model with your own captioned photos."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         recipe="recipe, as of captioner train",
         default=RECIPE,
         prog="captioner finetune",
-        description="Train a model on, with your own photos: a CSV or JSONL file with the columns "
+        description="Fine-tune a model with your own photos: a CSV or JSONL file with the columns "
         "image, caption and, if you have them, split (train, val), or the folder of this file. The "
         "model keeps its architecture and its words, and gets the words of your captions in "
         "addition. Without a column split, some photos are held back for validation. Every setting "

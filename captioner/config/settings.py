@@ -471,8 +471,8 @@ class TrainConfig:
             of its weights that have the same name and shape here. `captioner finetune` takes its
             architecture too.
         start_with: What to begin with: `all` of that model; its `encoder` alone, for a decoder of
-            another kind or size, which then begins untrained; or its `vocabulary` alone, for a
-            teacher of that model's students (`loss.teachers`) that errs in other places.
+            another kind or size, which then begins untrained; or its `vocabulary` alone, for an
+            independent model that `loss.teachers` can combine with that one.
         epochs: Passes over the training captions.
         seed: Fixes initial weights, order, augmentation and dropout.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.

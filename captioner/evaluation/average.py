@@ -33,7 +33,7 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
     """Average the weights of models (model soups, Wortsman et al., 2022).
 
     Args:
-        models: Two or more model folders, runs or bundled models that were trained on from the same
+        models: Two or more model folders, runs or bundled models that were fine-tuned from the same
             model.
 
     Returns:
@@ -63,14 +63,14 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
         if difference:
             raise CheckpointError(
                 f"{folder}: is not a model like {first} ({difference}); average models of one "
-                "kind, trained on from the same model"
+                "kind, fine-tuned from the same model"
             )
         cosine = _mean_cosine(first_weights, weights)
         if cosine < LEAST_ALIKE:
             raise CheckpointError(
                 f"{folder}: did not begin with the same model as {first} (the cosine of their "
                 f"weights is {cosine:.2f}), and the average of such models writes noise; average "
-                "models that were trained on from one model"
+                "models that were fine-tuned from one model"
             )
         for name, value in weights.items():
             sums[name] += value
