@@ -86,8 +86,8 @@ class CheckHost:
         if allowed:
             await self.app(scope, receive, send)
             return
-        names = " and ".join(name for name in self.allowed_hosts if "*" not in name)
-        problem = Problem(421, f"this server answers at {names} only")
+        names = ", ".join(dict.fromkeys(n for n in self.allowed_hosts if "*" not in n))
+        problem = Problem(421, f"this server answers under these host names only: {names}")
         await problem.response()(scope, receive, send)
 
 

@@ -26,6 +26,7 @@ from captioner.serving.app import PAGE, create_app
 from captioner.serving.problems import Problem
 from captioner.serving.requests import read_image_and_options, validate_options
 from captioner.serving.schemas import CAPTION_EXAMPLE, CaptionBody, CaptionOptions
+from captioner.serving.security import LOOPBACK_HOSTS
 from captioner.serving.service import Limits
 
 JPEG = {"Content-Type": "image/jpeg"}
@@ -361,6 +362,9 @@ def test_a_page_of_another_name_that_points_here_reads_nothing(
         for address in ("/", "/page.js", "/openapi.json", "/nowhere", "/health/", "/metrics"):
             problem(client.get(address, headers={"Host": name}, follow_redirects=False), 421)
         problem(client.post("/v1/captions/", headers={"Host": name}, follow_redirects=False), 421)
+    app = create_app(tiny_models, allowed_hosts=[*LOOPBACK_HOSTS, "127.0.0.1"])  # as serve does
+    with TestClient(app, base_url="http://evil.example") as other:
+        assert problem(other.get("/health"), 421).count("127.0.0.1") == 1
     problem(client.get("/health", headers={"Host": "two names"}), 421)
     for name in ("localhost:8000", "127.0.0.1", "[::1]:8000", "captioner.localhost"):
         assert client.get("/v1/models", headers={"Host": name}).status_code == 200
