@@ -45,7 +45,8 @@ class Skipped:
         if self.files:
             count = sum(self.files.values())
             kinds = ", ".join(sorted(self.files))
-            remedy = "; install pillow-heif or convert" if HEIF_SUFFIXES & set(self.files) else ""
+            heic = HEIF_SUFFIXES & set(self.files)
+            remedy = "; to read HEIC, install pillow-heif or convert the photos" if heic else ""
             parts.append(f"{count} {_plural('file', count)} skipped: {kinds}{remedy}")
         if self.folders:
             word = _plural("folder", self.folders)

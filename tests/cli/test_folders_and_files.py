@@ -398,7 +398,7 @@ def test_heic_names_the_missing_package(without_pillow_heif: None, folder: Path)
     assert refused.value.status == 415
     skipped = Skipped()
     assert file not in list(photos_in(folder, skipped))
-    assert "1 file skipped: .heic; install pillow-heif or convert" in skipped.sentence()
+    assert "1 file skipped: .heic; to read HEIC, install pillow-heif" in skipped.sentence()
 
 
 def test_avif_is_not_taken_for_heic() -> None:
