@@ -232,9 +232,9 @@ def _fonts() -> Iterator[Check]:
 def _extras() -> Iterator[Check]:
     serve = "fastapi uvicorn multipart prometheus_client prometheus_fastapi_instrumentator"
     for name, modules, purpose, to_install in (
-        ("serve", serve, "captioner serve", "'.[serve]'"),
-        ("batch", "braceexpand fsspec pyarrow ray", "captioner batch", "'.[batch]'"),
-        ("subwords", "tokenizers", "data.tokenizer subwords", "'.[subwords]'"),
+        ("serve", serve, "captioner serve", "'captioner[serve]'"),
+        ("batch", "braceexpand fsspec pyarrow ray", "captioner batch", "'captioner[batch]'"),
+        ("subwords", "tokenizers", "data.tokenizer subwords", "'captioner[subwords]'"),
         ("pillow-heif", "pillow_heif", "HEIC photos", "pillow-heif"),
     ):
         if all(map(importlib.util.find_spec, modules.split())):

@@ -279,6 +279,7 @@ def test_doctor_notices_each_missing_package_of_an_extra(
     checks = json.loads(capsys.readouterr().out)["checks"]
     (serve,) = (check for check in checks if check["name"] == "serve")
     assert serve["status"] == "optional"
+    assert "captioner[serve]" in serve["remedy"], "as captioner serve says it itself"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the fake Java is a script of a shell")
