@@ -452,7 +452,8 @@ class Captioner:
         """Return a given caption with the attention and the log-probability of each word.
 
         A word that the model does not know is read as `<unk>`, and its log-probability is that of
-        any unknown word.
+        any unknown word. A caption as long as the model's learned positions has no log-probability
+        of its end, as one that the search cut off there.
 
         Args:
             image: As for `caption`.
@@ -473,7 +474,9 @@ class Captioner:
         tokens = self.vocabulary.encode(words)
         grid, geometries = self.encode([image])
         with self.attention_mode(at_test):
-            ((hypothesis,),) = score_captions(self.engine.decoder, grid, [[tokens]])
+            ((hypothesis,),) = score_captions(
+                self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most
+            )
         caption = self._caption(hypothesis, geometries[0], grid, words, image=_source(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 

@@ -679,6 +679,11 @@ def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> 
     assert [(len(c.words), c.end_log_prob) for c in captions] == [(5, None)] * 3
     assert captions[0].paths is not None
     assert captions[0].paths.shape == (2, 5)
+    scored = captioner.score(paths[0], captions[0].text)
+    assert np.allclose(scored.log_probs, captions[0].log_probs, atol=1e-4)
+    assert scored.end_log_prob is None
+    with pytest.raises(ConfigError, match="5 learned positions"):
+        captioner.score(paths[0], f"{captions[0].text} a")
     image = CaptionedImage(paths[0], ("a disc",), 1)
     settings = AttentionSettings(faithfulness=1)
     found = CaptionSet(captioner, [image], {1: captions[0]}).measure_attention(settings)
