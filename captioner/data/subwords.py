@@ -59,6 +59,10 @@ class SubwordTokenizer(WordTokenizer):
     def join(self, tokens: Sequence[str]) -> str:
         return "".join(tokens).replace(_SPACE, " ").strip()
 
+    def word_starts(self, tokens: Sequence[str]) -> list[int]:
+        starts = (place for place, token in enumerate(tokens) if token.startswith(_SPACE))
+        return sorted({0, *starts}) if tokens else []
+
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         package = _import_tokenizers()
         captions = list(captions)

@@ -43,6 +43,10 @@ class Tokenizer(ABC):
         """Join tokens into the text that users read."""
         return " ".join(tokens)
 
+    def word_starts(self, tokens: Sequence[str]) -> list[int]:
+        """Return the places of the tokens that begin a word: all, unless tokens are pieces."""
+        return list(range(len(tokens)))
+
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         """Return the tokenizer for a model that is to be trained on these captions.
 
