@@ -254,6 +254,9 @@ class Captioner:
             forbid: Words, or sequences of words, that it must not contain.
             require: Words that it must contain.
 
+        What begins, is forbidden or required are tokens. A model of `subwords` may go on with a
+        word after them (`dog` as in `dogs`), or write a forbidden word in other pieces.
+
         Raises:
             ImageError: The image cannot be read.
             ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
@@ -659,8 +662,12 @@ class Captioner:
                 phrases[key].append(self._known_words(key, text))
                 if not phrases[key][-1]:
                     raise ConfigError(f"{key}: {text!r} has no words; leave it out")
-        if any(len(words) != 1 for words in phrases["require"]):
-            raise ConfigError("require: use single words, one string each")
+                if key == "require" and len(split) != 1:
+                    tokens = self.vocabulary.tokenizer.name  # words, characters or subwords
+                    raise ConfigError(
+                        f"require: {text!r} is {len(split)} {tokens}; use single {tokens}, one "
+                        "string each"
+                    )
         required = [words[0] for words in phrases["require"]]
         if not (begin or phrases["forbid"] or required):
             return None

@@ -22,6 +22,8 @@ from captioner import Captioner, checkpoint
 from captioner.config import DecoderConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
+from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
+from captioner.data.vocabulary import Vocabulary
 from captioner.engines import speed
 from captioner.engines.pytorch import TorchEngine
 from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
@@ -411,6 +413,18 @@ def test_settings_of_a_wrong_type_or_range_are_refused_by_name(
     with pytest.raises(ConfigError, match=name) as caught:
         captioner.caption(paths[0], **settings)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_a_required_word_of_several_tokens_is_refused_as_such(paths: list[Path]) -> None:
+    for text, tokenizer, words in (
+        ("red disc", WordTokenizer(), ["red", "disc"]),
+        ("小狗", CharacterTokenizer(), ["小", "狗"]),
+    ):
+        model, config, vocabulary = tiny.model()
+        distinct = list(dict.fromkeys([*words, *vocabulary.words]))
+        known = Vocabulary(distinct[: len(vocabulary.words)], tokenizer)
+        with pytest.raises(ConfigError, match=f"{text}.* is 2 {tokenizer.name}"):
+            Captioner(model, config, known).caption(paths[0], require=[text])
 
 
 def test_words_of_a_generator_are_conditions_too(captioner: Captioner, paths: list[Path]) -> None:
