@@ -33,6 +33,7 @@ class SubwordTokenizer(WordTokenizer):
     """
 
     name = "subwords"
+    is_learned = True
 
     def __init__(self, model: str | None = None) -> None:
         self.model = model
