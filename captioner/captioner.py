@@ -254,6 +254,9 @@ class Captioner:
             forbid: Words, or sequences of words, that it must not contain.
             require: Words that it must contain.
 
+        What begins, is forbidden or required are tokens. A model of `subwords` may go on with a
+        word after them (`dog` as in `dogs`), or write a forbidden word in other pieces.
+
         Raises:
             ImageError: The image cannot be read.
             ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
@@ -452,7 +455,8 @@ class Captioner:
         """Return a given caption with the attention and the log-probability of each word.
 
         A word that the model does not know is read as `<unk>`, and its log-probability is that of
-        any unknown word.
+        any unknown word. A caption as long as the model's learned positions has no log-probability
+        of its end, as one that the search cut off there.
 
         Args:
             image: As for `caption`.
@@ -473,7 +477,9 @@ class Captioner:
         tokens = self.vocabulary.encode(words)
         grid, geometries = self.encode([image])
         with self.attention_mode(at_test):
-            ((hypothesis,),) = score_captions(self.engine.decoder, grid, [[tokens]])
+            ((hypothesis,),) = score_captions(
+                self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most
+            )
         caption = self._caption(hypothesis, geometries[0], grid, words, image=_source(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
@@ -656,8 +662,12 @@ class Captioner:
                 phrases[key].append(self._known_words(key, text))
                 if not phrases[key][-1]:
                     raise ConfigError(f"{key}: {text!r} has no words; leave it out")
-        if any(len(words) != 1 for words in phrases["require"]):
-            raise ConfigError("require: use single words, one string each")
+                if key == "require" and len(split) != 1:
+                    tokens = self.vocabulary.tokenizer.name  # words, characters or subwords
+                    raise ConfigError(
+                        f"require: {text!r} is {len(split)} {tokens}; use single {tokens}, one "
+                        "string each"
+                    )
         required = [words[0] for words in phrases["require"]]
         if not (begin or phrases["forbid"] or required):
             return None

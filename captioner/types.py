@@ -162,7 +162,8 @@ class Caption:
             word, else None.
         heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are
             several.
-        paths: int [M, T], cells of M sampled attention paths for the same words, or None.
+        paths: int [M, T], cells of M sampled attention paths for the same words, or None. With
+            several heads each sample has a path of every head, in their order.
         geometry: Carries cells back to pixels of the original photo.
         confidence: Probability in [0, 1] that the caption is right; None without a calibrator.
         confidence_threshold: The caption is unsure where its confidence is below this; None
@@ -221,7 +222,8 @@ class Caption:
     def of_head(self, layer: int | None = None, head: int | None = None) -> Caption:
         """Return the caption with the maps of one layer and head, both counted from 1.
 
-        layer None is the last; head None is the mean of its heads. Cells belong to the last layer.
+        layer None is the last; head None is the mean of its heads. Cells and paths belong to the
+        last layer.
 
         Raises:
             ConfigError: There is no such layer or head.
@@ -231,12 +233,14 @@ class Caption:
         if self.heads is None:
             return self
         maps = self.heads[:, (layer or layers) - 1]  # [T, heads, rows, columns]
-        cells = self.cells if layer in (None, layers) else None
+        cells, paths = (self.cells, self.paths) if layer in (None, layers) else (None, None)
         if head is None:
-            return replace(self, maps=maps.mean(1), cells=cells)
+            return replace(self, maps=maps.mean(1), cells=cells, paths=paths)
         if cells is not None and cells.ndim == 2:
             cells = cells[:, head - 1]
-        return replace(self, maps=maps[:, head - 1], cells=cells)
+        if paths is not None:
+            paths = paths[head - 1 :: heads]
+        return replace(self, maps=maps[:, head - 1], cells=cells, paths=paths)
 
     def save(self, path: str | Path, style: OverlayStyle | None = None) -> None:
         """Draw the caption with its attention maps and write it to a file.

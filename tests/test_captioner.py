@@ -22,6 +22,8 @@ from captioner import Captioner, checkpoint
 from captioner.config import DecoderConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
+from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
+from captioner.data.vocabulary import Vocabulary
 from captioner.engines import speed
 from captioner.engines.pytorch import TorchEngine
 from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
@@ -413,6 +415,18 @@ def test_settings_of_a_wrong_type_or_range_are_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
+def test_a_required_word_of_several_tokens_is_refused_as_such(paths: list[Path]) -> None:
+    for text, tokenizer, words in (
+        ("red disc", WordTokenizer(), ["red", "disc"]),
+        ("小狗", CharacterTokenizer(), ["小", "狗"]),
+    ):
+        model, config, vocabulary = tiny.model()
+        distinct = list(dict.fromkeys([*words, *vocabulary.words]))
+        known = Vocabulary(distinct[: len(vocabulary.words)], tokenizer)
+        with pytest.raises(ConfigError, match=f"{text}.* is 2 {tokenizer.name}"):
+            Captioner(model, config, known).caption(paths[0], require=[text])
+
+
 def test_words_of_a_generator_are_conditions_too(captioner: Captioner, paths: list[Path]) -> None:
     """Checked and then used, a generator would be empty the second time."""
     word = captioner.caption(paths[0]).words[0]
@@ -679,6 +693,11 @@ def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> 
     assert [(len(c.words), c.end_log_prob) for c in captions] == [(5, None)] * 3
     assert captions[0].paths is not None
     assert captions[0].paths.shape == (2, 5)
+    scored = captioner.score(paths[0], captions[0].text)
+    assert np.allclose(scored.log_probs, captions[0].log_probs, atol=1e-4)
+    assert scored.end_log_prob is None
+    with pytest.raises(ConfigError, match="5 learned positions"):
+        captioner.score(paths[0], f"{captions[0].text} a")
     image = CaptionedImage(paths[0], ("a disc",), 1)
     settings = AttentionSettings(faithfulness=1)
     found = CaptionSet(captioner, [image], {1: captions[0]}).measure_attention(settings)

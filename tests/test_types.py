@@ -88,6 +88,16 @@ def test_a_layer_or_head_that_there_is_not_is_refused(number: int) -> None:
             several.of_head(**{name: number})
 
 
+def test_a_head_has_its_own_paths_and_another_layer_than_the_last_has_none() -> None:
+    paths = np.array([[sample, head] for sample in range(4) for head in range(3)])
+    several = caption(heads=np.full((2, 2, 3, 2, 3), 1 / 6, np.float32), paths=paths)
+    assert several.of_head(head=2).paths.tolist() == [[sample, 1] for sample in range(4)]
+    assert several.of_head(2, 3).paths.tolist() == [[sample, 2] for sample in range(4)]
+    assert several.of_head().paths is paths
+    assert several.of_head(1).paths is None
+    assert several.of_head(1, 2).paths is None
+
+
 def test_a_caption_as_plain_values_goes_through_json_and_back() -> None:
     maps = np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3) / 66
     caption = Caption(

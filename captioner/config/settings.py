@@ -332,9 +332,9 @@ class LossConfig:
             2015).
         distillation: Weight of the teachers' probabilities in the target of a word, from 0 to 1;
             the caption's own word has the rest.
-        attention_distillation: Weight of the cross-entropy, a word, between the teachers' attention
-            and the model's, so that attention learns where to go from models whose gradient has
-            no noise (Zagoruyko and Komodakis, 2017). Needs `teachers`.
+        attention_distillation: Weight of the Kullback-Leibler divergence, a word, of the model's
+            attention from the teachers', so that attention learns where to go from models whose
+            gradient has no noise (Zagoruyko and Komodakis, 2017). Needs `teachers`.
         attention_effect: Nats a word that a caption is to lose when random cells are read in place
             of the attended ones (for soft attention, the mean of all cells), so that words depend
             on where the model attends; how far each caption is from that is added to the loss

@@ -33,6 +33,7 @@ class SubwordTokenizer(WordTokenizer):
     """
 
     name = "subwords"
+    is_learned = True
 
     def __init__(self, model: str | None = None) -> None:
         self.model = model
@@ -58,6 +59,10 @@ class SubwordTokenizer(WordTokenizer):
 
     def join(self, tokens: Sequence[str]) -> str:
         return "".join(tokens).replace(_SPACE, " ").strip()
+
+    def word_starts(self, tokens: Sequence[str]) -> list[int]:
+        starts = (place for place, token in enumerate(tokens) if token.startswith(_SPACE))
+        return sorted({0, *starts}) if tokens else []
 
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         package = _import_tokenizers()

@@ -31,9 +31,14 @@ class Tokenizer(ABC):
 
     To add one, write a subclass in a new file and a line in `captioner.registry.TOKENIZERS`. A
     tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
+
+    Attributes:
+        name: Its name in recipes.
+        is_learned: Whether tokens are learned from captions; then none of them is too rare to keep.
     """
 
     name: ClassVar[str]
+    is_learned: ClassVar[bool] = False
 
     @abstractmethod
     def split(self, text: str) -> list[str]:
@@ -43,10 +48,14 @@ class Tokenizer(ABC):
         """Join tokens into the text that users read."""
         return " ".join(tokens)
 
+    def word_starts(self, tokens: Sequence[str]) -> list[int]:
+        """Return the places of the tokens that begin a word: all, unless tokens are pieces."""
+        return list(range(len(tokens)))
+
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         """Return the tokenizer for a model that is to be trained on these captions.
 
-        One that learns from captions returns a new one, whose tokens are all worth keeping.
+        One that learns from captions returns a new one.
 
         Args:
             min_count: Rarer tokens are not wanted.

@@ -15,7 +15,7 @@ from captioner.data.tars import ImagePath
 from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts
-from captioner.evaluation.grounding import GroundedWord, ground
+from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words
 from captioner.evaluation.grounding import summary as grounding_summary
 from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
 from captioner.evaluation.metrics import score_captions
@@ -305,11 +305,12 @@ class CaptionSet:
         given: list[GroundedWord] = []
         keys = object_keys(objects, self.images)
         known = [image for image in self.images if image.image_id in keys]
-        split = self.captioner.vocabulary.tokenizer.split
+        tokenizer = self.captioner.vocabulary.tokenizer
         for image in progress_bar(known, desc="grounding", unit="photo"):
             key = keys[image.image_id]
-            written += ground(self.captions[image.image_id], key, objects, boxes=boxes)
-            reference = next((text for text in image.captions if split(text)), None)
+            caption = in_whole_words(self.captions[image.image_id], tokenizer)
+            written += ground(caption, key, objects, boxes=boxes)
+            reference = next((text for text in image.captions if tokenizer.split(text)), None)
             if reference is None:
                 continue
             try:
@@ -317,7 +318,7 @@ class CaptionSet:
             except CaptionerError as error:  # a text longer than the model can read
                 logger.warning(f"{image.path}: its first reference is left out: {error}")
             else:
-                given += ground(caption, key, objects, boxes=boxes)
+                given += ground(in_whole_words(caption, tokenizer), key, objects, boxes=boxes)
         return {"captions": grounding_summary(written), "references": grounding_summary(given)}
 
     def _replacements(self) -> dict[str, dict[str, Any]]:

@@ -245,12 +245,15 @@ def _vocabulary(
         if resume:
             return start
         if config.train.start_with != "encoder":
+            if start.tokenizer.is_learned:
+                min_count = 1
             return start.extended(
                 Vocabulary.build(captions, start.tokenizer, min_count=min_count, max_size=max_size)
             )
     chosen = TOKENIZERS[data.tokenizer]()
     tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
-    min_count = min_count if tokenizer is chosen else 1  # a learned one has left rare ones out
+    if tokenizer.is_learned:  # it has left rare ones out
+        min_count = 1
     vocabulary = Vocabulary.build(captions, tokenizer, min_count=min_count, max_size=max_size)
     if not vocabulary.words:
         raise DataError(

@@ -397,15 +397,17 @@
       row.map((_, c) => heads.reduce((sum, map) => sum + map[r][c], 0) / heads.length));
   }
 
-  /** Maps and cells of one layer and head, from 1; layer null is the last, head null the mean. */
+  /** Maps, cells and paths of one layer and head, from 1; null: the last layer, the heads' mean. */
   function ofHead(caption, layer, head) {
     if (!caption.heads || !caption.words.length) return caption;
     const layers = caption.heads[0].length;
     const chosen = (layer || layers) - 1;
     const maps = caption.heads.map((word) => (head ? word[chosen][head - 1] : meanOf(word[chosen])));
-    let cells = chosen === layers - 1 ? caption.cells : null;
+    let { cells, paths } = chosen === layers - 1 ? caption : {};
     if (cells && head) cells = cells.map((cell) => (Array.isArray(cell) ? cell[head - 1] : cell));
-    return { ...caption, maps, cells };
+    const heads = caption.heads[0][chosen].length; // each sample has a path of every head
+    if (paths && head) paths = paths.filter((_, number) => number % heads === head - 1);
+    return { ...caption, maps, cells, paths };
   }
 
   function make(tag, className, ...children) {

@@ -199,7 +199,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
     return torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("window", ["global", "local_m"])
+@pytest.mark.parametrize("window", ["global", "local_m", "local_p"])
 @pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "transformer"])
 @torch.no_grad()
 def test_attention_at_random_weighs_all_cells_of_the_window_alike(kind: str, window: Any) -> None:

@@ -11,7 +11,9 @@ import tiny
 import torch
 
 from captioner.checkpoint import load_model, load_pretrained, save_model
+from captioner.data.subwords import SubwordTokenizer
 from captioner.data.transforms import open_image
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
 from captioner.models.build import build_model
 from captioner.training import train
@@ -63,6 +65,25 @@ def test_a_tokenizer_that_the_start_replaces_is_reported(
     encoder = replace(recipe, train=replace(recipe.train, start_with="encoder"))
     assert prepare(encoder, CPU, before).vocabulary.tokenizer.name == "characters"
     assert "data.tokenizer" not in capsys.readouterr().err
+
+
+def test_pieces_of_new_words_are_known_however_rare(
+    table: Path, tmp_path: Path, before: Path
+) -> None:
+    pytest.importorskip("tokenizers")
+    learned = ["a red jug"] * 9  # whose letters spell other words
+    tokenizer = SubwordTokenizer().fitted(learned, min_count=1, max_size=None)
+    _, config, _ = load_model(before)
+    start = Vocabulary.build(learned, tokenizer, min_count=1)
+    save_model(tmp_path / "start", build_model(config, len(start)), config, start, card="")
+    rows = (table / "captions.csv").read_text().splitlines()
+    rows[1] = ",".join([rows[1].split(",")[0], "a gurj", rows[1].split(",")[2]])
+    shutil.copytree(table, tmp_path / "table")
+    (tmp_path / "table" / "captions.csv").write_text("\n".join(rows))
+    recipe = tiny.recipe(tmp_path / "table", tmp_path / "run", data__min_count=5)
+    vocabulary = prepare(recipe, CPU, tmp_path / "start").vocabulary
+    assert vocabulary.unknown in start.encode(tokenizer.split("a gurj"))
+    assert vocabulary.unknown not in vocabulary.encode(tokenizer.split("a gurj"))
 
 
 def test_its_vocabulary_alone_begins_with_new_weights(table: Path, tmp_path: Path, before) -> None:

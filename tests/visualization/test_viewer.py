@@ -275,6 +275,15 @@ def test_layers_and_heads_can_be_chosen(open_viewer, make_caption):
         difference = np.abs(painted(page, 1) - by_python(caption.of_head(layer, head), 1))
         assert difference.mean() < 0.1
 
+    caption = replace(caption, paths=rng.integers(0, 63, (5 * 4, 3)))
+    page = open_viewer(content(caption)).page
+    for layer, head in [(1, None), (1, 3), (2, None), (2, 4)]:
+        page.get_by_label("Layer").select_option(str(layer))
+        page.get_by_label("Head").select_option("" if head is None else str(head))
+        paths = caption.of_head(layer, head).paths
+        shown = page.evaluate("viewer.caption.paths || null")
+        assert shown == (None if paths is None else paths.tolist())
+
 
 def test_models_can_be_switched_and_the_alternative_text_follows(open_viewer, make_caption):
     first, second = make_caption((640, 480), WORDS), make_caption((640, 480), ["a", "cat"])

@@ -246,9 +246,11 @@ class Attention(nn.Module):
     def scores(self, query: Tensor, memory: Memory, position: int | Tensor) -> Tensor:
         """Return scores [B, heads, K, L], -inf outside of the window."""
         scores = self.score(query, memory.keys)
+        bias = self.window(query, memory.grid, position)
         if memory.at_random:
             scores = torch.zeros_like(scores)
-        bias = self.window(query, memory.grid, position)
+            if bias is not None:  # its Gaussian prefers cells as scores do
+                bias = bias.masked_fill(bias > -torch.inf, 0.0)
         return scores if bias is None else scores + bias.unsqueeze(1)
 
 

@@ -62,6 +62,8 @@ def uniform_attention(features: Tensor, beams: int) -> AttentionOutput:
     """Attend to all cells of [B, L, D] alike, for K = `beams` hypotheses."""
     images, cells, _ = features.shape
     mean = features.mean(1, keepdim=True).expand(-1, beams, -1)
-    uniform = features.new_full((images, beams, cells), 1.0 / cells)
-    zero = features.new_zeros(images, beams)
+    # at least float32, as of all attention: in half precision the map would not sum to 1
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    uniform = features.new_full((images, beams, cells), 1.0 / cells, dtype=dtype)
+    zero = features.new_zeros(images, beams, dtype=dtype)
     return AttentionOutput(mean, uniform, entropy=torch.log(zero + cells), log_prob=zero)

@@ -361,3 +361,11 @@ def test_the_uniform_attention_sees_every_cell_alike() -> None:
         assert attended.log_prob[b, k] == 0
     assert attended.cells is None
     assert attended.beta is None
+
+
+def test_the_uniform_map_of_a_bfloat16_grid_is_float32_and_sums_to_one() -> None:
+    attended = uniform_attention(torch.ones(B, 196, D, dtype=torch.bfloat16), K)
+    assert attended.context.dtype == torch.bfloat16
+    assert attended.weights.dtype == attended.entropy.dtype == torch.float32
+    assert torch.allclose(attended.weights.sum(-1), torch.ones(B, K), atol=1e-6)
+    assert torch.allclose(attended.entropy, torch.full((B, K), math.log(196)))
