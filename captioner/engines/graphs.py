@@ -34,6 +34,8 @@ FORMAT = 1  # version of the description
 # feature maps stay in that core's cache. Measured on two cores only.
 _ENCODED_AT_ONCE = 4
 
+_CACHE_TIMEOUT_S = 30.0  # for another process that fills the cache
+
 # Bounds on what a stranger's graphs may ask for.
 _MAX_HEADS = 1000  # of hard attention, and layers
 _MAX_ELEMENTS, _MAX_ELEMENTS_IN_ALL = 2**29, 2**33  # of what the operators give for one image
@@ -309,9 +311,16 @@ class Graph:
                 _check_sizes(model)
                 self._compiled = core.compile_model(model, "CPU", settings)
             else:
+                from filelock import FileLock
+
+                with_cache = {**settings, "CACHE_DIR": str(cache)}
                 try:
-                    with_cache = {**settings, "CACHE_DIR": str(cache)}
-                    self._compiled = core.compile_model(path, "CPU", with_cache)
+                    # OpenVINO reads its cache through a memory map: a file that another process
+                    # still writes would end this one by SIGBUS.
+                    with FileLock(cache / ".lock", timeout=_CACHE_TIMEOUT_S):
+                        self._compiled = core.compile_model(path, "CPU", with_cache)
+                except OSError:  # not to be locked, or for long by another
+                    self._compiled = core.compile_model(path, "CPU", settings)
                 except RuntimeError:  # a full disk, or a damaged cache
                     shutil.rmtree(cache, ignore_errors=True)
                     self._compiled = core.compile_model(path, "CPU", settings)
