@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import save_file
 from torch import nn
 
+from captioner.checkpoint import model_folder
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
 from captioner.errors import CheckpointError
@@ -116,3 +120,16 @@ def test_items_computed_at_once_come_in_their_order_and_a_wrong_one_leaves_the_g
         wrong = [items[0], {"features": np.zeros((1, 2, 3, 4), np.float32)}, items[1]]
         with pytest.raises(CheckpointError, match="prepare.onnx"):
             list(graph.map(wrong))
+
+
+def test_a_graph_is_not_read_from_a_cache_that_another_process_fills(tmp_path: Path) -> None:
+    # OpenVINO maps the file into memory: while it is written, that ends in SIGBUS
+    graph, lock = model_folder("soft") / GRAPHS[1], FileLock(tmp_path / ".lock")
+    with ThreadPoolExecutor() as threads:
+        with lock:
+            compiled = threads.submit(Graph, graph, tmp_path)
+            with pytest.raises(FutureTimeout):
+                compiled.result(timeout=1)
+            assert list(tmp_path.glob("*.blob")) == []
+        compiled.result(timeout=60)
+    assert len(list(tmp_path.glob("*.blob"))) == 1
