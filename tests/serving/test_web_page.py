@@ -83,20 +83,30 @@ def pixels(page: Any, selector: str) -> np.ndarray:
     return np.asarray(picture.convert("RGB"), dtype=int)
 
 
+def held_requests(page: Any, address: str) -> list[Any]:
+    """Hold the page's requests to an address until the test lets them go on."""
+    held: list[Any] = []
+    page.route(address, lambda route: held.append(route))
+    return held
+
+
+def choose_another(page: Any, folder: Path) -> None:
+    tiny.photo(0)[0].save(folder / "next.png")
+    page.set_input_files("#pick", folder / "next.png")
+
+
 def test_an_answer_about_the_photo_before_is_not_shown_with_the_next(
     opened: Any, photo: Path, tmp_path: Path
 ) -> None:
     page = opened().page
     page.set_input_files("#pick", photo)
     caption_on(page)
-    held: list[Any] = []
-    page.route("**/v1/scores", lambda route: held.append(route))
+    held = held_requests(page, "**/v1/scores")
     page.fill("#own-text", "a dog")
     with page.expect_request("**/v1/scores"):
         page.click("#own button:not([type])")
     page.fill("#beam", "99")  # with which the next photo is not captioned
-    tiny.photo(0)[0].save(tmp_path / "next.png")
-    page.set_input_files("#pick", tmp_path / "next.png")
+    choose_another(page, tmp_path)
     page.wait_for_timeout(200)
     held[0].continue_()
     page.wait_for_timeout(500)
@@ -110,12 +120,10 @@ def test_a_picture_keeps_the_name_of_its_photo_when_another_is_chosen_meanwhile(
     page = opened().page
     page.set_input_files("#pick", photo)
     caption_on(page)
-    held: list[Any] = []
-    page.route("**/v1/pictures", lambda route: held.append(route))
+    held = held_requests(page, "**/v1/pictures")
     with page.expect_request("**/v1/pictures"):
         page.click("[data-format=png]")
-    tiny.photo(0)[0].save(tmp_path / "next.png")
-    page.set_input_files("#pick", tmp_path / "next.png")
+    choose_another(page, tmp_path)
     with page.expect_download() as download:
         held[0].continue_()
     assert download.value.suggested_filename == "holiday photo.caption.png"
