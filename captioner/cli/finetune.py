@@ -60,7 +60,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     arguments = parser.parse_args(options)
     parsing.set_log_level(arguments)
     config = instantiate(Config, parser, arguments)
-    _refuse_what_has_another_option(config, recipe)
+    _refuse_replaced_settings(config, recipe)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # it may hold that of another table
         cache = str(Path(arguments.output) / "cache")
@@ -72,7 +72,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     return config, arguments.resume
 
 
-def _refuse_what_has_another_option(config: Config, recipe: Config) -> None:
+def _refuse_replaced_settings(config: Config, recipe: Config) -> None:
     """Refuse settings given as options that the command's own arguments would replace.
 
     A recipe may hold them, as the config.yaml of a run does.
