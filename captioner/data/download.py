@@ -1,0 +1,130 @@
+"""Fetch a photo by its address."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import time
+import urllib.error
+import urllib.request
+
+from captioner.errors import ImageError
+
+_CHUNK_BYTES = 2**16
+# Some sites refuse Python's own name. A site can see who asks, and block it.
+_HEADERS = {"User-Agent": "captioner (image captioning)", "Accept": "image/*,*/*;q=0.5"}
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is the address of a file on the web."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def fetch_image(url: str, max_bytes: int, timeout: float, *, allow_private: bool = False) -> bytes:
+    """Return the bytes of the file at an address; redirects are followed.
+
+    Args:
+        url: An address that begins with http:// or https://.
+        max_bytes: Largest file.
+        timeout: Seconds for all of it.
+        allow_private: Also fetch from this machine and from private networks, and through the proxy
+            that the environment names. Leave it out where strangers choose the address: they would
+            read what only this machine reaches.
+
+    Raises:
+        ImageError: The address cannot be fetched; the message does not name it: the caller does.
+    """
+    if not is_url(url):
+        raise ImageError("is no address of a photo: it begins with neither http:// nor https://")
+    end = time.monotonic() + timeout
+    try:
+        request = urllib.request.Request(url, headers=_HEADERS)
+        with _opener(allow_private).open(request, timeout=timeout) as response:
+            return _read(response, max_bytes, end)
+    except urllib.error.HTTPError as error:
+        raise ImageError(
+            f"cannot be fetched: the site answers {error.code} {error.reason}"
+        ) from None
+    except TimeoutError:
+        raise ImageError(f"cannot be fetched within {timeout:g} s") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ImageError):
+            raise reason from None
+        if isinstance(reason, TimeoutError):
+            raise ImageError(f"cannot be fetched within {timeout:g} s") from None
+        raise ImageError(f"cannot be fetched ({reason})") from None
+
+
+def _read(response: http.client.HTTPResponse, max_bytes: int, end: float) -> bytes:
+    if response.headers.get_content_type() == "text/html":
+        raise ImageError("is a web page, not a photo: give the address of the photo itself")
+    body = bytearray()
+    while chunk := response.read1(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > max_bytes:
+            raise ImageError(f"is over the limit of {max_bytes / 10**6:g} MB")
+        if time.monotonic() > end:
+            raise TimeoutError
+    return bytes(body)
+
+
+def _opener(allow_private: bool) -> urllib.request.OpenerDirector:
+    if allow_private:
+        return urllib.request.build_opener()
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), _PublicHTTPHandler, _PublicHTTPSHandler
+    )
+
+
+class _PublicHTTPConnection(http.client.HTTPConnection):
+    """Connects to public addresses alone.
+
+    The address is checked that the connection is then made to: a name that resolves to another
+    address a moment later, or a redirect, leads nowhere else.
+    """
+
+    def connect(self) -> None:
+        refused = False
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            self.host, self.port, type=socket.SOCK_STREAM
+        ):
+            if not _is_public(str(address[0])):
+                refused = True
+                continue
+            self.sock = socket.socket(family, kind, protocol)
+            self.sock.settimeout(self.timeout)
+            try:
+                self.sock.connect(address)
+                return
+            except OSError:
+                self.sock.close()
+        if refused:
+            raise ImageError("is an address of a private network, which is not fetched")
+        raise OSError(f"{self.host} cannot be reached")
+
+
+class _PublicHTTPSConnection(http.client.HTTPSConnection, _PublicHTTPConnection):
+    """Lays TLS over the connection that its second base makes."""
+
+
+class _PublicHTTPHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_PublicHTTPConnection, request)
+
+
+class _PublicHTTPSHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_PublicHTTPSConnection, request)
+
+
+def _is_public(address: str) -> bool:
+    """Return whether an address is one of the open internet.
+
+    >>> _is_public("93.184.215.14"), _is_public("10.0.0.1"), _is_public("::ffff:127.0.0.1")
+    (True, False, False)
+    """
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_global and not parsed.is_multicast

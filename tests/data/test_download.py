@@ -1,0 +1,109 @@
+"""Photos fetched by their address."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from captioner.data.download import fetch_image, is_url
+from captioner.errors import ImageError
+
+PHOTO = bytes(range(256)) * 40
+
+
+class Site(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        if name == "missing":
+            self.send_error(404)
+            return
+        if name.startswith("to-"):
+            self.send_response(302)
+            self.send_header(
+                "Location", {"to-file": "file:///etc/passwd", "to-photo": "/photo"}[name]
+            )
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if name == "page" else "image/jpeg")
+        self.end_headers()
+        if name == "slow":
+            for _ in range(50):
+                self.wfile.write(b"x")
+                threading.Event().wait(0.1)
+        self.wfile.write(PHOTO)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def fetch(url: str, *, timeout: float = 30.0, allow_private: bool = True) -> bytes:
+    return fetch_image(url, len(PHOTO), timeout, allow_private=allow_private)
+
+
+def test_photo_and_redirect_to_it_are_fetched(site: str) -> None:
+    assert fetch(f"{site}/photo") == PHOTO
+    assert fetch(f"{site}/to-photo") == PHOTO
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "404"),
+        ("page", "web page"),
+        ("to-file", "file"),
+        ("slow", "within 0.5 s"),
+    ],
+)
+def test_address_without_a_photo_says_why(site: str, name: str, reason: str) -> None:
+    with pytest.raises(ImageError, match=reason):
+        fetch(f"{site}/{name}", timeout=0.5)
+
+
+def test_file_over_the_limit_is_refused(site: str) -> None:
+    with pytest.raises(ImageError, match="over the limit"):
+        fetch_image(f"{site}/photo", len(PHOTO) - 1, 30, allow_private=True)
+
+
+def test_other_addresses_are_refused() -> None:
+    for url in (
+        "file:///etc/passwd",
+        "ftp://example.org/a.jpg",
+        "http://",
+        "https://a b/",
+        "a.jpg",
+    ):
+        with pytest.raises(ImageError):
+            fetch(url)
+    assert is_url("HTTPS://example.org/a.jpg")
+    assert not is_url("photos/http.jpg")
+
+
+def test_private_addresses_are_refused_however_they_are_named(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = site.rpartition(":")[2]
+    for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "10.0.0.1"):
+        with pytest.raises(ImageError, match="private network"):
+            fetch(f"http://{host}:{port}/photo", allow_private=False)
+    # A public name that leads here, and a proxy that would fetch for us.
+    monkeypatch.setenv("http_proxy", site)
+    here = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", int(port)))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: here)
+    for scheme in ("http", "https"):
+        with pytest.raises(ImageError, match="private network"):
+            fetch(f"{scheme}://photos.example:{port}/photo", allow_private=False)
