@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import Interpolation
-from captioner.errors import ConfigError, WeightsError, error_summary
+from captioner.errors import ConfigError
 from captioner.registry import BACKBONE_SOURCES
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -154,25 +154,6 @@ def no_such_weights(weights: str, name: str, accepted: list[str]) -> ConfigError
         f"encoder.weights: '{weights}' is neither a file nor an entry of {name}; "
         f"use a file's path or one of {', '.join(accepted)}"
     )
-
-
-def load_weights_file(network: nn.Module, path: str, name: str) -> None:
-    """Load a .pth or .safetensors file into the network.
-
-    Raises:
-        WeightsError: It cannot be read, or holds the weights of another network.
-    """
-    try:
-        if path.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        network.load_state_dict(state)
-    except Exception as error:  # noqa: BLE001  any unreadable or foreign file
-        reason = error_summary(error, part="line")
-        raise WeightsError(f"{path} does not hold the weights of {name} ({reason})") from None
 
 
 class OneOutput(nn.Module):

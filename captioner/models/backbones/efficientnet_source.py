@@ -17,10 +17,10 @@ from captioner.models.backbones.backbone import (
     Preprocessing,
     cut_behind,
     is_file,
-    load_weights_file,
     no_such_weights,
 )
 from captioner.models.backbones.efficientnet_lite import BatchNormReLU6, Block, SameConv
+from captioner.models.backbones.weights_file import load_weights_file
 
 # Kernel, stride, expansion, channels, repeats of each stage, at width 1.1 and depth 1.2.
 LITE2 = (

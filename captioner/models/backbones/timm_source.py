@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from captioner.errors import ConfigError, WeightsError, error_summary
@@ -15,8 +16,12 @@ from captioner.models.backbones.backbone import (
     Preprocessing,
     channels_of,
     is_file,
-    load_weights_file,
     no_such_weights,
+)
+from captioner.models.backbones.weights_file import (
+    load_weights_file,
+    read_weights_file,
+    unfit_weights,
 )
 
 # timm's modules whose networks are built for images of one size and give a grid of tokens.
@@ -78,17 +83,14 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
                 "Hugging Face Hub; use default@COMMIT for a network that is there, or a file"
             )
         overlay = {"hf_hub_id": f"{hub_id}@{weights.removeprefix('default@')}"}
-    elif is_file(weights):
-        # Without custom_load, timm reads files in its own layout and, for CLIP, in OpenAI's.
-        overlay = {"file": weights, "custom_load": False}
-    elif weights not in ("default", "none"):
+    elif not is_file(weights) and weights not in ("default", "none"):
         raise no_such_weights(weights, name, ["default", "default@REVISION", "none"])
     is_transformer = timm.models.is_model_in_modules(name, TRANSFORMERS)
     options: dict[str, Any] = {"features_only": True, "out_indices": (-1,)}
     if is_transformer:
         options = {"img_size": size_px}
-    elif is_file(weights):  # with features_only, timm would silently leave out what does not fit
-        load_weights_file(timm.create_model(name), weights, name)
+    if is_file(weights):
+        overlay = {"state_dict": _read_weights(name, weights, is_transformer)}
     try:
         network: Any = timm.create_model(
             name, pretrained=weights != "none", pretrained_cfg_overlay=overlay, **options
@@ -118,6 +120,7 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
             f"encoder.backbone: {name} gives its features in an order other than [B, D, h, w]; "
             f"{USABLE}"
         )
+    network.pretrained_cfg.pop("state_dict", None)  # a second copy of the weights
     settings = network.pretrained_cfg
     interpolation = settings["interpolation"]
     if interpolation not in ("bilinear", "bicubic", "lanczos"):
@@ -126,13 +129,31 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
     return Backbone([("body", body)], channels=channels, preprocessing=preprocessing)
 
 
+def _read_weights(name: str, path: str, is_transformer: bool) -> dict[str, Tensor]:
+    """Return the weights of a file for timm to load.
+
+    timm interpolates position embeddings and, for CLIP, also reads OpenAI's layout. Of a
+    convolutional network it would silently leave out what does not fit, so that is checked here.
+    """
+    import timm
+
+    if is_transformer:
+        with torch.device("meta"):
+            expected = timm.create_model(name).state_dict()
+        return read_weights_file(path, expected, name)
+    network = timm.create_model(name)
+    load_weights_file(network, path, name)
+    state: dict[str, Tensor] = network.state_dict()
+    return state
+
+
 def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsError:
     """Return the error for weights that cannot be loaded, with what to do."""
     import timm
 
     reason = error_summary(error, part="line")
     if is_file(weights):
-        return WeightsError(f"{weights} does not hold the weights of {name} ({reason})")
+        return unfit_weights(weights, name, reason)
     settings = timm.get_pretrained_cfg(name)
     where = settings.url if settings else None
     if settings and settings.hf_hub_id:

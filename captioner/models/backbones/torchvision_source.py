@@ -17,9 +17,9 @@ from captioner.models.backbones.backbone import (
     channels_of,
     cut_behind,
     is_file,
-    load_weights_file,
     no_such_weights,
 )
+from captioner.models.backbones.weights_file import load_weights_file
 
 
 def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:

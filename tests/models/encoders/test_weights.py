@@ -83,6 +83,57 @@ def test_a_file_in_the_librarys_own_layout_is_loaded(
         assert torch.equal(own, theirs)
 
 
+LAYOUTS = {
+    "a checkpoint": lambda state: {"epoch": 3, "state_dict": state},
+    "DataParallel": lambda state: {f"module.{key}": value for key, value in state.items()},
+    "an encoder": lambda state: {
+        **{f"encoder.backbone.{key}": value for key, value in state.items()},
+        "decoder.embedding.weight": torch.zeros(4, 2),
+    },
+    "both": lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
+    "other classes": lambda state: {
+        key: value[:2] if key.startswith(("fc.", "classifier.", "head.")) else value
+        for key, value in state.items()
+    },
+    "no classifier": lambda state: {
+        key: value
+        for key, value in state.items()
+        if not key.startswith(("fc.", "classifier.", "head."))
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_checkpoint_of_another_program_is_loaded(name: str, layout: str, tmp_path: Path) -> None:
+    state = network_of(name).state_dict()
+    path = str(tmp_path / "weights.pth")
+    torch.save(LAYOUTS[layout](state), path)
+    found = iter(build_backbone(name, weights=path).state_dict().values())
+    expected = [v for k, v in state.items() if not k.startswith(("fc.", "classifier.", "head."))]
+    assert all(torch.equal(own, theirs) for own, theirs in zip(found, expected, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (torch.nn.Linear(2, 2), "torch.save(model.state_dict(), FILE)"),
+        ({"epoch": 3, "optimizer": {}}, "it holds epoch, optimizer, and no tensors"),
+        ([1, 2], "it holds a list"),
+    ],
+)
+def test_what_a_file_without_weights_holds_is_said(
+    tmp_path: Path, content: object, reason: str
+) -> None:
+    path = tmp_path / "wrong.pth"
+    torch.save(content, path)
+    with pytest.raises(WeightsError) as caught:
+        build_backbone("torchvision/resnet18", weights=str(path))
+    message = sentence(caught)
+    assert reason in message
+    assert message.isprintable(), "no escape codes of PyTorch"
+
+
 @pytest.mark.parametrize("kind", ["another network", "no weights", "empty", "a list", "unsafe"])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 @pytest.mark.parametrize("name", NETWORKS)
