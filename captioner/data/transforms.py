@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import stat
 import threading
 import warnings
@@ -39,12 +40,17 @@ IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 IMAGE_SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .gif .webp .bmp .tif .tiff .ppm .pgm .avif".split()
 )
-MAX_IMAGE_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
-# Baseline JPEGs, as phones write them, are decoded at half their size or less up to this limit.
-MAX_JPEG_PIXELS = 200_000_000
+MAX_IMAGE_PIXELS = 120_000_000  # decoded whole: 360 MB of memory
+MAX_JPEG_PIXELS = 500_000_000  # of baseline JPEGs, which are decoded at a fraction of their size
+HALVED_FROM_PIXELS = 89_478_485  # larger photos are halved; above it Pillow warns of a bomb
+
+MIN_CONTRAST = 8.0  # standard deviation of the 256 levels; a frame with less shows nothing
+MAX_BLANK_FRAMES = 100
 
 # Pillow also logs some of the errors that it raises; Python prints them without a handler.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+_AVERAGED = ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -54,7 +60,7 @@ _RESAMPLING = {
 
 
 class _PillowWarnings:
-    """Context in which a decompression bomb is an error and warnings about tags are not printed.
+    """Context in which Pillow's warnings, of large photos and harmless tags, are not printed.
 
     `warnings.catch_warnings` changes the whole process, and images are read by several threads: the
     first to enter sets the filters, the last to leave restores them.
@@ -70,7 +76,8 @@ class _PillowWarnings:
             if not self._inside:
                 self._caught = warnings.catch_warnings()
                 self._caught.__enter__()
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                # `_check_size` is our own limit.
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 warnings.simplefilter("ignore", UserWarning)  # harmless EXIF and TIFF tags
             self._inside += 1
 
@@ -88,8 +95,8 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
     """Read an image file as upright 8-bit RGB.
 
     EXIF orientation is applied, CMYK and palettes are converted, 16-bit grey is scaled to 8 bits,
-    transparency is laid on white, and of an animation the first frame is taken. A JPEG of more than
-    MAX_IMAGE_PIXELS is decoded at half its size.
+    transparency is laid on white, and of an animation the first frame that shows something is
+    taken. A photo of more than HALVED_FROM_PIXELS is returned at half its size or less.
 
     Args:
         source: A path, a place in a tar file, the bytes of a file, or a file object that can seek.
@@ -131,8 +138,9 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
             return _decode(source)
         except ImageError:
             raise
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise _too_large("the photo") from None
+        except Image.DecompressionBombError as error:
+            pixels = re.search(r"\d+", str(error))
+            raise _too_large(int(pixels[0]) if pixels else MAX_IMAGE_PIXELS) from None
         except UnidentifiedImageError:
             raise ImageError(
                 f"is not a photo of a known format ({', '.join(IMAGE_FORMATS)}), or is cut short"
@@ -146,20 +154,60 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
 def _decode(source: IO[bytes]) -> Image.Image:
     """Decode an open file as upright RGB; raise what Pillow raises, or an ImageError."""
     try:
-        image = Image.open(source, formats=accepted_formats(source))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        image: Image.Image = Image.open(source, formats=accepted_formats(source))
+    except Image.DecompressionBombError:  # more than twice HALVED_FROM_PIXELS
         source.seek(0)
         if source.read(3) != b"\xff\xd8\xff":
             raise
         source.seek(0)
-        return _decode_large_jpeg(source)
+        image = JpegImagePlugin.JpegImageFile(source)
     with image:
+        if image.format in ("JPEG", "MPO") and not image.info.get("progressive"):
+            _check_size(image, MAX_JPEG_PIXELS)
+            _draft(image)
         _check_size(image)
         if image.format == "TIFF":
             silence_libtiff()
         if image.format != "HEIF":  # opens at its primary image, not always the first
             image.seek(0)
-        return _load(image)
+        photo = _load(image)
+        if image.format in ("GIF", "WEBP", "PNG", "AVIF") and getattr(image, "is_animated", False):
+            photo = _first_frame_with_contrast(image, photo)
+        return photo
+
+
+def _draft(image: Image.Image) -> None:
+    """Have a large JPEG decoded at a half, a quarter or an eighth of its size."""
+    scale = 1
+    while image.width * image.height > scale**2 * HALVED_FROM_PIXELS:
+        scale *= 2
+    if scale > 1:
+        image.draft(None, (image.width // scale, image.height // scale))
+
+
+def _first_frame_with_contrast(animation: Image.Image, first: Image.Image) -> Image.Image:
+    """Return the first frame of an animation that is not blank, as RGB.
+
+    If all are, it is the one with the most contrast; frames behind a damaged one do not count.
+    """
+    best, most = first, _contrast(first)
+    for number in range(1, MAX_BLANK_FRAMES):
+        if most >= MIN_CONTRAST:
+            break
+        try:
+            animation.seek(number)
+            frame = _load(animation.copy())
+        except Exception:  # noqa: BLE001  the last frame, or as in open_image
+            break
+        if (contrast := _contrast(frame)) > most:
+            best, most = frame, contrast
+    return best
+
+
+def _contrast(image: Image.Image) -> float:
+    """Return the standard deviation of the channel that varies most, of 256 levels."""
+    small = image.resize((64, 64), Image.Resampling.BOX, reducing_gap=2.0)
+    return float(np.asarray(small).std(axis=(0, 1)).max())
 
 
 def accepted_formats(file: IO[bytes]) -> tuple[str, ...]:
@@ -177,30 +225,26 @@ def accepted_formats(file: IO[bytes]) -> tuple[str, ...]:
     return ("HEIF",)
 
 
-def _decode_large_jpeg(source: IO[bytes]) -> Image.Image:
-    """Decode a JPEG over the usual limit at a fraction of its size."""
-    with JpegImagePlugin.JpegImageFile(source) as image:
-        # A progressive file is decoded whole before it is made smaller: gigabytes of memory.
-        _check_size(image, 0 if image.info.get("progressive") else MAX_JPEG_PIXELS)
-        image.draft(None, (image.width // 2, image.height // 2))
-        _check_size(image)
-        return _load(image)
-
-
 def _load(image: Image.Image) -> Image.Image:
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
-    return _to_rgb(image)
+    if image.width * image.height <= HALVED_FROM_PIXELS:
+        return _to_rgb(image)
+    # Levels of a palette, or of black and white, cannot be averaged.
+    return _to_rgb(image.reduce(2)) if image.mode in _AVERAGED else _to_rgb(image).reduce(2)
 
 
 def _check_size(image: Image.Image, limit: int = MAX_IMAGE_PIXELS) -> None:
     if image.width * image.height > limit:
-        raise _too_large(f"{image.width} x {image.height} pixels")
+        raise _too_large(image.width * image.height, f"{image.width} x {image.height} pixels, ")
 
 
-def _too_large(what: str) -> ImageError:
-    megapixels = MAX_IMAGE_PIXELS // 10**6
-    return ImageError(f"{what} is over the limit of {megapixels} megapixels; make it smaller")
+def _too_large(pixels: int, size: str = "") -> ImageError:
+    return ImageError(
+        f"has {size}{pixels / 10**6:.0f} megapixels, over the limit of "
+        f"{MAX_IMAGE_PIXELS // 10**6} ({MAX_JPEG_PIXELS // 10**6} for a JPEG that is not "
+        "progressive); make it smaller"
+    )
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

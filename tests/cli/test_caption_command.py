@@ -380,7 +380,7 @@ def test_a_name_that_is_no_photo_is_named_and_the_others_are_captioned(
 
 
 def test_a_huge_photo_is_named_and_not_decoded(program: Caption, tmp_path: Path) -> None:
-    Image.new("1", (10_000, 10_000)).save(tmp_path / "huge.png")
+    Image.new("1", (12_000, 12_000)).save(tmp_path / "huge.png")
     outcome = program("huge.png")
     assert outcome.code == 2
     assert "over the limit" in outcome.stderr
