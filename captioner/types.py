@@ -270,7 +270,7 @@ class Caption:
 
     def _repr_png_(self) -> bytes | None:
         """Return the attention sheet, for notebooks without HTML; None without an image."""
-        return None if self.image is None else _drawing().caption_png(self)
+        return None if self.image is None else _drawing().picture_bytes(self, "png")
 
     def __repr__(self) -> str:
         return f"Caption({self.text!r}, {len(self.words)} words)"

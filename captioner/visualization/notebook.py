@@ -19,7 +19,7 @@ from captioner.errors import CaptionerError, ImageError
 from captioner.files import save_bytes
 from captioner.visualization.animation import caption_gif
 from captioner.visualization.arrays import caption_arrays
-from captioner.visualization.files import save_npz, save_png
+from captioner.visualization.files import save_npz
 from captioner.visualization.page import caption_page
 from captioner.visualization.sheet import attention_sheet, vector_sheet
 from captioner.visualization.style import OverlayStyle
@@ -48,17 +48,44 @@ def save_caption(caption: Caption, path: str | Path, style: OverlayStyle | None 
         )
     if kind == ".npz":
         save_npz(caption_arrays(caption), path)
-        return
-    image = _image(caption)
-    if kind == ".png":
-        save_png(attention_sheet(image, caption, style), path)
-    elif kind == ".gif":
-        save_bytes(caption_gif(image, caption, style), path)
-    elif kind == ".html":
-        page = caption_page(image, [("caption", caption)], name=path.stem, style=style)
-        save_bytes(page.encode(errors="replace"), path)
     else:
-        vector_sheet(image, caption, style).save(path)
+        save_bytes(picture_bytes(caption, kind[1:], style, name=path.stem), path)
+
+
+def picture_bytes(
+    caption: Caption,
+    kind: str,
+    style: OverlayStyle | None = None,
+    *,
+    name: str = "photo",
+    model: str = "caption",
+    original_size: tuple[int, int] | None = None,
+) -> bytes:
+    """Return a picture of a caption with its attention maps as the bytes of a file.
+
+    Args:
+        kind: png, pdf, svg (a sheet of all words), gif (word after word) or html (the viewer).
+        name: Of the photo, in a page.
+        model: Name of the model, in a page.
+        original_size: Width and height of the photo, where the caption's image is a reduced one.
+
+    Raises:
+        CaptionerError: The caption has no image.
+    """
+    image = _image(caption)
+    if kind == "gif":
+        return caption_gif(image, caption, style)
+    if kind == "html":
+        page = caption_page(
+            image, [(model, caption)], name=name, style=style, original_size=original_size
+        )
+        return page.encode(errors="replace")
+    if kind in ("pdf", "svg"):
+        return vector_sheet(image, caption, style).to_bytes(kind)
+    file = io.BytesIO()
+    sheet = attention_sheet(image, caption, style, original_size=original_size)
+    sheet.save(file, format="PNG", compress_level=3)
+    return file.getvalue()
 
 
 def show_caption(caption: Caption, style: OverlayStyle | None = None) -> None:
@@ -82,18 +109,6 @@ def caption_figure(caption: Caption, style: OverlayStyle | None = None) -> Figur
     axes.set_axis_off()
     axes.imshow(np.asarray(sheet), interpolation="none")
     return figure
-
-
-def caption_png(caption: Caption, *, original_size: tuple[int, int] | None = None) -> bytes:
-    """Return the attention sheet as the bytes of a PNG.
-
-    Args:
-        original_size: As for `attention_sheet`.
-    """
-    file = io.BytesIO()
-    sheet = attention_sheet(_image(caption), caption, original_size=original_size)
-    sheet.save(file, format="PNG", compress_level=3)
-    return file.getvalue()
 
 
 def caption_html(caption: Caption) -> str:

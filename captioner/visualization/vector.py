@@ -91,20 +91,21 @@ class VectorPage:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write PDF or SVG, as the suffix of the path says; the same page, the same bytes.
+        """Write PDF or SVG, as the suffix of the path says.
 
         Raises:
             CaptionerError: The file cannot be written.
         """
+        save_bytes(self.to_bytes(Path(path).suffix[1:]), path)
+
+    def to_bytes(self, kind: str) -> bytes:
+        """Return the page as PDF or SVG; the same page, the same bytes."""
         # imshow moves the limits.
         self._axes.set(xlim=(0, self.width), ylim=(self.height, 0))
         with warnings.catch_warnings():
             # Of letters that no font has: `font` says so, once.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            content = figure_bytes(
-                self._figure, Path(path).suffix[1:], title=self.title, facecolor="white"
-            )
-        save_bytes(content, path)
+            return figure_bytes(self._figure, kind, title=self.title, facecolor="white")
 
     def _above(self) -> int:
         """Return the order of the next thing drawn, above all before it."""
