@@ -384,18 +384,21 @@ class HardConfig:
         baseline: What is subtracted from the reward to reduce the gradient's variance:
             `moving_average` over batches is the paper's; `leave_one_out` is the mean of the
             caption's other samples; `learned` is a value predicted from the decoder's state.
-        credit: Words whose log-probability rewards a sampled cell: all of the `caption`, as in the
-            paper, or that word and those after it (`future`), which is the same gradient with less
-            variance.
-        reward_scale: lambda_r, factor on the gradient of the sampled cells; 1 is the gradient of
-            equation 11 for the mean cross-entropy a word. The original code's value, in these
-            terms, is about N / (10 T) (0.55 at N 64 captions a batch, T 11.7 words).
+        reward: Reward of a sampled cell: `minimised` is minus the loss of the words as it is
+            minimised, with weights, label smoothing and teachers; `log_prob` is the paper's
+            log p(y | s), which is the same without these.
+        credit: Words that reward a sampled cell: all of the `caption`, as in the paper, or that
+            word and those after it (`future`), which is the same gradient with less variance.
+        reward_scale: lambda_r, factor on the gradient of the sampled cells; 1 is the exact
+            gradient of the expected loss of the words (equation 11). The original code's value, in
+            these terms, is about N / (10 T) (0.55 at N 64 captions a batch, T 11.7 words).
         entropy: lambda_e, weight of the entropy of the attention maps. The original code's value,
             in these terms, is about 0.002 N (0.13 at N 64).
     """
 
     samples: PositiveInt = 2
     baseline: Literal["none", "moving_average", "leave_one_out", "learned"] = "leave_one_out"
+    reward: Literal["minimised", "log_prob"] = "minimised"
     credit: Literal["caption", "future"] = "future"
     reward_scale: NonNegativeFloat = 1.0
     entropy: NonNegativeFloat = 0.002

@@ -80,7 +80,8 @@ def caption_losses(
         total = total + loss.attention_distillation * divergence
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
-        by_step = PackedSequence(word_log_probs, packed.batch_sizes)
+        word_rewards = -losses if reinforce.reward == "minimised" else word_log_probs
+        by_step = PackedSequence(word_rewards, packed.batch_sizes)
         reinforce_loss, reinforce_metrics = reinforce(output, by_step, lengths, words)
         total = total + reinforce_loss
         metrics |= reinforce_metrics

@@ -21,8 +21,8 @@ class Baseline(nn.Module, ABC):
     """Value subtracted from the reward of a sampled cell; it must not depend on that cell.
 
     Then the gradient keeps its expectation and loses noise (Williams, 1992). Rewards and baselines
-    are [N, T] for N rows of captions, the samples of a caption one after another, and
-    log p(y | s) in nats, summed over `count` words each.
+    are [N, T] in nats for N rows of captions, the samples of a caption one after another, each
+    summed over `count` words.
     """
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Baseline(nn.Module, ABC):
         """Learn from the rewards of a batch; every process calls it once for each batch.
 
         Args:
-            reward: Scalar, sum of log p(y | s) of this process's captions.
+            reward: Scalar, sum over the words of this process's captions.
             words: As for `forward`.
         """
 
@@ -57,7 +57,7 @@ class NoBaseline(Baseline):
 
 
 class MovingAverage(Baseline):
-    """b_k = 0.9 b_{k-1} + 0.1 log p(y | s_k) per word (section 4.1), times the rewarded words.
+    """b_k = 0.9 b_{k-1} + 0.1 r_k, the reward per word (section 4.1), times the rewarded words.
 
     Captions of a batch need not be of equal length here, so the average is kept per word, as in
     the original code. It is divided by 1 - 0.9^k, without which it would begin at zero.
@@ -134,21 +134,21 @@ class LearnedBaseline(Baseline):
 
 
 class Reinforce(nn.Module):
-    """Terms of equation 12 in addition to log p(y | s), which every decoder's loss has.
+    """Terms of equation 12 in addition to the loss of the words, which every decoder has.
 
-    A sampled cell s_t is rewarded with the log-probability of the words (`credit`: all of the
-    caption, as in the paper, or those from t on, the only ones that s_t can change). The gradient
-    of `forward`'s loss is
+    A sampled cell s_t is rewarded for the words (`credit`: all of the caption, as in the paper, or
+    those from t on, the only ones that s_t can change). The gradient of `forward`'s loss is
 
         - sum over words of (lambda_r (R_t - b_t) grad log p(s_t) + lambda_e grad H(alpha_t))
 
-    divided by the number of words, as the rest of the loss is. With lambda_r 1 and lambda_e 0 the
-    whole loss then has the gradient of the expectation of equation 10 over sampled cells.
+    divided by the number of words, as the rest of the loss is. With `reward` minimised, lambda_r 1
+    and lambda_e 0, this and the loss of the words together have the gradient of that loss's
+    expectation over sampled cells. For plain cross-entropy it is the bound of equation 10.
 
     Args:
         baseline: b.
         samples: Attention samples of each caption (see `repeat_captions`).
-        credit, reward_scale, entropy: As in `HardConfig`.
+        reward, credit, reward_scale, entropy: As in `HardConfig`.
     """
 
     def __init__(
@@ -156,6 +156,7 @@ class Reinforce(nn.Module):
         baseline: Baseline,
         *,
         samples: int = 1,
+        reward: Literal["minimised", "log_prob"] = "minimised",
         credit: Literal["caption", "future"] = "future",
         reward_scale: float = 1.0,
         entropy: float = 0.002,
@@ -163,6 +164,7 @@ class Reinforce(nn.Module):
         super().__init__()
         self.baseline = baseline
         self.samples = samples
+        self.reward = reward
         self.credit = credit
         self.reward_scale = reward_scale
         self.entropy = entropy
@@ -170,21 +172,21 @@ class Reinforce(nn.Module):
     def forward(
         self,
         output: TeacherForcingOutput,
-        word_log_probs: PackedSequence,
+        word_rewards: PackedSequence,
         lengths: Tensor,
         words: float,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is added to the loss, and metrics.
 
         Args:
-            word_log_probs: Of the target words, data [M].
+            word_rewards: Rewards of the single words, data [M]; `reward` says which.
             lengths, words: As in `Batch`.
 
         Returns:
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
             a word whose context is the expectation).
         """
-        rewards, count = self._rewards(word_log_probs)
+        rewards, count = self._rewards(word_rewards)
         baseline, baseline_loss = self.baseline(rewards, count, output.queries, lengths, words)
         advantage = rewards - baseline
         reinforce = -(advantage * output.log_prob).sum() / words
@@ -196,9 +198,9 @@ class Reinforce(nn.Module):
         spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
 
-    def _rewards(self, word_log_probs: PackedSequence) -> tuple[Tensor, Tensor]:
+    def _rewards(self, word_rewards: PackedSequence) -> tuple[Tensor, Tensor]:
         """Return rewards [N, T] and the words that each sums; zero where a caption has ended."""
-        values, batch_sizes = word_log_probs.data.detach(), word_log_probs.batch_sizes
+        values, batch_sizes = word_rewards.data.detach(), word_rewards.batch_sizes
         by_word, running = (
             pad_packed_sequence(PackedSequence(x, batch_sizes), batch_first=True)[0]
             for x in (values, torch.ones_like(values))
@@ -246,6 +248,7 @@ def build_reinforce(config: Config) -> Reinforce:
     return Reinforce(
         baseline,
         samples=hard.samples,
+        reward=hard.reward,
         credit=hard.credit,
         reward_scale=hard.reward_scale,
         entropy=hard.entropy,

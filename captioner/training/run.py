@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import yaml
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import (
@@ -62,7 +63,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
     run = Path(config.train.output)
     with processes(config.train.device), contextlib.ExitStack() as stack:
         device = choose_device(config.train.device)
-        if from_first_process(lambda: _begin(config, run, resume, stack)):
+        resumed, config = from_first_process(lambda: _begin(config, run, resume, stack))
+        if resumed:
             trainer = _resumed_trainer(config, run, device)
         else:
             trainer = _trainer(config, run, device, None)
@@ -73,13 +75,19 @@ def train(config: Config, *, resume: bool = False) -> Path:
         return run / "best"
 
 
-def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack) -> bool:
-    """Lock the run folder until the stack ends, and return whether to resume the run in it."""
+def _begin(
+    config: Config, run: Path, resume: bool, stack: contextlib.ExitStack
+) -> tuple[bool, Config]:
+    """Lock the run folder until the stack ends.
+
+    Returns:
+        Whether to resume the run in it, and the settings to go on with.
+    """
     if not config.train.output:  # else the run would lie in the current folder
         raise ConfigError("train.output: is empty; name a folder for the run")
     resume = resume or _started_again(run)
     if resume:
-        _check_recipe(run, config)
+        config = _recipe_to_resume(run, config)
     elif holds_a_run(run):
         raise ConfigError(
             f"train.output: {run} already holds a run; add --resume to go on with it, or name "
@@ -93,7 +101,7 @@ def _begin(config: Config, run: Path, resume: bool, stack: contextlib.ExitStack)
     clean_run_folder(run)
     if launch := _launch():
         save_bytes(launch.encode(), run / LAUNCH)
-    return resume
+    return resume, config
 
 
 def _launch() -> str:
@@ -239,13 +247,21 @@ def _locked(run: Path) -> Iterator[None]:
             raise
 
 
-def _check_recipe(run: Path, config: Config) -> None:
-    """Refuse to resume what is no run, or a run with settings that it did not begin with."""
+def _recipe_to_resume(run: Path, config: Config) -> Config:
+    """Return the settings to resume a run with.
+
+    They are those of `config`, but for `hard.reward`, which stays as it was: the recipe of a run of
+    an earlier version does not name it, and the default was the log-probability then.
+
+    Raises:
+        CaptionerError: There is no run, or it began with settings that cannot change.
+    """
     try:
         text = (run / "config.yaml").read_text(encoding="utf-8")
         if not text.strip():  # or every setting would be the default
             raise ConfigError("it is empty")
         before = from_yaml(Config, text)
+        names_reward = "reward" in ((yaml.safe_load(text) or {}).get("hard") or {})
     except OSError:
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
     except (ConfigError, UnicodeDecodeError) as error:
@@ -255,6 +271,10 @@ def _check_recipe(run: Path, config: Config) -> None:
         ) from None
     if not holds_a_run(run):
         raise CheckpointError(f"{run}: no checkpoint to resume from; leave --resume out")
+    reward = before.hard.reward if names_reward else "log_prob"
+    if config.attention.select == "hard" and reward != config.hard.reward:
+        logger.info(f"hard.reward: stays {reward}, as when {run} began")
+        config = replace(config, hard=replace(config.hard, reward=reward))
     fixed, changed = changed_settings(before, config)
     if fixed:
         raise ConfigError(
@@ -263,6 +283,7 @@ def _check_recipe(run: Path, config: Config) -> None:
         )
     if changed:
         logger.info(f"{', '.join(changed)}: changed since {run} began")
+    return config
 
 
 def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
@@ -275,6 +296,7 @@ def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
     ignored = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
     ignored |= {"train.start_with", "train.checkpoint_every", "train.calibrate_from"}
     ignored |= {"data.workers", "data.check_photos"}
+    ignored.add("hard.reward")  # a resumed run keeps the reward that it began with
     # where the data is; the checkpoint tells whether it is the same data
     ignored |= {"data.root", "data.file", "data.coco_splits"}
     if bool(old.data.cache) == bool(new.data.cache):

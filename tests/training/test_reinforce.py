@@ -7,18 +7,23 @@ import functools
 import io
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig, LossConfig
+from captioner.data.batch import Batch
 from captioner.models.attention import select as selecting
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput, unpack_by_step
+from captioner.runtime.draws import child_seeds
+from captioner.training.distillation import TeacherTargets
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import (
     LearnedBaseline,
@@ -27,6 +32,7 @@ from captioner.training.reinforce import (
     NoBaseline,
     Reinforce,
     build_reinforce,
+    repeat_captions,
 )
 from captioner.types import Grid
 
@@ -68,16 +74,25 @@ FEATURES = 2 * torch.randn(1, L, D, dtype=torch.double, generator=torch.Generato
 READ, TARGETS, LENGTHS = torch.tensor([[1, 4]]), torch.tensor([[4, 2]]), torch.tensor([T])
 
 
-def read(decoder: Decoder, times: int) -> TeacherForcingOutput:
+def read(decoder: Decoder, times: int, seeds: Tensor | None = None) -> TeacherForcingOutput:
     """The same caption of the same photo so many times."""
-    grid = Grid(FEATURES.expand(times, -1, -1), 1, L)
-    return decoder(decoder.prepare(grid), READ.expand(times, -1), LENGTHS.expand(times))
+    memory = decoder.prepare(Grid(FEATURES, 1, L)).select(torch.zeros(times).long(), seeds)
+    return decoder(memory, READ.expand(times, -1), LENGTHS.expand(times))
 
 
-def log_likelihood(forced: TeacherForcingOutput, times: int) -> Tensor:
-    """log p(y | s) of each reading."""
-    log_probs = torch.log_softmax(forced.logits, -1).view(T, times, V)
-    return log_probs.gather(2, TARGETS.T.unsqueeze(2).expand(-1, times, -1)).sum(0).squeeze(1)
+def repeated(seed: int, captions: int, samples: int) -> Batch:
+    """The same caption so many times, with seeds as in training, sampled `samples` times each."""
+    batch = Batch(
+        inputs=FEATURES,
+        images=torch.zeros(1).long(),
+        image_index=torch.zeros(captions).long(),
+        targets=TARGETS.expand(captions, -1),
+        lengths=LENGTHS.expand(captions),
+        words=T * captions,
+        captions=captions,
+        seeds=child_seeds(torch.tensor(seed), torch.arange(captions)),
+    )
+    return repeat_captions(batch, samples)
 
 
 def flat_gradient(loss: Tensor, decoder: Decoder, keep: bool = False) -> Tensor:
@@ -91,8 +106,8 @@ def flat_gradient(loss: Tensor, decoder: Decoder, keep: bool = False) -> Tensor:
     )
 
 
-def exact_gradient(decoder: Decoder, steps: int = T) -> Tensor:
-    """Of the sum over all paths s of p(s) log p(y | s), a word, as a loss."""
+def along_every_path(decoder: Decoder, steps: int = T) -> TeacherForcingOutput:
+    """The caption once for each sequence of attended cells [L ** steps]."""
     paths = torch.tensor(list(product(range(L), repeat=steps)))  # [L ** steps, steps]
     count = len(paths)
     calls = iter(range(steps))
@@ -107,9 +122,19 @@ def exact_gradient(decoder: Decoder, steps: int = T) -> Tensor:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(selecting, "_sample", given)
         forced = read(decoder, count)
-    probability = forced.log_prob.sum(1).exp()
-    assert probability.sum().item() == pytest.approx(1)
-    return flat_gradient(-(probability * log_likelihood(forced, count)).sum() / T, decoder)
+    assert forced.log_prob.sum(1).exp().sum().item() == pytest.approx(1)
+    return forced
+
+
+def exact_gradient(
+    decoder: Decoder, steps: int = T, wanted: Tensor | None = None, weight: float = 1.0
+) -> Tensor:
+    """Of the sum over all paths of p(s) times the cross-entropy a word, of targets [T, V]."""
+    forced = along_every_path(decoder, steps)
+    log_probs = torch.log_softmax(forced.logits, -1).view(T, -1, V)
+    wanted = functional.one_hot(TARGETS[0], V) if wanted is None else wanted
+    losses = -weight * (wanted.unsqueeze(1) * log_probs).sum((0, 2)) / T
+    return flat_gradient((forced.log_prob.sum(1).exp() * losses).sum(), decoder)
 
 
 def estimates(decoder: Decoder, hard: Reinforce | None, baseline_lr: float = 0.1) -> Tensor:
@@ -121,12 +146,13 @@ def estimates(decoder: Decoder, hard: Reinforce | None, baseline_lr: float = 0.1
     gradients = []
     learned = [] if hard is None else list(hard.parameters())
     optimizer = torch.optim.Adam(learned, lr=baseline_lr) if learned else None
-    for _ in range(CHUNKS):
-        forced = read(decoder, CHUNK)
+    samples = 1 if hard is None else hard.samples
+    for chunk in range(CHUNKS):
+        batch = repeated(chunk, CHUNK // samples, samples)
         losses = caption_losses(
-            forced,
-            TARGETS.expand(CHUNK, -1),
-            LENGTHS.expand(CHUNK),
+            read(decoder, CHUNK, batch.seeds),
+            batch.targets,
+            batch.lengths,
             LossConfig(doubly_stochastic=0.0),
             reinforce=hard,
         )
@@ -178,6 +204,61 @@ def test_the_mean_estimate_is_the_exact_gradient_within_its_standard_error(
     assert largest_z(gradients, exact) < BOUND
     error = gradients.std(0).norm() / math.sqrt(CHUNKS)
     assert error < 0.2 * exact.norm(), "too noisy to say anything"
+
+
+def expected_estimate(
+    decoder: Decoder, hard: Reinforce, loss: LossConfig, teacher: Tensor, weight: float
+) -> Tensor:
+    """Mean over all pairs of paths of the gradient that training takes from the pair."""
+    every = along_every_path(decoder)
+    probability = every.log_prob.detach().sum(1).exp()
+    total = torch.zeros((), dtype=torch.double)
+    for pair in product(range(len(probability)), repeat=2):
+        rows = list(pair)
+        forced = replace(
+            every,
+            logits=every.logits.view(T, -1, V)[:, rows].flatten(0, 1),
+            queries=every.queries.view(T, -1, H)[:, rows].flatten(0, 1),
+            maps=every.maps[rows],
+            entropy=every.entropy[rows],
+            log_prob=every.log_prob[rows],
+        )
+        losses = caption_losses(
+            forced,
+            TARGETS.expand(2, -1),
+            LENGTHS.expand(2),
+            loss,
+            reinforce=hard,
+            weights=torch.full((2,), weight, dtype=torch.double),
+            taught=TeacherTargets(teacher.repeat_interleave(2, 0)),
+        )
+        total = total + probability[rows].prod() * losses["total"]
+    return flat_gradient(total, decoder)
+
+
+# Weight of the caption, label smoothing, share of the teachers.
+MINIMISED = [(1.0, 0.0, 0.0), (0.2, 0.0, 0.0), (1.0, 0.1, 0.0), (1.0, 0.0, 0.8), (2.0, 0.1, 0.5)]
+
+
+@pytest.mark.parametrize("kind", ["none", "leave_one_out"])
+@pytest.mark.parametrize(("weight", "smoothing", "distillation"), MINIMISED)
+def test_cells_are_rewarded_for_the_loss_of_the_words_as_it_is_minimised(
+    weight: float, smoothing: float, distillation: float, kind: str
+) -> None:
+    """Only then is the expected gradient exact; the paper's reward has that of cross-entropy."""
+    decoder, _ = case()
+    teacher = torch.softmax(2 * FEATURES[0, :T].tile(3)[:, :V], -1)
+    loss = LossConfig(doubly_stochastic=0.0, label_smoothing=smoothing, distillation=distillation)
+    words = (1 - smoothing) * functional.one_hot(TARGETS[0], V).double() + smoothing / V
+    wanted = (1 - distillation) * words + distillation * teacher
+    exact = exact_gradient(decoder, wanted=wanted, weight=weight)
+    given = (loss, teacher, weight)
+    hard = hard_loss(kind, "future")
+    torch.testing.assert_close(expected_estimate(decoder, hard, *given), exact)
+    hard.reward = "log_prob"
+    error = (expected_estimate(decoder, hard, *given) - exact).norm() / exact.norm()
+    is_plain = (weight, smoothing, distillation) == MINIMISED[0]
+    assert error < 1e-9 if is_plain else error > 1e-3
 
 
 def by_step(values: Tensor, lengths: Tensor) -> PackedSequence:

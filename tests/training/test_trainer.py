@@ -275,6 +275,24 @@ def test_a_changed_weight_decay_takes_effect(
     assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
 
 
+def test_a_run_of_an_earlier_version_keeps_its_reward_of_hard_attention(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hard: dict[str, object] = {"attention__select": "hard", "loss__label_smoothing": 0.1}
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train(tiny.recipe(table, whole, hard__reward="log_prob", **hard))
+    half_done(table, run, monkeypatch, hard__reward="log_prob", **hard)
+    recipe = run / "config.yaml"
+    recipe.write_text(recipe.read_text().replace("  reward: log_prob\n", ""))
+    train(tiny.recipe(table, run, **hard), resume=True)
+    assert weights(run) == weights(whole)
+    assert from_yaml(Config, recipe.read_text()).hard.reward == "log_prob"
+    assert "changed since" not in capsys.readouterr().err
+
+
 def test_more_epochs_go_on(whole: Path, table: Path, tmp_path: Path) -> None:
     import shutil
 
