@@ -6,11 +6,9 @@
 #   make test                     lint, types and tests
 #   make test-slow                the long tests: fuzzing, kill matrix, soak
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
-#   make reproduce [HUMAN=TABLE] [ROOMS=TABLE] [WEB=TABLE] [FLICKR8K=DIR] [FLICKR30K=FILE]
-#                                 train the bundled models from the beginning and score them; HUMAN
-#                                 has photos captioned by people, ROOMS and WEB may be left out,
-#                                 FLICKR30K has captions without photos (text.file)
-#   make reproduce-flickr8k       the Flickr8k models alone, soft and hard
+#   make reproduce PEOPLE=TABLE [FLICKR8K=DIR]
+#                                 train the bundled models from the beginning and score them; PEOPLE
+#                                 is a table of photos captioned by people
 #   make docs                     build the docs site into out/site
 #   make dist                     sdist and wheel; the wheel captions a photo in an empty environment
 #   make oldest                   the same, and training, with the oldest libraries that are allowed
@@ -30,10 +28,7 @@ LIGHT ?= .venv-light
 PHOTO ?=
 PEER ?=
 FLICKR8K ?= data/flickr8k
-FLICKR30K ?= data/flickr30k/captions.tsv
-HUMAN ?= data/everyday/human.csv
-ROOMS ?= null
-WEB ?= null
+PEOPLE ?= data/everyday/people.csv
 # Further options for every training of make reproduce
 OPTIONS ?=
 
@@ -45,7 +40,7 @@ captioning := $(if $(wildcard $(installed)),$(VENV),$(LIGHT))
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test test-slow benchmark reproduce reproduce-flickr8k reproduce-flickr8k-soft docs dist oldest lint types format lock light-lock audit clean
+.PHONY: caption test test-slow benchmark reproduce docs dist oldest lint types format lock light-lock audit clean
 
 caption: $(captioning)/installed
 	@photo=$$PHOTO; \
@@ -66,83 +61,28 @@ test-slow: $(installed)
 benchmark: $(installed)
 	$(python) -m benchmarks $(if $(PEER),--peer "$(PEER)")
 
-# Each step begins with the one before; what was interrupted goes on where it stopped. A recipe names
-# its base; where a step is trained again with other settings, they are given as options.
-# $(1): the run's folder in runs/; $(2): the recipe and options; $(3): the roots of its data sets
-train_on = $(python) train.py --config configs/$(2) --train.output runs/$(1) --data.root $(3) $(OPTIONS) \
+# The bundled models, from ImageNet's encoder and captioned photos; what was interrupted goes on where it
+# stopped. PEOPLE is a table of photos captioned by people (image, caption, split).
+# $(1): the run's folder in runs/; $(2): the recipe and options
+train = $(python) train.py --config configs/$(2) --train.output runs/$(1) \
+	--data.root "flickr8k=$(FLICKR8K),people=$(PEOPLE)" $(OPTIONS) \
 	$$(test ! -e runs/$(1)/last -a ! -e runs/$(1)/previous || echo --resume)
-train = $(call train_on,$(1),$(2),"$(FLICKR8K)")
-# $(1): a folder in runs/; $(2): format, $(3): root and $(4): split of a data set; $(5): the result
-evaluate_on = $(python) -m captioner evaluate --checkpoint runs/$(1) --format $(2) --root "$(3)" \
+evaluate = $(python) -m captioner evaluate --checkpoint runs/$(1) --format $(2) --root "$(3)" \
 	--split $(4) --output runs/$(1)/$(5).json
-evaluate = $(call evaluate_on,$(1),flickr8k,$(FLICKR8K),dev,validation)
-# $(1): soft or hard; $(2): the runs, $(3): their average
-average = test -e runs/flickr8k_$(1)_$(3) || $(python) -m captioner average \
-	$(addprefix runs/flickr8k_$(1)_,$(2) $(3))
-text := --text.file "$(FLICKR30K)"
-taught := --loss.teachers "[runs/flickr8k_soft_larger/best]"
-longer := flickr8k_hard_deeper.yaml --train.start_from runs/flickr8k_hard_deeper_averaged \
-	--optim.lr 4e-4 --optim.encoder_lr 8e-5
-two_sources := "flickr8k=$(FLICKR8K),human=$(HUMAN),web=$(WEB)"
-without_web := "flickr8k=$(FLICKR8K),human=$(HUMAN),rooms=$(ROOMS)"
-all_sources := "flickr8k=$(FLICKR8K),human=$(HUMAN),rooms=$(ROOMS),web=$(WEB)"
 
 reproduce: $(installed)
-	@test -e "$(HUMAN)" || { echo "error: HUMAN names no table of photos captioned by people" \
-	  "($(HUMAN)): CSV or JSONL with the columns image, caption and split" >&2; exit 2; }
-	test -e runs/flickr8k_soft_larger/validation.json || $(MAKE) reproduce-flickr8k-soft
-	$(call train_on,everyday_soft_web,everyday_soft_web.yaml,$(two_sources)) $(text) \
-	  --train.start_from runs/flickr8k_soft_larger/best
-	$(call train_on,everyday_soft,everyday_soft.yaml,$(two_sources)) $(text)
-	$(call train_on,everyday_soft_longer,everyday_soft_longer.yaml,$(all_sources)) $(text)
-	$(call train_on,everyday_soft_large_batches,everyday_soft_large_batches.yaml,$(all_sources)) $(text)
-	$(call train_on,everyday_soft_distilled,everyday_soft_distilled.yaml,$(all_sources))
-	$(call train_on,everyday_hard,everyday_hard.yaml,$(without_web))
-	$(call train_on,everyday_hard_second,everyday_hard.yaml,$(without_web)) \
-	  --loss.distillation 0.8 --train.seed 65
-	test -e runs/everyday_hard_averaged || $(python) -m captioner average runs/everyday_hard/best \
-	  runs/everyday_hard_second/best runs/everyday_soft_distilled/best runs/everyday_hard_averaged
-	$(call evaluate,everyday_soft_distilled)
-	$(call evaluate,everyday_hard_averaged)
-	$(call evaluate_on,everyday_soft_distilled,table,$(HUMAN),val,everyday)
-	$(call evaluate_on,everyday_hard_averaged,table,$(HUMAN),val,everyday)
-
-reproduce-flickr8k-soft: $(installed)
-	@test -e "$(FLICKR30K)" || { echo "error: FLICKR30K names no file of captions without photos" \
-	  "($(FLICKR30K)): lines of photo id, a tab and a caption" >&2; exit 2; }
-	$(call train,flickr8k_soft,flickr8k_soft.yaml)
-	$(call train,flickr8k_soft_refined,flickr8k_soft_refined.yaml)
-	$(call train,flickr8k_soft_text,flickr8k_soft_text.yaml) $(text)
-	$(call train,flickr8k_soft_consensus,flickr8k_soft_text.yaml) --loss.consensus 1
-	$(call average,soft,text consensus,averaged)
-	$(call train,flickr8k_soft_both,flickr8k_soft_text.yaml) $(text) --loss.consensus 0.5 \
-	  --text.weight 1 --train.start_from runs/flickr8k_soft_averaged --train.epochs 2
-	$(call average,soft,text consensus both,three)
-	$(call train,flickr8k_soft_views,flickr8k_soft_views.yaml) $(text)
-	$(call train,flickr8k_soft_larger,flickr8k_soft_larger.yaml) $(text)
-	$(call evaluate,flickr8k_soft_larger)
-
-reproduce-flickr8k: reproduce-flickr8k-soft
-	$(call train,flickr8k_hard_text,flickr8k_hard_first.yaml) $(text)
-	$(call train,flickr8k_hard_consensus,flickr8k_hard_first.yaml) --loss.consensus 0.5 \
-	  --loss.visual_concepts 0 --attention.semi_sampling 0.3 --optim.lr 3e-4 \
-	  --optim.encoder_lr 5e-5 --train.start_from runs/flickr8k_soft_three
-	$(call average,hard,text consensus,averaged)
-	$(call train,flickr8k_hard_taught,flickr8k_hard_taught.yaml)
-	test -e runs/flickr8k_hard_begun || $(python) -m captioner average \
-	  runs/flickr8k_hard_taught/best runs/flickr8k_soft_larger/best runs/flickr8k_hard_begun
-	$(call train,flickr8k_hard,flickr8k_hard.yaml) --train.start_from runs/flickr8k_hard_begun $(taught)
-	test -e runs/flickr8k_hard_mixed || $(python) -m captioner average \
-	  runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_hard runs/flickr8k_soft_larger \
-	  runs/flickr8k_hard_mixed
-	$(call train,flickr8k_hard_deeper,flickr8k_hard_deeper.yaml) $(taught)
-	test -e runs/flickr8k_hard_deeper_averaged || $(python) -m captioner average \
-	  runs/flickr8k_hard_deeper/best runs/flickr8k_hard_deeper/last runs/flickr8k_hard_deeper_averaged
-	$(call train,flickr8k_hard_longer,$(longer)) $(taught) --train.seed 31
-	$(call train,flickr8k_hard_second,$(longer)) $(taught) --train.seed 32 --loss.distillation 0.7
-	test -e runs/flickr8k_hard_bundled || $(python) -m captioner average \
-	  runs/flickr8k_hard_longer/last runs/flickr8k_hard_second/last runs/flickr8k_hard_bundled
-	$(call evaluate,flickr8k_hard_bundled)
+	@test -e "$(PEOPLE)" || { echo "error: PEOPLE names no table of photos captioned by people" \
+	  "($(PEOPLE)): a table with the columns image, caption and split" >&2; exit 2; }
+	$(call train,bundled_teacher_1,bundled_teacher.yaml)
+	$(call train,bundled_teacher_2,bundled_teacher.yaml) --train.seed 2 --encoder.trainable_from blocks.3
+	$(call train,bundled_teacher_3,bundled_teacher.yaml) --config configs/families/top_down.yaml --train.seed 3
+	$(call train,bundled_soft,bundled_soft.yaml)
+	$(call train,bundled_hard,bundled_hard.yaml)
+	test -e runs/bundled_hard_averaged || $(python) -m captioner average runs/bundled_hard/best \
+	  runs/bundled_soft/best runs/bundled_hard_averaged
+	$(foreach model,bundled_soft bundled_hard_averaged, \
+	  $(call evaluate,$(model),flickr8k,$(FLICKR8K),dev,validation) && \
+	  $(call evaluate,$(model),table,$(PEOPLE),val,everyday) &&) true
 
 docs: $(installed)
 	$(python) -m mkdocs build --strict
