@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import parsing, run_command
-from captioner.cli.train import recipe_parser, split_options, train_and_show
+from captioner.cli import run_command
+from captioner.cli.train import (
+    parse_recipe_options,
+    recipe_parser,
+    split_options,
+    train_and_show,
+)
 from captioner.config import Config, ModelConfig, instantiate, read_recipe, set_defaults
 from captioner.errors import CaptionerError, ConfigError
 
 RECIPE = "finetune"
+EXAMPLE = "captioner finetune photos.csv --from soft --output my-model"
 START = "soft"  # the bundled model to begin with
 
 
@@ -39,13 +45,13 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         "model keeps its architecture and its words, and gets the words of your captions in "
         "addition. Without a column split, some photos are held back for validation. Every setting "
         "of a recipe is also an option.",
-        epilog="example: captioner finetune photos.csv --from soft --output my-model",
+        epilog=f"example: {EXAMPLE}",
     )
-    parser.add_argument("table", metavar="TABLE", help="table of photos and captions")
+    parser.add_argument("table", metavar="TABLE", nargs="?", help="table of photos and captions")
     parser.add_argument(
         "--from", metavar="MODEL", default=START, help="bundled model, model folder or run"
     )
-    parser.add_argument("--output", metavar="DIR", required=True, help="run folder to make")
+    parser.add_argument("--output", metavar="DIR", help="run folder to make")
     start = (starts or [START])[-1]
     try:
         folder = model_folder(start)
@@ -57,8 +63,9 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         settings = ModelConfig()
     recipe = read_recipe(*(recipes or [RECIPE]), base=settings)
     set_defaults(parser, recipe)
-    arguments = parser.parse_args(options)
-    parsing.set_log_level(arguments)
+    arguments = parse_recipe_options(parser, options)
+    if not (arguments.table and arguments.output):
+        raise ConfigError("give the captioned photos and a folder to make: " + EXAMPLE)
     config = instantiate(Config, parser, arguments)
     _refuse_replaced_settings(config, recipe)
     cache = config.data.cache

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from captioner.cli.suggestions import unknown_options
 from captioner.log import logger, printable
 from captioner.registry import DATA_FORMATS
 
@@ -23,8 +25,11 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**options)
         add_log_options(self)
 
-    def parse_args(self, *arguments: Any, **options: Any) -> Any:
-        parsed = super().parse_args(*arguments, **options)
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        sentence = unknown_options(self, sys.argv[1:] if args is None else args)
+        if sentence:
+            self.error(sentence)
+        parsed = super().parse_args(args, namespace)
         set_log_level(parsed)
         return parsed
 

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from captioner.cli import INTERRUPTED, end_at_next_interrupt, parsing, run_command, show
+from captioner.cli.suggestions import unknown_options
 from captioner.config import (
     Config,
     instantiate,
     parser_for,
     read_recipe,
     set_defaults,
+    shipped_recipes,
     with_source_roots,
 )
 from captioner.errors import CaptionerError, ConfigError
 from captioner.log import logger
+
+EXAMPLE = "example: captioner train --config flickr8k_soft --data.root data/flickr8k"
+_MOST_USED = """\
+  --config RECIPE               captioner train alone lists the recipes
+  --data.root DIR               the photos and captions
+  --data.format NAME            layout of the data set
+  --train.output DIR            folder of the run
+  --resume                      go on with the run in its folder
+  --train.epochs N              passes over the photos
+  --train.device NAME           auto, cpu, cuda or cuda:N
+  --data.batch_size N           smaller if memory runs out
+  --optim.lr X                  learning rate
+  --encoder.trainable_from NAME fine-tune the encoder from this stage; null freezes it\
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,26 +81,46 @@ def _add_graphs(folder: Path) -> None:
 
 
 def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
-    """Return the recipe's settings, changed by the options, and whether to resume a run."""
+    """Return the recipe's settings, changed by the options, and whether to resume a run.
+
+    Raises:
+        ConfigError: A setting cannot be used, or nothing is given; then the message lists recipes.
+    """
     (recipes, roots), options = split_options(argv, "--config", "--data.root")
+    if not (recipes or roots or options):
+        print(f"recipes:\n{recipe_list()}\n\n{EXAMPLE}\n", file=sys.stderr)
+        raise ConfigError("name a recipe with --config (captioner train --help shows the options)")
     parser = recipe_parser(
-        "[--config RECIPE]",
+        "--config RECIPE --data.root DIR",
         recipe="YAML file, or the name of a recipe that comes with captioner, such as "
         "flickr8k_soft; of several, later ones win",
         prog="captioner train",
         description="Train a captioning model. Every setting of a recipe is also an option, and "
         "options win over recipes.",
-        epilog="example: captioner train --config flickr8k_soft --data.root data/flickr8k",
     )
+    parser.usage = f"{parser.usage}\n\n{EXAMPLE}\n\nthe options most used:\n{_MOST_USED}"
     set_defaults(parser, read_recipe(*recipes))
-    arguments = parser.parse_args(options)
-    parsing.set_log_level(arguments)
+    arguments = parse_recipe_options(parser, options)
+    if not recipes:
+        logger.info(
+            f"no --config, so the default settings; recipes: {', '.join(shipped_recipes())}"
+        )
     config = instantiate(Config, parser, arguments)
     if roots:
         # With a single data set, the last of several roots counts, as for other options.
         named = roots if config.data.sources is not None else roots[-1:]
         config = replace(config, data=with_source_roots(config.data, ",".join(named)))
     return config, arguments.resume
+
+
+def recipe_list() -> str:
+    """Return the recipes that come with captioner, a line each with the start of its comment."""
+    lines = []
+    for name, path in shipped_recipes().items():
+        comment = path.read_text(encoding="utf-8").partition("\n\n")[0]
+        text = " ".join(re.findall(r"^# ?(.*)", comment, re.MULTILINE))
+        lines.append(f"  {name:22} {textwrap.shorten(text, 74, placeholder=' ...')}".rstrip())
+    return "\n".join(lines)
 
 
 def recipe_parser(
@@ -101,6 +139,22 @@ def recipe_parser(
     parser.add_argument("--resume", action="store_true", help="Go on with the run in its folder.")
     parsing.add_log_options(parser)
     return parser
+
+
+def parse_recipe_options(parser: ArgumentParser, options: list[str]) -> Namespace:
+    """Parse the options of `recipe_parser`, and say as much on stderr as they choose.
+
+    Raises:
+        ConfigError: An option is unknown, or its value cannot be used.
+    """
+    try:
+        if sentence := unknown_options(parser, options):
+            raise ConfigError(sentence)
+        arguments = parser.parse_args(options)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({parser.prog} --help shows the options)") from None
+    parsing.set_log_level(arguments)
+    return arguments
 
 
 def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]], list[str]]:

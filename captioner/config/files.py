@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -56,14 +55,13 @@ def set_defaults(parser: ArgumentParser, config: ModelConfig) -> None:
 
 
 class _Parser(ArgumentParser):
-    """Reports an error in one sentence, without the list of all options in front of it."""
+    """Raises a ConfigError of one sentence, where argparse ends the program."""
 
     config_class: type[ModelConfig]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if self.exit_on_error:
-            print(f"error: {_refusal(self.config_class, message)}", file=sys.stderr)
-            sys.exit(2)
+            raise ConfigError(_refusal(self.config_class, message)) from None
         super().error(message, ex)
 
 

@@ -19,7 +19,7 @@ from programs import Commands, ProgramResult, Programs, Running
 from captioner import Captioner
 from captioner.checkpoint import CHECKPOINTS, GRAPHS, STATE, load_training_state, verify
 from captioner.cli.train import parse_settings
-from captioner.config import Config, data_sources, from_yaml, to_yaml
+from captioner.config import Config, data_sources, from_yaml, shipped_recipes, to_yaml
 from captioner.errors import ConfigError
 
 STEPS = 11  # an epoch: 21 batches by twos
@@ -382,6 +382,23 @@ def test_a_setting_on_the_command_line_goes_over_the_recipe(
     written = from_yaml(Config, (other / "config.yaml").read_text())
     assert (written.train.epochs, written.optim.lr) == (1, 1e-3)
     assert not (tmp_path / "run").exists()
+
+
+def test_without_arguments_the_recipes_are_listed(commands: Commands) -> None:
+    outcome = commands.run("captioner", "train")
+    assert_refused(outcome, "error: name a recipe with --config", "--data.root data/flickr8k")
+    lines = outcome.stderr.splitlines()
+    assert lines[0] == "recipes:"
+    assert {line.split()[0] for line in lines[1:] if line[:2] == "  "} == set(shipped_recipes())
+
+
+def test_help_begins_with_an_example_and_the_options_most_used(commands: Commands) -> None:
+    outcome = commands.run("captioner", "train", "--help")
+    start = outcome.stdout[: outcome.stdout.index("Train a captioning model.")]
+    assert "example: captioner train --config" in start
+    named = re.findall(r"^  (--\S+)", start, re.MULTILINE)
+    assert len(named) == 10
+    assert all(outcome.stdout.count(f"  {option} ") > 1 for option in named), "they exist"
 
 
 def test_help_has_every_setting_with_its_meaning_range_and_default(programs: Programs) -> None:

@@ -1,0 +1,120 @@
+"""Options that a command does not have, and the ones that were probably meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO
+
+# Names that other programs use, and the last part of ours, the likeliest first.
+_SYNONYMS = {
+    (PLACE,): "f i image images img img-path image-path input inputs photo photos file files path "
+    "filename src source url",
+    (PLACE, "root"): "data data-dir data-folder data-path data-root dataset dataset-dir dir "
+    "image-dir image-folder image-root images-dir img-dir train-data train-dir",
+    ("format",): "data-name dataset-name dataset-type",
+    ("file",): "annotation annotations annotation-file ann-file captions captions-file json table",
+    ("split",): "subset",
+    ("output",): "o d out out-dir outdir output-dir output-folder output-path result results "
+    "results-dir save save-dir save-path save-to run-dir logdir log-dir",
+    ("model", "checkpoint", "start_from", "from"): "m model-name",
+    ("checkpoint", "start_from", "from"): "ckpt ckpt-path checkpoint-path load load-from model-dir "
+    "model-path pretrained pretrained-model weights vocab vocab-file vocabulary word-map wordmap",
+    ("config",): "c cfg cfg-path config-file config-path recipe yaml",
+    ("resume",): "continue continue-training resume-from resume-from-checkpoint",
+    ("beam_size",): "b k beam beams beam-width beamsize n-beams num-beams",
+    ("num_captions",): "n n-captions num-return-sequences count top-n n-best nbest",
+    ("max_words",): "max-caption-length max-len max-length max-new-tokens max-seq-len max-tokens "
+    "seq-length length",
+    ("min_words",): "min-len min-length min-tokens",
+    ("sample",): "do-sample sampling nucleus use-nucleus-sampling random",
+    ("temperature",): "temp",
+    ("top_p",): "p nucleus-p",
+    ("length_penalty",): "alpha length-norm",
+    ("epochs",): "e epoch max-epochs max-epoch n-epochs nepochs num-epochs num-train-epochs",
+    ("lr",): "base-lr decoder-lr learning-rate learningrate",
+    ("encoder_lr",): "fine-tune-encoder lr-encoder cnn-lr",
+    ("batch_size",): "batch batchsize bs per-device-train-batch-size train-batch-size",
+    ("accumulate",): "gradient-accumulation grad-accum gradient-accumulation-steps accum",
+    ("clip_norm",): "clip grad-clip max-grad-norm gradient-clip",
+    ("weight_decay",): "wd",
+    ("workers",): "j jobs n-workers num-workers processes threads",
+    ("seed",): "manual-seed random-seed",
+    ("device",): "cpu cuda gpu gpus gpu-id device-id no-cuda use-gpu",
+    ("precision",): "amp bf16 dtype fp16 half mixed-precision",
+    ("backbone",): "arch architecture cnn encoder-name network",
+    ("hidden_dim",): "decoder-dim hidden-dim hidden-size rnn-size lstm-size",
+    ("embed_dim",): "emb-dim embed-size embedding-dim embedding-size word-dim",
+    ("dim",): "attention-dim att-dim att-size",
+    ("select",): "attention attention-type hard soft",
+    ("patience",): "early-stopping early-stop",
+    ("checkpoint_every",): "save-steps save-every save-freq",
+    ("log_every",): "logging-steps log-steps print-freq print-every",
+    ("style",): "cmap colormap overlay",
+    ("words",): "per-word",
+    ("recursive",): "recurse subfolders",
+    ("prefix",): "trigger-word prepend",
+    ("suffix",): "append",
+    ("overwrite",): "force replace y yes",
+    ("write",): "write-txt txt xmp sidecar caption-extension",
+    ("json",): "as-json json-output",
+    ("host",): "address bind ip",
+    ("allow_urls",): "urls allow-url download",
+    ("save",): "formats visualize viz vis",
+}
+_MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
+
+
+def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
+    """Return a sentence on the words that are options of other programs, None without any.
+
+    Args:
+        parser: The command's parser. Beginnings of options are left to it.
+        words: The command's arguments.
+    """
+    options = [option for action in parser._actions for option in action.option_strings]
+    # jsonargparse has an option for each section, too: --data, where --data.root is meant.
+    sections = {option.partition(".")[0] for option in options if "." in option}
+    known = [option for option in options if option not in sections]
+    sentences = []
+    for word in words:
+        if word == "--":
+            break
+        option = word.partition("=")[0]
+        short = option[1:2].isalpha() and option[:1] == "-"
+        if not (short or option[:2] == "--") or (short and option[:2] in known):
+            continue
+        if option.removesuffix("+") in known or _is_beginning(parser, option, known):
+            continue
+        sentences.append(f"there is no option {option}{_meant(parser, option, known)}")
+    return "; ".join(sentences) or None
+
+
+def _is_beginning(parser: argparse.ArgumentParser, option: str, known: list[str]) -> bool:
+    return parser.allow_abbrev and any(each.startswith(option) for each in known)
+
+
+def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:
+    """Return what follows the name of an unknown option: what was probably meant."""
+    name = option.strip("-").replace("_", "-").casefold()
+    places = [str(a.metavar or a.dest) for a in parser._actions if not a.option_strings]
+    last = _last_part(name)
+    for meaning in (last.replace("-", "_"), *_MEANINGS.get(last, ())):
+        if meaning == PLACE and places:
+            return f" (give {places[0]} alone: {parser.prog} {places[0]})"
+        found = [each for each in known if _last_part(each) == meaning.replace("_", "-")]
+        if found:
+            return f" (did you mean {' or '.join(found[:3])}?)"
+    by_name = {each.strip("-").replace("_", "-"): each for each in known}
+    near = get_close_matches(name, by_name, n=1, cutoff=0.7)
+    if near:
+        return f" (did you mean {by_name[near[0]]}?)"
+    by_last = {_last_part(each): each for each in known}
+    near = get_close_matches(last, by_last, n=1, cutoff=0.75)
+    return f" (did you mean {by_last[near[0]]}?)" if near else ""
+
+
+def _last_part(option: str) -> str:
+    return option.strip("-").replace("_", "-").rpartition(".")[2]

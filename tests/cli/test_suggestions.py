@@ -1,0 +1,67 @@
+"""Options of other programs are answered with the option that was meant."""
+
+from __future__ import annotations
+
+import pytest
+from programs import Commands
+
+from captioner.cli import COMMANDS
+from captioner.cli.parsing import CommandParser
+from captioner.cli.suggestions import unknown_options
+
+MEANT = [
+    ("caption a.jpg --beam_size 5", "--beam-size"),
+    ("caption a.jpg --num_beams=5", "--beam-size"),
+    ("caption a.jpg -b 5", "--beam-size"),
+    ("caption --img a.jpg", "captioner caption PHOTO"),
+    ("caption -i a.jpg", "captioner caption PHOTO"),
+    ("caption a.jpg --word_map w.json", "--checkpoint"),
+    ("caption a.jpg -o out", "--output"),
+    ("caption a.jpg --max-new-tokens 9", "--max-words"),
+    ("caption a.jpg --gpu 0", "--device"),
+    ("score --image a.jpg", "captioner score PHOTO"),
+    ("batch --images photos", "captioner batch INPUT"),
+    ("train --epochs 3", "--train.epochs"),
+    ("train --lr 1e-3", "--optim.lr"),
+    ("train --learning_rate=1e-3", "--optim.lr"),
+    ("train --data_folder x", "--data.root"),
+    ("train --data x", "--data.root"),
+    ("train --batch-size 3", "--data.batch_size"),
+    ("train --train.batch-size 3", "--data.batch_size"),
+    ("train --optim.lrr 3", "--optim.lr"),
+    ("train --resume_from x", "--resume"),
+    ("finetune --data_folder x", "captioner finetune TABLE"),
+    ("finetune x.csv --output o --num_epochs 3", "--train.epochs"),
+    ("evaluate --data_dir x", "--root"),
+    ("evaluate --ckpt x", "--checkpoint"),
+    ("serve --ip 0.0.0.0", "--host"),
+    ("export a --beamsize 3", "--beam-size"),
+]
+
+
+@pytest.mark.parametrize(("typed", "meant"), MEANT, ids=[typed for typed, _ in MEANT])
+def test_an_option_of_another_program_names_the_one_that_was_meant(
+    commands: Commands, typed: str, meant: str
+) -> None:
+    command = typed.split()[0]
+    message = commands.run("captioner", *typed.split()).sentence()
+    assert "there is no option -" in message
+    assert meant in message
+    assert f"captioner {command} --help" in message
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_is_refused_by_every_command(commands: Commands, command: str) -> None:
+    message = commands.run("captioner", command, "--zzz").sentence()
+    assert message == f"there is no option --zzz (captioner {command} --help shows the options)"
+
+
+def test_all_unknown_options_are_named_at_once_and_values_are_none() -> None:
+    parser = CommandParser(prog="test", add_help=False)
+    parser.add_argument("--beam-size")
+    parser.add_argument("-r", "--recursive", action="store_true")
+    assert unknown_options(parser, ["--beam", "-1", "-rq", "-", "--", "--other"]) is None
+    found = unknown_options(parser, ["--beams", "3", "--zzz"])
+    assert (
+        found == "there is no option --beams (did you mean --beam-size?); there is no option --zzz"
+    )
