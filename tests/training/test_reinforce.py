@@ -417,6 +417,28 @@ def test_the_loss_of_a_batch_adds_the_terms_of_equation_12() -> None:
     assert set(whole) - set(without) == {"reinforce", "advantage"}
 
 
+def test_each_sample_of_a_caption_keeps_its_words_and_weight_and_has_its_own_seed() -> None:
+    batch = replace(
+        repeated(0, captions=3, samples=1),
+        image_index=torch.tensor([0, 1, 0]),
+        targets=torch.tensor([[4, 2], [5, 2], [6, 2]]),
+        weights=torch.tensor([1.0, 2.0, 3.0]),
+        styles=torch.tensor([2, 0, 1]),
+    )
+    twice = repeat_captions(batch, 2)
+    assert twice.image_index.tolist() == [0, 0, 1, 1, 0, 0]
+    assert twice.targets[:, 0].tolist() == [4, 4, 5, 5, 6, 6]
+    for values, expected in (
+        (twice.weights, [1, 1, 2, 2, 3, 3]),
+        (twice.styles, [2, 2, 0, 0, 1, 1]),
+    ):
+        assert values is not None
+        assert values.tolist() == expected
+    assert twice.seeds is not None
+    assert len(set(twice.seeds.tolist())) == 6
+    assert (twice.words, twice.captions) == (12, 6)
+
+
 def test_where_nothing_was_sampled_there_is_nothing_to_reinforce() -> None:
     forced, log_probs, lengths = random_forced()
     with torch.no_grad():

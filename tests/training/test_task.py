@@ -14,11 +14,15 @@ import pytest
 import tiny
 import torch
 import torch.distributed
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from captioner.data.batch import Batch
+from captioner.models.attention.attention import Attention
+from captioner.models.decoders.base import pack_by_step, unpack_by_step
 from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
+from captioner.training.reinforce import repeat_captions
 from captioner.training.setup import Setup, prepare
 from captioner.training.step import training_step
 from captioner.training.task import TrainingTask
@@ -281,20 +285,42 @@ def test_the_samples_of_a_caption_have_its_style(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])
-def test_the_effect_of_attention_enters_the_loss_with_its_weight(folder: Path, kind: str) -> None:
-    def output(**changed: Any) -> Any:
-        hard = {"attention__select": "hard", "decoder__kind": kind, **tiny.NO_DROPOUT}
-        setup = ready(folder, hard | changed)
-        torch.manual_seed(1)
-        return setup.task.train()(first_batch(setup))
-
-    without = output()
-    once, thrice = (
-        output(loss__attention_effect=0.8, loss__attention_effect_weight=weight)
-        for weight in (1.0, 3.0)
+def test_the_effect_of_attention_is_that_of_random_cells_drawn_anew(
+    folder: Path, kind: str
+) -> None:
+    """Where all scores are zero, the model's own cells are random ones."""
+    hard = {"attention__select": "hard", "decoder__kind": kind, **tiny.NO_DROPOUT}
+    effect = {"loss__attention_effect": 0.8, "loss__attention_effect_weight": 3.0}
+    without = ready(folder, hard)
+    setup = ready(folder, hard | effect)
+    batch = first_batch(setup)
+    calls: list[tuple[Any, ...]] = []
+    setup.task.model.register_forward_pre_hook(lambda _, given: calls.append(given))
+    metrics = setup.task.train()(batch).metrics
+    (grid, *given, own_seeds), (*_, seeds) = calls
+    assert set(own_seeds.tolist()).isdisjoint(seeds.tolist())
+    model = setup.task.model
+    own = model(grid, *given, own_seeds)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Attention):
+                for parameter in module.score.parameters():
+                    parameter.zero_()
+    at_random = model(grid, *given, seeds)
+    targets, lengths = repeat_captions(batch, 2).targets, given[2]
+    losses = [
+        unpack_by_step(
+            functional.cross_entropy(
+                output.logits, pack_by_step(targets, lengths), reduction="none"
+            ),
+            lengths,
+        ).sum(1)
+        for output in (own, at_random)
+    ]
+    lost = losses[1] - losses[0]
+    assert metrics["random_cell_loss"].item() == pytest.approx(
+        lost.sum().item() / int(lengths.sum()), rel=1e-4
     )
-    assert "random_cell_loss" not in without.metrics
-    term = float(once.metrics["total"] - without.metrics["total"])
-    assert 0.1 < term < 3.0
-    assert float(thrice.metrics["total"] - without.metrics["total"]) == pytest.approx(3 * term)
-    assert abs(float(once.metrics["random_cell_loss"]) - (0.8 - term)) < 0.5
+    expected = 3 * (0.8 * lengths - lost).abs().sum().item() / int(lengths.sum())
+    added = metrics["total"] - without.task.train()(batch).metrics["total"]
+    assert added.item() == pytest.approx(expected, rel=1e-4)

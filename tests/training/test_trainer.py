@@ -238,6 +238,33 @@ def test_a_damaged_last_checkpoint_resumes_from_the_one_before(
     assert weights(run) == weights(whole)
 
 
+def test_the_log_has_the_models_rate_and_the_root_of_the_mean_square_advantage(
+    table: Path, tmp_path: Path
+) -> None:
+    """Seven batches make four steps of two; the baseline has a higher rate than the model."""
+    recipe = tiny.recipe(
+        table,
+        tmp_path / "run",
+        attention__select="hard",
+        hard__baseline="learned",
+        optim__lr=1e-4,
+        optim__schedule="cosine",
+        optim__warmup_steps=0,
+        train__epochs=1,
+    )
+    setup = prepare(recipe, torch.device("cpu"))
+    advantages: list[float] = []
+    setup.task.register_forward_hook(
+        lambda task, given, output: advantages.append(output.metrics["advantage"].item())
+    )
+    Trainer(setup, tmp_path / "run", torch.device("cpu")).fit()
+    logged = steps(tmp_path / "run")
+    rates = [0.5e-4 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
+    assert [entry["learning_rate"] for entry in logged] == pytest.approx(rates)
+    of_steps = [math.sqrt(advantages[last]) for last in (1, 3, 5, 6)]
+    assert [entry["advantage"] for entry in logged] == pytest.approx(of_steps, rel=1e-5)
+
+
 # --------------------------------------------------------------------------- changes when resuming
 
 
