@@ -119,10 +119,10 @@ TASKS = Registry(
 METRICS = Registry(
     "metric",
     {
-        "Bleu": "captioner.evaluation.scorers:BLEU",
+        "Bleu": "captioner.evaluation.metrics:BLEU",
         "METEOR": "captioner.evaluation.java_metrics:METEOR",
-        "ROUGE_L": "captioner.evaluation.scorers:ROUGE_L",
-        "CIDEr": "captioner.evaluation.scorers:CIDER",
+        "ROUGE_L": "captioner.evaluation.metrics:ROUGE_L",
+        "CIDEr": "captioner.evaluation.metrics:CIDER",
         "SPICE": "captioner.evaluation.java_metrics:SPICE",
     },
 )

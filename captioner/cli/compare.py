@@ -1,12 +1,17 @@
-"""`captioner compare`: two results files, and whether their difference is more than chance."""
+"""`captioner compare`: captions of two models, and whether their difference is more than chance."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from captioner.cli import parsing, run_command, show
 from captioner.errors import DataError
 from captioner.log import logger
+
+if TYPE_CHECKING:
+    from captioner.evaluation.intervals import ImageScores
 
 # Parts of the signature that must be equal for scores to be comparable; others may differ.
 SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
@@ -17,19 +22,23 @@ def main(argv: list[str] | None = None) -> int:
         prog="captioner compare",
         description="Compare two results files of captioner evaluate on the same photos: every "
         "metric of both, B - A with its 95 % interval, and p by the paired bootstrap over photos "
-        "(Koehn 2004). Exit code: 0 done, 2 they cannot be compared.",
+        "(Koehn 2004). Files that hold captions alone, such as COCO results of another program, "
+        "are scored first, against the references that --root and --split name. Exit code: 0 done, "
+        "2 they cannot be compared.",
     )
-    parser.add_argument("a", type=Path, metavar="A", help="results.json of one model")
-    parser.add_argument("b", type=Path, metavar="B", help="results.json of another")
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: _run(arguments.a, arguments.b))
+    parser.add_argument("a", type=Path, metavar="A", help="results.json or captions of one model")
+    parser.add_argument("b", type=Path, metavar="B", help="those of another")
+    parsing.add_data_options(
+        parser, required=False, default="test", help="of the references (default: test)"
+    )
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
-def _run(a: Path, b: Path) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     from captioner.evaluation.intervals import paired_bootstrap
-    from captioner.evaluation.results import read_results
 
-    (signature_a, scores_a), (signature_b, scores_b) = read_results(a), read_results(b)
+    a, b = arguments.a, arguments.b
+    (signature_a, scores_a), (signature_b, scores_b) = (_scores(path, arguments) for path in (a, b))
     for part in SAME:
         if signature_a.get(part) != signature_b.get(part):
             logger.warning(
@@ -37,7 +46,8 @@ def _run(a: Path, b: Path) -> int:
                 "what they score is not quite the same"
             )
     photos_a, photos_b = signature_a.get("photos"), signature_b.get("photos")
-    if photos_a != photos_b and None not in (photos_a, photos_b):
+    same_images = set(scores_a.image_ids) == set(scores_b.image_ids)
+    if same_images and photos_a != photos_b and None not in (photos_a, photos_b):
         raise DataError(
             f"{a} and {b} are not of the same photos and references; evaluate both models on the "
             "same split"
@@ -52,3 +62,23 @@ def _run(a: Path, b: Path) -> int:
             f"{row.p:7.4f}"
         )
     return 0
+
+
+def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], ImageScores]:
+    """Return the signature and the scores of a file; captions are scored if references are named.
+
+    With references, both files are scored anew, so that they are compared in the same way.
+    """
+    from captioner.cli.evaluate import score_file
+    from captioner.evaluation.results import image_scores, read_results
+
+    if arguments.root is not None:
+        content = score_file(path, parsing.chosen_data(arguments), arguments.split)
+        return content["signature"], image_scores(content)
+    found = read_results(path)
+    if found is None:
+        raise DataError(
+            f"{path} holds captions without scores; name the references with --root DIR, --format "
+            "and --split, or give a file that captioner evaluate --output wrote"
+        )
+    return found

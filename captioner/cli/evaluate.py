@@ -1,4 +1,4 @@
-"""`captioner evaluate`: caption a split of a data set and score the captions."""
+"""`captioner evaluate`: score the captions that a model writes for a split, or those of a file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from captioner.cli.output import add_at_test
 from captioner.data.captioned import CaptionedImage, DataFiles
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
-from captioner.evaluation.results import captions_list, write_json
+from captioner.evaluation.results import (
+    captions_list,
+    match_captions,
+    read_captions,
+    write_json,
+)
+from captioner.evaluation.tables import BIAS, cell_text, result_tables
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from captioner.evaluation.evaluate import AttentionSettings, CaptionSet
+    from captioner.evaluation.evaluate import AttentionSettings
+    from captioner.types import Caption
 
 REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
@@ -34,11 +41,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = parsing.CommandParser(
         prog="captioner evaluate",
         description="Caption a split of a data set and score the captions with BLEU, METEOR, "
-        "ROUGE-L and CIDEr (pycocoevalcap). Exit code: 0 all done, 1 some photos failed, 2 nothing "
-        "could be done.",
+        "ROUGE-L and CIDEr (pycocoevalcap); with --results, score the captions of a file. Exit "
+        "code: 0 all done, 1 some photos failed, 2 nothing could be done.",
     )
     parsing.add_data_options(
         parser, default="test", help="such as test, val, val2017 (default: test)"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="score the captions in this file, of any model: COCO results, a results.json, a table "
+        "of image and caption, or an output of captioner batch; no photo is read",
     )
     parser.add_argument("--output", type=Path, help="write results.json here")
     parser.add_argument(
@@ -95,12 +109,7 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
         help=f"on the first N photos (default: {FAITHFULNESS_PHOTOS}), replace the attention and "
         "delete attended cells: do the words become unlikely?",
     )
-    parser.add_argument(
-        "--removal",
-        choices=("delete", "blur"),
-        default="delete",
-        help="delete cells from the grid, or blur the photo there (default: delete)",
-    )
+    parser.add_argument("--removal", help=argparse.SUPPRESS)
     parser.add_argument(
         "--regions",
         choices=("masks", "boxes"),
@@ -110,18 +119,88 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.check import same_caption
-    from captioner.data.formats.table import split_counts
-    from captioner.data.readers import read_captions, read_split
-
     files = [file for file in (arguments.output, arguments.report, arguments.captions) if file]
     if len(set(map(os.path.realpath, files))) < len(files):
         raise ConfigError("--output, --report and --captions: name a file of its own for each")
     for file in files:
         check_writable(file)  # before hours of captioning
-    data = parsing.chosen_data(arguments)
-    split = read_split(split=arguments.split, **data)
-    training = arguments.train_split and read_captions(DataFiles(**data), arguments.train_split)
+    if arguments.removal:
+        logger.warning("--removal is gone: --faithfulness always deletes cells from the grid")
+    return _score_file(arguments) if arguments.results else _caption_and_score(arguments)
+
+
+def _score_file(arguments: argparse.Namespace) -> int:
+    """Score the captions of a file."""
+    if arguments.report or arguments.captions or arguments.faithfulness or arguments.objects:
+        raise ConfigError(
+            "--results scores captions without their model: leave out --report, --captions, "
+            "--faithfulness and --objects"
+        )
+    results = score_file(
+        arguments.results,
+        parsing.chosen_data(arguments),
+        arguments.split,
+        limit=arguments.limit,
+        training_captions=_training_captions(arguments),
+        time_limit_s=arguments.time_limit,
+    )
+    if arguments.output:
+        write_json(arguments.output, results)
+    _show_results(results, bias=arguments.bias)
+    if arguments.output:
+        show(str(arguments.output))
+    return 0
+
+
+def score_file(
+    path: Path, data: dict[str, Any], split: str, *, limit: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """Return the results of the captions in a file; `options` are those of `score_texts`."""
+    from captioner.data.readers import read_references
+    from captioner.evaluation.evaluate import score_texts
+
+    captions = read_captions(path, split)
+    images = read_references(DataFiles(**data), split)[:limit]
+    texts = match_captions(captions, images)
+    if not texts:
+        example = images[0] if images else None
+        raise DataError(
+            f"{path}: none of its {len(captions)} captions is of a photo of split {split!r} of "
+            f"{data['root']}: it names {next(iter(captions))!r}, and the data set "
+            f"{f'{example.image_id!r} ({example.path.name})' if example else 'no photo'}; name the "
+            "split of these captions"
+        )
+    if without := [image for image in images if image.image_id not in texts]:
+        logger.warning(
+            f"{path}: {len(without)} of {len(images)} photos have no caption there, the first is "
+            f"{without[0].path.name}; the others are scored"
+        )
+    if limit is None and len(captions) > len(texts):
+        logger.info(
+            f"{path}: {len(captions) - len(texts)} of {len(captions)} captions are of other photos"
+        )
+    scored = [image for image in images if image.image_id in texts]
+    texts = {image.image_id: texts[image.image_id] for image in scored}
+    signature = {"model": str(path), "data": f"{data['format']} {split}"}
+    return score_texts(texts, scored, signature=signature, **options)
+
+
+def _training_captions(arguments: argparse.Namespace) -> list[str] | None:
+    from captioner.data.readers import read_captions as read_texts
+
+    if not arguments.train_split:
+        return None
+    return read_texts(DataFiles(**parsing.chosen_data(arguments)), arguments.train_split)
+
+
+def _caption_and_score(arguments: argparse.Namespace) -> int:
+    """Caption the photos of a split; score the captions."""
+    from captioner.data.check import same_caption
+    from captioner.data.formats.table import split_counts
+    from captioner.data.readers import read_split
+
+    split = read_split(split=arguments.split, **parsing.chosen_data(arguments))
+    training = _training_captions(arguments)
     if arguments.format == "table" and not any(split_counts(Path(arguments.root), arguments.file)):
         logger.warning(
             f"{arguments.root} has no column split, so all of its photos are scored, those that a "
@@ -134,7 +213,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "against; give --captions FILE, without --output and --report, to write captions "
             "without scores"
         )
-    measured = _attention_settings(images, arguments)
+    attention = _attention_settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
     room = None if arguments.limit is None else arguments.limit - len(images)
     unscored = split.uncaptioned[:room] if arguments.captions else []
@@ -142,7 +221,7 @@ def _run(arguments: argparse.Namespace) -> int:
         logger.warning(sentence)
     if repeated := same_caption(images):
         logger.warning(repeated)
-    from captioner.evaluation.evaluate import CaptionSet, caption_images
+    from captioner.evaluation.evaluate import caption_images, measure_attention, score_written
 
     captioner = load_captioner(parsing.chosen_model(arguments), arguments)
     requested = images + unscored
@@ -160,10 +239,32 @@ def _run(arguments: argparse.Namespace) -> int:
         write_json(arguments.captions, captions_list(texts))
     images = [image for image in images if image.image_id in captions]
     if images:
-        written = CaptionSet(captioner, images, captions, arguments.beam_size, arguments.at_test)
-        _score(arguments, written, training, measured)
-    for file in files:
-        if images or file == arguments.captions:
+        results = score_written(
+            captioner,
+            images,
+            captions,
+            beam_size=arguments.beam_size,
+            at_test=arguments.at_test,
+            training_captions=training,
+            objects=attention.objects,
+            time_limit_s=arguments.time_limit,
+            signature={
+                "model": str(parsing.chosen_model(arguments)),
+                "precision": arguments.precision,
+                "data": f"{arguments.format} {arguments.split}",
+            },
+        )
+        if arguments.output:
+            write_json(arguments.output, results)  # what follows may take long, or be stopped
+        measured = measure_attention(captioner, images, captions, attention, arguments.at_test)
+        results |= measured
+        if arguments.output and measured:
+            write_json(arguments.output, results)
+        if arguments.report:
+            _report(arguments.report, results, images, captions)
+        _show_results(results, bias=arguments.bias)
+    for file in (arguments.output, arguments.report, arguments.captions):
+        if file and (images or file == arguments.captions):
             show(str(file))
     return 1 if failed or missing else 0
 
@@ -179,58 +280,24 @@ def _attention_settings(
     if arguments.objects:
         objects = Objects(*arguments.objects)
         files = ", ".join(map(str, arguments.objects))
-        verb = "knows" if len(arguments.objects) == 1 else "know"
         known = object_keys(objects, images)
         if not known:
             raise DataError(
-                f"{files} {verb} none of the {len(images)} photos, which are found by their names, "
-                f"such as {images[0].path.name if images else 'none'}; name the file of these "
-                "photos"
+                f"--objects {files}: none of the {len(images)} photos is in there; they are found "
+                f"by their names, such as {images[0].path.name if images else 'none'}; name the "
+                "file of these photos"
             )
         if len(known) < len(images):
             logger.info(
-                f"{files} {verb} {len(known)} of the {len(images)} photos; grounding is measured "
-                "on these"
+                f"--objects {files}: {len(known)} of the {len(images)} photos are in there; "
+                "grounding is measured on these"
             )
-    return AttentionSettings(
-        objects=objects,
-        boxes=arguments.regions == "boxes",
-        faithfulness=arguments.faithfulness,
-        removal=arguments.removal,
-    )
-
-
-def _score(
-    arguments: argparse.Namespace,
-    written: CaptionSet,
-    training: list[str] | None,
-    measured: AttentionSettings,
-) -> None:
-    """Score the captions; write and show the results."""
-    results = written.score(
-        training_captions=training,
-        objects=measured.objects,
-        time_limit_s=arguments.time_limit,
-        signature={
-            "model": str(parsing.chosen_model(arguments)),
-            "precision": arguments.precision,
-            "data": f"{arguments.format} {arguments.split}",
-        },
-    )
-    if arguments.output:
-        write_json(arguments.output, results)  # what follows may take long, or be stopped
-    further = written.measure_attention(measured)
-    results |= further
-    if arguments.output and further:
-        write_json(arguments.output, results)
-    if arguments.report:
-        _report(arguments.report, results, written)
-    _show_results(results, bias=arguments.bias)
+    return AttentionSettings(objects, arguments.regions == "boxes", arguments.faithfulness)
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:
-    """Print the scores, the statistics and the figures of attention."""
-    signature, intervals = results["signature"], results["intervals"]
+    """Print the tables of the results, without the scores by groups of photos."""
+    signature = results["signature"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
         logger.warning(
             "scored with the Python tokenizer, whose figures differ a little from published ones"
@@ -238,77 +305,20 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     for name, value in results["metrics"].items():
         if value is None:
             logger.warning(f"{name}: {signature[name]}")
-            show(f"{name:8} not computed")
+            show(f"{name:8} {signature[name].partition(':')[0]}")
         else:
-            show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *intervals[name]))
-    show("")
-    for name, number in results["statistics"].items():
-        show(f"{name:20} {'not computed' if number is None else f'{number:.4g}'}")
-    if calibration := results.get("calibration"):
-        auc = calibration["auc"]
-        show(
-            f"\nconfidence: expected calibration error {calibration['ece']:.3f}, area under the "
-            f"curve {'not defined' if auc is None else f'{auc:.3f}'}, right "
-            f"{calibration['right']:.1%} of all, "
-            f"{calibration['risk_coverage'][4]['right']:.1%} of the surest half"
-        )
-    if bias:
-        from captioner.evaluation.bias import bias_table
-
-        show("\n" + ("\n".join(bias_table(results["bias"])) or "no references agree on people"))
-    if lines := _attention_lines(results):
-        show("\n" + "\n".join(lines))
+            show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name]))
+    for table in result_tables(results)[1:]:
+        if not table.title.startswith("Scores by") and (bias or table.title != BIAS):
+            show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
 
 
-def _attention_lines(results: dict[str, Any]) -> list[str]:
-    """Return the figures of attention for the terminal; results.json has more."""
-    found = []
-    for source, grounding in results.get("grounding", {}).items():
-        found.append(f"attention on the objects named, {source}: {grounding['num_words']} words")
-        for name, key in (("correctness", "correctness"), ("pointing game", "hit")):
-            if grounding["num_words"]:
-                low, high = grounding["intervals"][key]
-                controls = ", ".join(
-                    f"{label} {grounding[f'{key}_{kind}']:.3f}"
-                    for kind, label in (
-                        ("uniform", "uniform"),
-                        ("centre", "centre"),
-                        ("others", "the caption's other words"),
-                    )
-                )
-                low_gain, high_gain = grounding["intervals"][f"{key}_gain"]
-                found.append(
-                    f"  {name:14} {grounding[key]:.3f}  [{low:.3f}, {high:.3f}]  ({controls}: "
-                    f"{grounding[f'{key}_gain']:+.3f} [{low_gain:+.3f}, {high_gain:+.3f}])"
-                )
-    attention = results.get("attention", {})
-    if attention:
-        found.append("loss of log-probability a word, in nats, when attention is replaced:")
-        for name, entry in attention.items():
-            low, high = entry["interval"]
-            line = f"  {name:22} {entry['value']:.3f}  [{low:.3f}, {high:.3f}]"
-            if "control" in entry:
-                low, high = entry["control_interval"]
-                line += f"  (random cells {entry['control']:.3f} [{low:.3f}, {high:.3f}])"
-            found.append(line + ("  (a share of the words)" if name == "cell_changes" else ""))
-    faithfulness = results.get("faithfulness", {"num_words": 0})
-    if faithfulness["num_words"]:
-        shares = "".join(f"{share:8.0%}" for share in faithfulness["shares"])
-        found += [
-            f"fall of a word's log-probability, cells removed:    {shares}",
-            *(
-                f"  {order:49} " + "".join(f"{fall:8.3f}" for fall in faithfulness[key])
-                for order, key in (
-                    ("most attended first", "attention"),
-                    ("at random", "random"),
-                    ("least attended first", "reverse"),
-                )
-            ),
-        ]
-    return found
-
-
-def _report(path: Path, results: dict[str, Any], written: CaptionSet) -> None:
+def _report(
+    path: Path,
+    results: dict[str, Any],
+    images: Sequence[CaptionedImage],
+    captions: Mapping[int | str, Caption],
+) -> None:
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
     import random
 
@@ -316,7 +326,7 @@ def _report(path: Path, results: dict[str, Any], written: CaptionSet) -> None:
     from captioner.visualization import ReportedImage, report_page
 
     scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
-    ranked = sorted(written.images, key=lambda image: -scores[image.image_id]["CIDEr"])
+    ranked = sorted(images, key=lambda image: -scores[image.image_id].get("CIDEr", 0.0))
     chosen = {
         "Best photos by CIDEr": ranked[:REPORTED],
         "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
@@ -329,7 +339,7 @@ def _report(path: Path, results: dict[str, Any], written: CaptionSet) -> None:
         return ReportedImage(
             name=image.path.name,
             image=open_image(image.path),
-            caption=written.captions[image.image_id],
+            caption=captions[image.image_id],
             references=image.captions,
             scores={
                 name: scores[image.image_id][name]
@@ -339,8 +349,13 @@ def _report(path: Path, results: dict[str, Any], written: CaptionSet) -> None:
         )
 
     signature = results["signature"]
+    tables = [
+        (table.title, table.head, [list(map(cell_text, row)) for row in table.rows])
+        for table in result_tables(results)
+    ]
+    computed = [[name, str(value)] for name, value in signature.items()]
     page = report_page(
-        results,
+        [*tables, ("How this was computed", ["", ""], computed)],
         {heading: list(map(reported, part)) for heading, part in chosen.items() if part},
         title=f"captioner: {signature['model']} on {signature['data']}",
     )

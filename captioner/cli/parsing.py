@@ -111,12 +111,14 @@ def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def add_data_options(parser: argparse.ArgumentParser, **split: Any) -> None:
+def add_data_options(
+    parser: argparse.ArgumentParser, *, required: bool = True, **split: Any
+) -> None:
     """Add the options that choose a data set."""
     parser.add_argument(
-        "--format", choices=tuple(DATA_FORMATS), required=True, help="layout of the data set"
+        "--format", choices=tuple(DATA_FORMATS), required=required, help="layout of the data set"
     )
-    parser.add_argument("--root", required=True, metavar="DIR", help="folder of the data set")
+    parser.add_argument("--root", required=required, metavar="DIR", help="folder of the data set")
     parser.add_argument("--split", **split)
     parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
     parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")

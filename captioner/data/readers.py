@@ -69,6 +69,12 @@ def read_captions(data: DataFiles, split: str) -> list[str]:
     return [text for image in _named_images(data, split) for text in image.captions]
 
 
+def read_references(data: DataFiles, split: str) -> list[CaptionedImage]:
+    """Read the captioned images of a split, whether they are on disk or not; as `read_split`."""
+    images, _ = with_words(_named_images(data, split))
+    return [image for image in images if image.captions]
+
+
 def _named_images(data: DataFiles, split: str) -> list[CaptionedImage]:
     """Return the images that the files of a split name."""
     root = data.root

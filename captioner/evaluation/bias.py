@@ -110,13 +110,24 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
     }
 
 
+def bias_rows(counts: Counts) -> list[list[str | float]]:
+    """Return for each group its name, photos, and the shares right, wrong and silent."""
+    return [
+        [
+            f"{category}: {group}",
+            row["photos"],
+            *(row[name] / row["photos"] for name in ("right", "wrong", "silent")),
+        ]
+        for category, groups in counts.items()
+        for group, row in groups.items()
+    ]
+
+
 def bias_table(counts: Counts) -> list[str]:
     """Return the counts as lines of a Markdown table; none where no references agree."""
     if not counts:
         return []
     lines = ["| | photos | right | wrong | neither |", "| --- | --- | --- | --- | --- |"]
-    for category, groups in counts.items():
-        for group, row in groups.items():
-            shares = (f"{row[name] / row['photos']:.0%}" for name in ("right", "wrong", "silent"))
-            lines.append(f"| {category}: {group} | {row['photos']} | {' | '.join(shares)} |")
+    for name, photos, *shares in bias_rows(counts):
+        lines.append(f"| {name} | {photos} | {' | '.join(f'{share:.0%}' for share in shares)} |")
     return lines

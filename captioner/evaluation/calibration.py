@@ -18,7 +18,7 @@ from captioner.checkpoint import add_files
 from captioner.data.opening import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
-from captioner.evaluation.scorers import tokenize
+from captioner.evaluation.metrics import tokenize
 from captioner.generation.confidence import (
     CALIBRATOR,
     FEATURES,

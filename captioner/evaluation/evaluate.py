@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from captioner.data.captioned import CaptionedImage, Split, with_words
 from captioner.data.opening import opened
 from captioner.data.tars import ImagePath
-from captioner.data.transforms import open_image
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts
+from captioner.evaluation.calibration import calibration_report
 from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words
 from captioner.evaluation.grounding import summary as grounding_summary
 from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from captioner.generation.confidence import Calibrator
 
 ImageId = int | str
-Removal = Literal["delete", "blur"]
 MEASURED_REFERENCES = 2  # references of an image on which attention is measured
 
 
@@ -52,14 +52,11 @@ class AttentionSettings:
         boxes: Use the objects' boxes instead of their masks.
         faithfulness: Number of images on which attention is replaced and cells are deleted; 0 is
             none.
-        removal: How the deletion test removes cells: `delete` them from the grid, or `blur` the
-            image there.
     """
 
     objects: Objects | None = None
     boxes: bool = False
     faithfulness: int = 0
-    removal: Removal = "delete"
 
 
 @dataclass(frozen=True)
@@ -107,44 +104,30 @@ def evaluate(
         ConfigError: A setting that cannot be used.
     """
     attention = attention or AttentionSettings()
-    images, wordless = with_words(_checked(images))
+    counts = Counter(image.image_id for image in images)
+    if len(counts) < len(images):
+        twice, _ = counts.most_common(1)[0]
+        raise DataError(f"the image id {twice!r} is there twice; give each image its own")
+    images, wordless = with_words(images)
     if sentence := Split(images, [], wordless=wordless).wordless_sentence():
         logger.warning(sentence)
     captions, unreadable = caption_images(captioner, images, beam_size=beam_size, at_test=at_test)
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
     known = [image for image in images if image.image_id in captions and image.captions]
-    written = CaptionSet(captioner, known, captions, beam_size, at_test)
-    results = written.score(
+    results = score_written(
+        captioner,
+        known,
+        captions,
+        beam_size=beam_size,
+        at_test=at_test,
         training_captions=training_captions,
         objects=attention.objects,
         time_limit_s=time_limit_s,
         signature=signature,
     )
-    results |= written.measure_attention(attention)
+    results |= measure_attention(captioner, known, captions, attention, at_test)
     return Evaluation(results, captions, unreadable, wordless=wordless)
-
-
-def _checked(images: Sequence[CaptionedImage]) -> list[CaptionedImage]:
-    """Return the images.
-
-    Raises:
-        DataError: They are no images with captions, or two have the same id.
-    """
-    images = list(images)
-    for image in images:
-        if not isinstance(image, CaptionedImage):
-            raise DataError(
-                f"images: a value of type {type(image).__name__} is not accepted; use "
-                "CaptionedImage, as read_split returns them"
-            )
-        if isinstance(image.captions, str):  # its letters would be the references
-            raise DataError(f"{image.path}: captions must be a tuple of strings, not a string")
-    counts = Counter(image.image_id for image in images)
-    if len(counts) < len(images):
-        twice, _ = counts.most_common(1)[0]
-        raise DataError(f"the image id {twice!r} is there twice; give each image its own")
-    return images
 
 
 def caption_images(
@@ -192,187 +175,172 @@ def caption_images(
     return captions, unreadable
 
 
-@dataclass(frozen=True)
-class CaptionSet:
-    """Captions that a model wrote for images with references, to be scored.
+def score_texts(
+    texts: Mapping[ImageId, str],
+    images: Sequence[CaptionedImage],
+    *,
+    confidence: Mapping[ImageId, float | None] | None = None,
+    calibrator: Calibrator | None = None,
+    training_captions: Sequence[str] | None = None,
+    objects: Objects | None = None,
+    time_limit_s: float = 600.0,
+    signature: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Score captions of any model; return the content of `results.json` (docs/evaluation.md).
 
-    Attributes:
-        captioner: The model.
-        images: Images with references; each has a caption.
-        captions: Captions by image id.
-        beam_size, at_test: The settings that they were written with, as for `evaluate`.
+    Args:
+        texts: Caption of each image, by its id.
+        images: The images, with references.
+        confidence, calibrator: The captions' confidence, and what gave it.
+        training_captions, time_limit_s, signature: As for `evaluate`.
+        objects: Also score by the number of objects in an image.
+
+    Raises:
+        DataError: There is nothing to score.
     """
-
-    captioner: Captioner
-    images: Sequence[CaptionedImage]
-    captions: Mapping[ImageId, Caption]
-    beam_size: int | None = None
-    at_test: HardAttentionMode | None = None
-
-    def score(
-        self,
-        *,
-        training_captions: Sequence[str] | None = None,
-        objects: Objects | None = None,
-        time_limit_s: float = 600.0,
-        signature: Mapping[str, object] | None = None,
-    ) -> dict[str, Any]:
-        """Return metrics, intervals, groups and statistics as `results.json` has them.
-
-        Args:
-            training_captions, time_limit_s, signature: As for `evaluate`.
-            objects: Also score by the number of objects in an image.
-
-        Raises:
-            DataError: There is nothing to score.
-        """
-        images = self.images
-        texts = {image.image_id: self.captions[image.image_id].text for image in images}
-        references = {image.image_id: image.captions for image in images}
-        names = {image.image_id: image.path.name for image in images}
-        scores = score_captions(texts, references, time_limit_s=time_limit_s)
-        per_image = ImageScores.of(scores.per_image, scores.counts)
-        groups = {
-            "words in the references": scores_by_length(per_image, references),
-            "words in the caption": scores_by_length(per_image, {i: [t] for i, t in texts.items()}),
-        }
-        if objects:
-            counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
-            if by_objects := scores_by_group(per_image, counts, OBJECTS):
-                groups["objects in the photo"] = by_objects
-        further: dict[str, object] = {"bias": bias_counts(texts, references)}
-        if self.captioner.calibrator is not None:
-            further["calibration"] = self._calibration(
-                self.captioner.calibrator, scores.per_image["CIDEr"]
-            )
-        config = self.captioner.config
-        mode = self.at_test or config.attention.at_test
-        return results_of(
-            scores,
-            texts,
-            signature={
-                **scores.signature,
-                **vars(config.decoding),
-                "beam_size": self.beam_size or config.decoding.beam_size,
-                "at_test": mode if self.captioner.has_hard_attention else None,
-                **(signature or {}),
-                "photos": digest_of(names, references),
-            },
-            names=names,
-            intervals=bootstrap_intervals(per_image),
-            statistics=corpus_statistics(list(texts.values()), training_captions),
-            groups=groups,
-            **further,
-        )
-
-    def _calibration(self, calibrator: Calibrator, cider: Mapping[Any, float]) -> dict[str, Any]:
-        """Return how well the captions' confidence agrees with their CIDEr-D (of these images)."""
-        from captioner.evaluation.calibration import calibration_report
-
-        ids = [image.image_id for image in self.images]
-        confidence = np.array([self.captions[i].confidence for i in ids], dtype=np.float64)
-        right = np.array([cider[i] >= calibrator.right_from for i in ids])
-        known = ~np.isnan(confidence)  # of a caption without one, None has become NaN
-        return {
+    references = {image.image_id: image.captions for image in images}
+    names = {image.image_id: image.path.name for image in images}
+    scores = score_captions(texts, references, time_limit_s=time_limit_s)
+    per_image = ImageScores.of(scores.per_image, scores.counts)
+    groups = {
+        "words in the references": scores_by_length(per_image, references),
+        "words in the caption": scores_by_length(per_image, {i: [t] for i, t in texts.items()}),
+    }
+    if objects:
+        counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
+        if by_objects := scores_by_group(per_image, counts, OBJECTS):
+            groups["objects in the photo"] = by_objects
+    further: dict[str, object] = {"bias": bias_counts(texts, references)}
+    if calibrator and confidence and "CIDEr" in scores.per_image:
+        known = {i: sure for i, sure in confidence.items() if sure is not None}
+        right = [scores.per_image["CIDEr"][i] >= calibrator.right_from for i in known]
+        further["calibration"] = {
             "right_from": calibrator.right_from,
-            **calibration_report(confidence[known], right[known], calibrator.threshold),
+            **calibration_report(
+                np.array(list(known.values())), np.array(right), calibrator.threshold
+            ),
         }
+    return results_of(
+        scores,
+        texts,
+        signature={
+            **scores.signature,
+            **(signature or {}),
+            "photos": digest_of(names, references),
+        },
+        names=names,
+        intervals=bootstrap_intervals(per_image),
+        statistics=corpus_statistics(list(texts.values()), training_captions),
+        groups=groups,
+        **further,
+    )
 
-    def measure_attention(self, settings: AttentionSettings) -> dict[str, Any]:
-        """Return the measurements of attention that the settings ask for.
 
-        Returns:
-            `grounding` and `regions` if there are objects; `attention` and `faithfulness` if the
-            setting `faithfulness` is above 0.
-        """
-        found: dict[str, Any] = {}
-        if settings.objects:
-            found["grounding"] = self._grounding(settings.objects, boxes=settings.boxes)
-            found["regions"] = "boxes" if settings.boxes else "masks"
-        if settings.faithfulness:
-            first = replace(
-                self,
-                images=self.images[: settings.faithfulness],
-                captioner=self.captioner.in_torch(),
-            )
-            found["attention"] = first._replacements()
-            found["faithfulness"] = first._deletions(settings.removal)
-        return found
+def score_written(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    *,
+    beam_size: int | None = None,
+    at_test: HardAttentionMode | None = None,
+    signature: Mapping[str, object] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Score captions that a captioner wrote, as `score_texts`; the signature has its settings."""
+    config = captioner.config
+    mode = at_test or config.attention.at_test
+    return score_texts(
+        {image.image_id: captions[image.image_id].text for image in images},
+        images,
+        confidence={image.image_id: captions[image.image_id].confidence for image in images},
+        calibrator=captioner.calibrator,
+        signature={
+            **vars(config.decoding),
+            "beam_size": beam_size or config.decoding.beam_size,
+            "at_test": mode if captioner.has_hard_attention else None,
+            **(signature or {}),
+        },
+        **options,
+    )
 
-    def _grounding(self, objects: Objects, *, boxes: bool) -> dict[str, object]:
-        """Return the grounding of the model's captions, and of the images' first references."""
-        written: list[GroundedWord] = []
-        given: list[GroundedWord] = []
-        keys = object_keys(objects, self.images)
-        known = [image for image in self.images if image.image_id in keys]
-        tokenizer = self.captioner.vocabulary.tokenizer
-        for image in progress_bar(known, desc="grounding", unit="photo"):
-            key = keys[image.image_id]
-            caption = in_whole_words(self.captions[image.image_id], tokenizer)
-            written += ground(caption, key, objects, boxes=boxes)
-            reference = next((text for text in image.captions if tokenizer.split(text)), None)
-            if reference is None:
-                continue
-            try:
-                caption = self.captioner.score(image.path, reference, at_test=self.at_test)
-            except CaptionerError as error:  # a text longer than the model can read
-                logger.warning(f"{image.path}: its first reference is left out: {error}")
-            else:
-                given += ground(in_whole_words(caption, tokenizer), key, objects, boxes=boxes)
-        return {"captions": grounding_summary(written), "references": grounding_summary(given)}
 
-    def _replacements(self) -> dict[str, dict[str, Any]]:
-        """Measure what reference captions lose when attention or the attended cells are replaced.
+def measure_attention(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    settings: AttentionSettings,
+    at_test: HardAttentionMode | None = None,
+) -> dict[str, Any]:
+    """Return the measurements of attention that the settings ask for.
 
-        Returns:
-            For each name of the table in docs/evaluation.md its `value` and `interval`.
-        """
-        from captioner.evaluation.faithfulness import AttentionMeasure, attention_summary
+    Args:
+        images: Images with references.
+        captions: Captions by image id that the captioner wrote with `at_test`.
 
-        captioner = self.captioner
-        measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
-        rows = []
-        for image in progress_bar(self.images, desc="attention", unit="photo"):
-            words = [captioner.vocabulary.tokenizer.split(text) for text in image.captions]
-            tokens = [captioner.vocabulary.encode(text) for text in words if text]
-            if not tokens:
-                continue
-            try:
-                grid, _ = captioner.encode([open_image(image.path)])
-                with captioner.attention_mode(self.at_test):
-                    rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
-            except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
-                logger.warning(f"{image.path}: left out: {error}")
-        return attention_summary(rows)
+    Returns:
+        `grounding` and `regions` if there are objects; `attention` if the setting `faithfulness` is
+        above 0.
+    """
+    found: dict[str, Any] = {}
+    if settings.objects:
+        found["grounding"] = _grounding(captioner, images, captions, settings, at_test)
+        found["regions"] = "boxes" if settings.boxes else "masks"
+    if settings.faithfulness:
+        first = images[: settings.faithfulness]
+        found["attention"] = _replacements(captioner.in_torch(), first, at_test)
+    return found
 
-    def _deletions(self, removal: Removal) -> dict[str, object]:
-        """Return the results of the deletion test on the model's own captions."""
-        from captioner.evaluation.faithfulness import (
-            deletion,
-            deletion_summary,
-            removal_in_grid,
-            removal_in_image,
-        )
 
-        captioner = self.captioner
-        generator = np.random.default_rng(0)
-        falls = []
-        for image in progress_bar(self.images, desc="faithfulness", unit="photo"):
-            caption = self.captions[image.image_id]
-            if not caption.words:
-                continue
-            whole = open_image(image.path)
-            grid, (geometry,) = captioner.encode([whole])
-            remove = removal_in_grid(grid)
-            if removal == "blur":
-                remove = removal_in_image(grid, whole, geometry, lambda im: captioner.encode(im)[0])
-            tokens = captioner.vocabulary.encode(caption.words)
-            maps = caption.maps.reshape(len(tokens), -1)
-            with captioner.attention_mode(self.at_test):
-                falls.append(
-                    deletion(captioner.model.decoder, grid, tokens, maps, generator, remove)
-                )
-        return {"removal": removal, **deletion_summary(falls)}
+def _grounding(
+    captioner: Captioner,
+    images: Sequence[CaptionedImage],
+    captions: Mapping[ImageId, Caption],
+    settings: AttentionSettings,
+    at_test: HardAttentionMode | None,
+) -> dict[str, object]:
+    """Return the grounding of the model's captions, and of the images' first references."""
+    written: list[GroundedWord] = []
+    given: list[GroundedWord] = []
+    assert settings.objects is not None
+    measure = partial(ground, objects=settings.objects, boxes=settings.boxes)
+    keys = object_keys(settings.objects, images)
+    known = [image for image in images if image.image_id in keys]
+    tokenizer = captioner.vocabulary.tokenizer
+    for image in progress_bar(known, desc="grounding", unit="photo"):
+        key = keys[image.image_id]
+        written += measure(in_whole_words(captions[image.image_id], tokenizer), key)
+        reference = next((text for text in image.captions if tokenizer.split(text)), None)
+        if reference is None:
+            continue
+        try:
+            caption = captioner.score(image.path, reference, at_test=at_test)
+        except CaptionerError as error:  # a text longer than the model can read
+            logger.warning(f"{image.path}: its first reference is left out: {error}")
+        else:
+            given += measure(in_whole_words(caption, tokenizer), key)
+    return {"captions": grounding_summary(written), "references": grounding_summary(given)}
+
+
+def _replacements(
+    captioner: Captioner, images: Sequence[CaptionedImage], at_test: HardAttentionMode | None
+) -> dict[str, dict[str, Any]]:
+    """Measure what reference captions lose when attention or the attended cells are replaced."""
+    from captioner.evaluation.faithfulness import AttentionMeasure, attention_summary
+
+    measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
+    rows = []
+    for image in progress_bar(images, desc="attention", unit="photo"):
+        words = [captioner.vocabulary.tokenizer.split(text) for text in image.captions]
+        tokens = [captioner.vocabulary.encode(text) for text in words if text]
+        if not tokens:
+            continue
+        try:
+            grid, _ = captioner.encode([image.path])
+            with captioner.attention_mode(at_test):
+                rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
+        except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
+            logger.warning(f"{image.path}: left out: {error}")
+    return attention_summary(rows)
 
 
 def object_keys(objects: Objects, images: Sequence[CaptionedImage]) -> dict[ImageId, ImageKey]:

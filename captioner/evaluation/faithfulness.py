@@ -1,11 +1,8 @@
 """Does attention matter to the words? Replace what the model attends to and score the words again.
 
-Two tests. `AttentionMeasure` scores reference captions while the attention of every word is
-replaced, or while the cells that matter most are deleted (the table in docs/evaluation.md).
-`deletion` is the deletion test (Petsiuk et al. 2018, "RISE", section 4.1; Jain and Wallace 2019 ask
-the question of attention): for each word, cells are removed in the order of their attention, a
-growing share of them, and the word's log-probability is computed again, compared with removal in
-random and in reverse order. Attention that matters makes the first fall fastest.
+`AttentionMeasure` scores reference captions while the attention of every word is replaced (Jain and
+Wallace 2019, "Attention is not Explanation"), and while the cells with the most attention are
+deleted (Petsiuk et al. 2018, "RISE", section 4.1). docs/evaluation.md has the table.
 """
 
 from __future__ import annotations
@@ -13,31 +10,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter
 from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
-from captioner.generation import score, score_captions
+from captioner.generation import score_captions
 from captioner.models.attention.attention import Attention, Select
 from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.decoders.base import Decoder
-from captioner.types import AttentionOutput, Geometry, Grid
-
-SHARES = (0.05, 0.1, 0.2, 0.4)
-ORDERS = ("attention", "random", "reverse")
+from captioner.types import AttentionOutput, Grid
 
 Replacement = Literal["frozen", "random_cell", "uniform"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 DELETIONS = ("deleted_in_grid", "deleted_before_mixing")
 DELETED_SHARE = 0.2
-
-
-# --- attention replaced ---------------------------------------------------------------------------
 
 
 class ReplacedSelect(nn.Module):
@@ -179,17 +168,13 @@ def _most_attended(attention: np.ndarray) -> np.ndarray:
 
 
 def _in_grid(grid: Grid, removed: np.ndarray) -> Grid:
-    """Return the grid of one image without removed cells, bool [L] or [variants, L]."""
+    """Return the grid of one image without removed cells, bool [L]."""
     local = None if grid.local is None else _deleted(grid.local, removed)
     return replace(grid, features=_deleted(grid.features, removed), local=local)
 
 
 def _deleted(features: Tensor, removed: np.ndarray) -> Tensor:
-    """Return features [1, L, D] with the mean of all cells in place of the removed ones.
-
-    Args:
-        removed: bool [L], or [variants, L] for features [variants, L, D].
-    """
+    """Return features [1, L, D] with the mean of all cells in place of the removed ones, [L]."""
     gone = torch.from_numpy(removed).to(features.device)[..., None]
     return torch.where(gone, features.mean(1, keepdim=True), features)
 
@@ -220,120 +205,3 @@ def attention_summary(
                 control, interval = mean_and_interval(f"{name}_control")
                 found[name] |= {"control": control, "control_interval": interval}
     return found
-
-
-# --- deletion test --------------------------------------------------------------------------------
-
-
-def removed_cells(attention: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return the cells of one word to remove: bool [orders, shares, L]; at least one cell each.
-
-    Args:
-        attention: [L]. Cells of equal attention are in random order.
-    """
-    cells = len(attention)
-    shuffled = generator.permutation(cells)
-    ranked = shuffled[np.argsort(-attention[shuffled], kind="stable")]
-    removed = np.zeros((len(ORDERS), len(SHARES), cells), bool)
-    for index, order in enumerate((ranked, generator.permutation(cells), ranked[::-1])):
-        for share_index, share in enumerate(SHARES):
-            removed[index, share_index, order[: max(1, round(share * cells))]] = True
-    return removed
-
-
-Removal = Callable[[np.ndarray], Grid]  # from cells to remove, bool [variants, L]
-
-
-def removal_in_grid(grid: Grid) -> Removal:
-    """Remove cells from the grid of one image: their features become the mean of the grid's."""
-    return partial(_in_grid, grid)
-
-
-def removal_in_image(
-    grid: Grid,
-    image: Image.Image,
-    geometry: Geometry,
-    encode: Callable[[list[Image.Image]], Grid],
-) -> Removal:
-    """Remove cells from the image, which is blurred where they lie, and encode it again.
-
-    A cell's features also depend on pixels around it, so this test is the harder one.
-    """
-    cell_px = min(geometry.width_px / grid.width, geometry.height_px / grid.height)
-    blurred = image.filter(ImageFilter.GaussianBlur(cell_px))
-
-    def remove(removed: np.ndarray) -> Grid:
-        variants = []
-        for cells in removed:
-            variant = image.copy()
-            for row, column in np.argwhere(cells.reshape(grid.height, grid.width)):
-                box_px = geometry.cell_box_px(row, column, grid.height, grid.width)
-                x0, y0, x1, y1 = map(round, box_px)
-                # What lies beyond the image, on a letterbox, is cropped and pasted nowhere.
-                variant.paste(blurred.crop((x0, y0, x1, y1)), (x0, y0))
-            variants.append(variant)
-        return encode(variants)
-
-    return remove
-
-
-def deletion(
-    decoder: Decoder,
-    grid: Grid,
-    tokens: Sequence[int],
-    maps: np.ndarray,
-    generator: np.random.Generator,
-    remove: Removal,
-) -> np.ndarray:
-    """Remove the cells that each word attends to, and score the word again.
-
-    Args:
-        decoder: In evaluation mode.
-        grid: Grid of one image.
-        tokens: T word indices, at least one.
-        maps: float [T, L], the attention of each word.
-        generator: Draws the random order.
-        remove: `removal_in_grid` or `removal_in_image`.
-
-    Returns:
-        Falls of the words' log-probability: float64 [orders, shares, T], in nats; a fall is
-        positive.
-    """
-    words = len(tokens)
-    before = score(decoder, grid, tokens, max_words=words)[0].log_probs
-    falls = np.zeros((len(ORDERS), len(SHARES), words))
-    for position, attention in enumerate(maps):
-        removed = removed_cells(attention, generator)
-        grids = remove(removed.reshape(-1, len(attention)))
-        read = position + 1  # later words do not change the probability of this one
-        found = score(decoder, grids, tokens[:read], max_words=read)
-        after = np.array([hypothesis.log_probs[-1] for hypothesis in found])
-        falls[..., position] = (before[position] - after).reshape(falls.shape[:2])
-    return falls
-
-
-def deletion_summary(deletions: Sequence[np.ndarray]) -> dict[str, object]:
-    """Return mean falls over all words: order -> one for each share.
-
-    Returns:
-        `attention`, `random` and `reverse`; `intervals`, the 95 % bootstrap interval of each over
-        images; `attention_beats_random`, the share of words whose mean fall is larger in the order
-        of attention; `num_words`, alone where there are none.
-    """
-    deletions = [each for each in deletions if each.shape[-1]]
-    if not deletions:
-        return {"num_words": 0}
-    falls = np.concatenate(deletions, axis=-1)
-    return {
-        "num_words": falls.shape[-1],
-        "shares": list(SHARES),
-        **{order: falls[index].mean(-1).tolist() for index, order in enumerate(ORDERS)},
-        "intervals": {
-            order: [
-                interval_of_mean([each[index, share] for each in deletions])
-                for share in range(len(SHARES))
-            ]
-            for index, order in enumerate(ORDERS)
-        },
-        "attention_beats_random": float((falls[0].mean(0) > falls[1].mean(0)).mean()),
-    }

@@ -1,45 +1,80 @@
-"""The metrics that are Java programs, METEOR and SPICE, and the PTB tokenizer.
+"""METEOR, SPICE and the PTB tokenizer, which are Java programs, in a process of their own.
 
-They can hang, so they run in the process of worker.py only.
+`main` reads {"candidates": [...], "references": [[...], ...]} from standard input and writes one
+JSON object a line as each stage ends, so that what is done stays done when the process is killed:
+
+    {"java": version}
+    {"scores": {metric: [corpus, [image, ...]]}}
+    {"failed": {metric: reason}}
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from pycocoevalcap.meteor.meteor import METEOR_JAR, Meteor
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, STANFORD_CORENLP_3_4_1_JAR
 
-from captioner.evaluation.scorers import (
+from captioner.evaluation.metrics import (
     Metric,
     MetricTable,
     Scored,
     clean,
     compute_score,
     meteor_language,
+    metrics,
     package,
     pycocoevalcap_folder,
+    python_scores,
 )
 
 
-class JavaFailure(Exception):
-    """A Java program that did not do its work; the message is the reason in one phrase."""
+def main() -> None:
+    """Score the captions on standard input with the Java that the first argument names."""
+    java = sys.argv[1]
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what the scorers print
+    os.environ["PATH"] = os.pathsep.join((str(Path(java).parent), os.environ.get("PATH", "")))
+
+    def report(**stage: object) -> None:
+        print(json.dumps(stage), file=lines, flush=True)
+
+    request = json.loads(sys.stdin.buffer.read())
+    candidates, references = request["candidates"], request["references"]
+    java_metrics = metrics(needs_java=True).values()
+    try:
+        report(java=java_version(java))
+        flat = [*candidates, *(text for texts in references for text in texts)]
+        tokens = iter(ptb_tokenize(flat, java))
+    except (OSError, ValueError) as error:
+        names = (name for metric in java_metrics for name in metric.names)
+        report(failed=dict.fromkeys(names, str(error)))
+        return
+    candidates = [next(tokens) for _ in candidates]
+    references = [[next(tokens) for _ in texts] for texts in references]
+    report(scores=python_scores(candidates, references))
+    for metric in java_metrics:
+        try:
+            report(scores=metric.compute(candidates, references, java))
+        # A METEOR that has ended or complains gives no number where pycocoevalcap expects one.
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+            report(failed=dict.fromkeys(metric.names, str(error)))
 
 
 def java_version(java: str) -> str:
-    """Return the version of the Java at this path, such as "17.0.15".
-
-    Raises:
-        JavaFailure: It does not start or names no version.
-    """
+    """Return the version of the Java at this path, such as "17.0.15"."""
     output = _run([java, "-version"]).stderr.decode(errors="replace")
     match = re.search(r'version "([^"]+)"', output)
     if match is None:
-        raise JavaFailure(f"{java} -version gave no version: {_last_line(output)}")
+        raise ValueError(f"{java} -version gave no version: {output.strip()}")
     return match[1]
 
 
@@ -48,9 +83,6 @@ def ptb_tokenize(texts: Sequence[str], java: str) -> list[str]:
 
     Called through pipes: pycocoevalcap's own wrapper writes a file into its installed folder, which
     may be read-only, and loses the last captions when they are empty.
-
-    Raises:
-        JavaFailure: The tokenizer failed or did not give one line a caption.
     """
     jar = pycocoevalcap_folder() / "tokenizer" / STANFORD_CORENLP_3_4_1_JAR
     command = [java, "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer"]
@@ -60,16 +92,24 @@ def ptb_tokenize(texts: Sequence[str], java: str) -> list[str]:
     output = _run(command + options, source).stdout.decode()
     lines = output.removesuffix("\n").split("\n")
     if len(lines) != len(texts):
-        raise JavaFailure(f"PTBTokenizer gave {len(lines)} lines for {len(texts)} captions")
+        raise ValueError(f"PTBTokenizer gave {len(lines)} lines for {len(texts)} captions")
     removed = set(PUNCTUATIONS)
     return [" ".join(w for w in line.rstrip().split(" ") if w not in removed) for line in lines]
+
+
+def _run(command: list[str], source: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run(command, input=source, capture_output=True, check=False)
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ValueError(f"{command[0]} ended with code {done.returncode}: {words}")
+    return done
 
 
 class _Meteor(Meteor):
     """pycocoevalcap's METEOR with a given Java, UTF-8, and a standard error that cannot fill up.
 
-    Its own constructor leaves stderr in a pipe that nothing reads, and its lock is not released
-    when scoring fails, so that its destructor would wait for ever: hence the reentrant lock.
+    Its own constructor leaves stderr in a pipe that nothing reads. Its lock stays taken when
+    scoring fails, and its destructor would wait for it for ever: hence the reentrant lock.
     """
 
     def __init__(self, java: str, language: str) -> None:
@@ -103,62 +143,26 @@ class _Meteor(Meteor):
 def meteor_scores(
     candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
 ) -> MetricTable:
-    """Return METEOR 1.5 (Denkowski and Lavie 2014) of tokenised captions, by `meteor_language`.
-
-    Raises:
-        JavaFailure: METEOR ended early or answered with something other than scores.
-    """
+    """Return METEOR 1.5 (Denkowski and Lavie 2014) of tokenised captions, by `meteor_language`."""
     meteor = _Meteor(java, meteor_language(references))
     try:
         corpus, images = compute_score(meteor, candidates, references)
-    except (ValueError, OSError, IndexError) as error:  # no number where METEOR died or complained
+    except (ValueError, OSError, IndexError) as error:
         meteor.errors.seek(0)
-        reason = _last_line(meteor.errors.read().decode(errors="replace")) or _end(meteor) or error
-        raise JavaFailure(f"METEOR failed: {reason}") from error
+        words = meteor.errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        raise ValueError(f"METEOR failed: {words or error}") from error
     return {"METEOR": Scored(corpus, images, meteor.counts)}
-
-
-def _end(meteor: _Meteor) -> str:
-    """Return how the process of METEOR ended, if it did."""
-    try:
-        code = meteor.meteor_p.wait(1)
-    except subprocess.TimeoutExpired:
-        return ""
-    return f"its process was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 def spice_scores(
     candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
 ) -> MetricTable:
-    """Return SPICE (Anderson et al. 2016): F-score over all tuples, of tokenised captions.
-
-    Raises:
-        JavaFailure: SPICE ended early or could not write its working files.
-    """
-    del java  # SPICE calls "java" by its name, which worker.py puts on the path
+    """Return SPICE (Anderson et al. 2016): F-score over all tuples, of tokenised captions."""
+    del java  # SPICE calls "java" by its name, which `main` puts on the path
     from pycocoevalcap.spice.spice import Spice
 
-    try:
-        corpus, images = compute_score(Spice(), candidates, references)
-    except (subprocess.CalledProcessError, ValueError, OSError) as error:
-        raise JavaFailure(f"SPICE failed: {error}") from error
+    corpus, images = compute_score(Spice(), candidates, references)
     return {"SPICE": Scored(float(corpus), [float(image["All"]["f"]) for image in images])}
-
-
-def _run(command: list[str], source: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a program with `source` as standard input; return its result or raise JavaFailure."""
-    try:
-        return subprocess.run(command, input=source, capture_output=True, check=True)
-    except OSError as error:
-        raise JavaFailure(f"{command[0]} does not start ({error.strerror})") from error
-    except subprocess.CalledProcessError as error:
-        last = _last_line(error.stderr.decode(errors="replace"))
-        raise JavaFailure(f"{command[0]} ended with code {error.returncode}: {last}") from error
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 def spice_is_installed() -> bool:
@@ -167,12 +171,7 @@ def spice_is_installed() -> bool:
     return all((pycocoevalcap_folder() / "spice" / "lib" / jar).is_file() for jar in jars)
 
 
-METEOR = Metric(
-    ("METEOR",),
-    meteor_scores,
-    lambda: f"METEOR 1.5 via {package()}",
-    needs_java=True,
-)
+METEOR = Metric(("METEOR",), meteor_scores, lambda: f"METEOR 1.5 via {package()}", needs_java=True)
 SPICE = Metric(
     ("SPICE",),
     spice_scores,

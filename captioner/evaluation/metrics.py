@@ -1,42 +1,87 @@
 """BLEU, METEOR, ROUGE-L and CIDEr of captions against references, as the field reports them.
 
-The figures are those of pycocoevalcap (the coco-caption code) with its PTBTokenizer. That tokenizer
-and METEOR are Java programs that can hang, so they run in a process of their own with a time
-limit. Without Java the other scores are computed with a Python tokenizer, and METEOR is None.
+The figures are those of pycocoevalcap (the coco-caption code). Its tokenizer and METEOR are Java
+programs that can hang, so they run in one process with a time limit (java_metrics.py). Without Java
+the other metrics are computed here with a Python tokenizer, and METEOR is None.
+
+A metric is a `Metric` and one line in METRICS of captioner/registry.py. A tokenised caption is one
+string, its words lower-cased and separated by single spaces, without punctuation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from captioner.data.text_files import has_words
+from captioner.data.tokenizer import begins_unspaced
 from captioner.errors import DataError
-from captioner.evaluation.scorers import (
-    MetricTable,
-    Scored,
-    meteor_language,
-    metrics,
-    python_scores,
-    tokenize,
-)
+from captioner.registry import METRICS
 
 PTB_TOKENIZER = "PTB 3.4.1 via pycocoevalcap"
 PYTHON_TOKENIZER = "python (nltk)"
-NOT_COMPUTED = "not computed"
+ONE_IMAGE = "not defined: its document frequencies need at least two photos"
+_WORKER = "from captioner.evaluation.java_metrics import main; main()"
 
 ImageId = TypeVar("ImageId", int, str, "int | str")
+
+
+class Scored(NamedTuple):
+    """A metric of a set of captions.
+
+    Attributes:
+        counts: For Bleu_4 and METEOR, whose score over many images is not the mean of the images'
+            scores: the statistics of each image; the score is a function of their sums
+            (intervals.py).
+    """
+
+    corpus: float
+    images: list[float]
+    counts: list[list[float]] | None = None
+
+
+MetricTable: TypeAlias = dict[str, Scored]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A way to score captions against references; an entry of METRICS in captioner/registry.py.
+
+    Attributes:
+        compute: Function of N tokenised captions and the tokenised references of each that returns
+            a `Scored` for every name. With `needs_java` it also gets the path of a Java and runs in
+            the process of java_metrics.py.
+        signature: Returns what computes it, with its version.
+        available: Returns whether what it needs is installed; otherwise it is left out.
+    """
+
+    names: tuple[str, ...]
+    compute: Callable[..., MetricTable]
+    signature: Callable[[], str]
+    needs_java: bool = False
+    available: Callable[[], bool] = lambda: True
+
+
+def metrics(*, needs_java: bool | None = None) -> dict[str, Metric]:
+    """Return the available metrics by name: all, those that need Java, or those that do not."""
+    found: dict[str, Metric] = {name: METRICS[name] for name in METRICS}
+    return {
+        name: metric
+        for name, metric in found.items()
+        if metric.available() and needs_java in (None, metric.needs_java)
+    }
 
 
 @dataclass(frozen=True)
@@ -46,7 +91,7 @@ class Scores:
     Attributes:
         metrics: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all images, as fractions (CIDEr on
             pycocoevalcap's scale, where 10 is the most); SPICE too where its jars are installed.
-            None is "not computed"; the signature says why.
+            None is "not computed" or "not defined"; the signature says why.
         per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU
             and METEOR are not the means of these.
         counts: metric -> image id -> statistics, of Bleu_4 and METEOR; the corpus score is a
@@ -65,13 +110,15 @@ def quick_scores(
 ) -> dict[str, float]:
     """Return the metrics that need no Java, computed in process with the Python tokenizer.
 
-    For validation while training; figures to publish are those of score_captions.
+    For validation while training; figures to publish are those of score_captions. CIDEr of a single
+    image is not defined and left out.
 
     Raises:
         DataError: As for score_captions.
     """
     _, texts, truths = _align(candidates, references)
-    return {name: scored.corpus for name, scored in _with_python_tokenizer(texts, truths).items()}
+    table = _with_python_tokenizer(texts, truths)
+    return {name: scored.corpus for name, scored in table.items() if name != "CIDEr" or texts[1:]}
 
 
 def score_captions(
@@ -95,51 +142,50 @@ def score_captions(
         DataError: The ids differ, an image has no reference, there is nothing to score.
     """
     ids, texts, truths = _align(candidates, references)
+    chosen = metrics()
+    names = [name for metric in chosen.values() for name in metric.names]
     table: MetricTable = {}
-    failed: dict[str, str] = {}
-    java_version = "none"
     java_path = shutil.which(java or "java")
     if java_path is None:
-        early_end: str | None = f"no Java at {java}" if java else "no Java on PATH"
+        why = dict.fromkeys(names, f"no Java at {java}" if java else "no Java on PATH")
+        java_version = "none"
     else:
-        stages, early_end = _run_worker(texts, truths, java_path, time_limit_s)
+        stages, early_end = _run_worker(texts, truths, os.path.abspath(java_path), time_limit_s)
+        java_version = next((stage["java"] for stage in stages if "java" in stage), "none")
+        why = dict.fromkeys(names, early_end)
         for stage in stages:
-            java_version = stage.get("java", java_version)
             table |= {name: Scored(*row) for name, row in stage.get("scores", {}).items()}
-            failed |= stage.get("failed", {})
-
-    tokenizer = PTB_TOKENIZER
-    if not table:
-        table |= _with_python_tokenizer(texts, truths)
-        tokenizer = PYTHON_TOKENIZER
-    chosen = metrics()
-    left_out = sum(map(len, references.values())) - sum(map(len, truths))
+            why |= stage.get("failed", {})
+    tokenizer = PTB_TOKENIZER if table else PYTHON_TOKENIZER
+    table = table or _with_python_tokenizer(texts, truths)
     signature = {
         **{name: metric.signature() for name, metric in chosen.items()},
-        # such references would only lower the scores
-        **({"references_without_words": f"{left_out} left out"} if left_out else {}),
         "tokenizer": tokenizer,
         "java": java_version,
         "num_images": str(len(ids)),
     }
     if tokenizer == PYTHON_TOKENIZER:
         signature["nltk"] = importlib.metadata.version("nltk")
+    if left_out := sum(map(len, references.values())) - sum(map(len, truths)):
+        signature["references_without_words"] = f"{left_out} left out"  # they would lower scores
     if meteor_language(truths) == "other":
         signature["METEOR"] += ", -l other (equal words only)"
-    names = [name for metric in chosen.values() for name in metric.names]
-    figures = {name: table[name].corpus if name in table else None for name in names}
-    for name in names:
-        if name not in table:
-            signature[name] = f"{NOT_COMPUTED}: {failed.get(name, early_end)}"
-    per_image = {
-        name: dict(zip(ids, table[name].images, strict=True)) for name in names if name in table
-    }
-    counts = {
-        name: dict(zip(ids, scored.counts, strict=True))
-        for name, scored in table.items()
-        if scored.counts is not None
-    }
-    return Scores(metrics=figures, per_image=per_image, counts=counts, signature=signature)
+    signature |= {name: f"not computed: {why[name]}" for name in names if name not in table}
+    if len(ids) == 1:
+        del table["CIDEr"]
+        signature["CIDEr"] = ONE_IMAGE
+    return Scores(
+        metrics={name: table[name].corpus if name in table else None for name in names},
+        per_image={
+            name: dict(zip(ids, table[name].images, strict=True)) for name in names if name in table
+        },
+        counts={
+            name: dict(zip(ids, scored.counts, strict=True))
+            for name, scored in table.items()
+            if scored.counts is not None
+        },
+        signature=signature,
+    )
 
 
 def _align(
@@ -169,55 +215,34 @@ def _align(
     return ids, [candidates[image_id] for image_id in ids], truths
 
 
-def _with_python_tokenizer(texts: Sequence[str], truths: Sequence[Sequence[str]]) -> MetricTable:
-    return python_scores(
-        [tokenize(text) for text in texts], [[tokenize(text) for text in row] for row in truths]
-    )
-
-
 def _run_worker(
     texts: Sequence[str], truths: Sequence[Sequence[str]], java: str, time_limit_s: float
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Run the worker; return the stages that it finished, and why it ended early if it did.
+) -> tuple[list[dict[str, Any]], str]:
+    """Run java_metrics.py; return the stages that it finished, and why it ended before the others.
 
     When this returns or raises, even by an interrupt, no process that it started is left.
     """
-    package_root = str(Path(__file__).resolve().parents[2])
-    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    search_path = os.pathsep.join((package_root, *map(os.path.abspath, others)))
-    with tempfile.TemporaryDirectory(prefix="captioner-scores-") as folder:
-        captions, scores = Path(folder, "captions.json"), Path(folder, "scores.jsonl")
-        arguments = (captions, scores, Path(java).absolute())
-        captions.write_text(json.dumps({"candidates": texts, "references": truths}))
-        scores.touch()
-        # Files, not pipes, for what it writes: a full pipe that nobody reads is a hang.
-        with Path(folder, "stderr.txt").open("w+b") as errors:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "captioner.evaluation.worker", *map(str, arguments)],
-                stdin=subprocess.PIPE,  # closes when we are killed: the sign for it to end
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, "PYTHONPATH": search_path},
-                cwd=folder,  # Python searches modules here first, and the user's may be like ours
-                start_new_session=True,
-            )
-            try:
-                code = worker.wait(time_limit_s)
-            except subprocess.TimeoutExpired:
-                early_end: str | None = f"not finished within {time_limit_s:g} s"
-            else:
-                errors.seek(0)
-                lines = errors.read().decode(errors="replace").split("\n")
-                last = next((line for line in reversed(lines) if line.strip()), "")
-                early_end = f"the scoring process ended with code {code}: {last}" if code else None
-            finally:
-                if worker.returncode != 0:
-                    _kill_group(worker)
-                if worker.stdin:
-                    worker.stdin.close()
-        # A line without its line feed was cut by the end of the process.
-        finished = scores.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in finished], early_end
+    worker = subprocess.Popen(
+        [sys.executable, "-c", _WORKER, java],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],  # Python searches modules here first
+        start_new_session=True,  # so that its Java children can be ended with it
+    )
+    request = json.dumps({"candidates": texts, "references": truths}).encode()
+    try:
+        output, errors = worker.communicate(request, time_limit_s)
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        early_end = f"the scoring process ended with code {worker.returncode}: {last}"
+    except subprocess.TimeoutExpired:
+        _kill_group(worker)
+        output, _ = worker.communicate()
+        early_end = f"not finished within {time_limit_s:g} s"
+    finally:
+        _kill_group(worker)
+    # A line without its line feed was cut by the end of the process.
+    return [json.loads(line) for line in output.split(b"\n")[:-1]], early_end
 
 
 def _kill_group(worker: subprocess.Popen[bytes]) -> None:
@@ -225,6 +250,138 @@ def _kill_group(worker: subprocess.Popen[bytes]) -> None:
     if sys.platform == "win32":
         worker.kill()
     else:
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself and left no child
+        with contextlib.suppress(ProcessLookupError):  # all have ended
             os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """Make a caption one line that any of the scorers can take.
+
+    Characters of scripts without spaces between words become words of their own, because the
+    tokenizers would take a whole sentence for a word. Line breaks and other white space become
+    single spaces. "|||" separates the fields of METEOR's protocol, so it becomes a space; half of a
+    surrogate pair, which UTF-8 cannot hold, becomes "?".
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    if not text.isascii():
+        text = "".join(f" {each}" if begins_unspaced(each) else each for each in text)
+    return " ".join(text.replace("|||", " ").split())
+
+
+@lru_cache(maxsize=1 << 16)  # validation brings the same references back at every epoch
+def tokenize(text: str) -> str:
+    """Tokenise a caption with nltk's Treebank tokenizer, as near to PTBTokenizer as Python gets.
+
+    Lower-cased, without the punctuation that pycocoevalcap's PTBTokenizer removes. On 90,000
+    captions of COCO and Flickr the two agree on 99.86 %; they differ in full stops inside a line,
+    abbreviations and HTML entities.
+    """
+    from nltk.tokenize.treebank import TreebankWordTokenizer
+    from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
+
+    words = TreebankWordTokenizer().tokenize(clean(text), convert_parentheses=True)
+    # Lower-cased first, as PTBTokenizer does, so that "-lrb-" stays though "-LRB-" is in its list.
+    return " ".join(word for word in map(str.lower, words) if word not in PUNCTUATIONS)
+
+
+def meteor_language(references: Sequence[Sequence[str]]) -> str:
+    """Return METEOR's language for references: `en`, or `other` where most letters are not Latin.
+
+    METEOR's stems and paraphrases are of English; in `other` languages it matches equal words only.
+    """
+    letters = [each for texts in references for text in texts for each in text if each.isalpha()]
+    latin = sum(each < "\u0250" for each in letters)
+    return "en" if 2 * latin >= len(letters) else "other"
+
+
+# --- metrics without Java -------------------------------------------------------------------------
+
+
+def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """Return the figures of all metrics that need no Java, of tokenised captions.
+
+    Raises:
+        DataError: No reference has a word, so that there is nothing to compare with.
+    """
+    if not any(any(texts) for texts in references):
+        raise DataError(
+            "no reference caption has a word in it, so there is nothing to score against; "
+            "check the data set's captions"
+        )
+    table: MetricTable = {}
+    for metric in metrics(needs_java=False).values():
+        table |= metric.compute(candidates, references)
+    return table
+
+
+def _with_python_tokenizer(texts: Sequence[str], truths: Sequence[Sequence[str]]) -> MetricTable:
+    return python_scores(
+        [tokenize(text) for text in texts], [[tokenize(text) for text in row] for row in truths]
+    )
+
+
+def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """Return Bleu_1 to Bleu_4 (Papineni et al. 2002), with the length of the closest reference."""
+    from pycocoevalcap.bleu.bleu_scorer import BleuScorer
+
+    bleu = BleuScorer(n=4)
+    for text, truths in zip(candidates, references, strict=True):
+        bleu += (text, list(truths))
+    corpus, images = bleu.compute_score(option="closest", verbose=0)
+    counts = []  # words, words of the closest reference, n-grams of n 1 to 4, those matched
+    for found in bleu.ctest:
+        closest = min((abs(length - found["testlen"]), length) for length in found["reflen"])[1]
+        counts.append([found["testlen"], closest, *found["guess"], *found["correct"]])
+    return {
+        f"Bleu_{n + 1}": Scored(corpus[n], images[n], counts if n == 3 else None) for n in range(4)
+    }
+
+
+def rouge_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """Return ROUGE-L (Lin 2004) with beta 1.2."""
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    corpus, images = compute_score(Rouge(), candidates, references)
+    return {"ROUGE_L": Scored(float(corpus), list(map(float, images)))}
+
+
+def cider_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
+    """Return CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
+    from pycocoevalcap.cider.cider import Cider
+
+    corpus, images = compute_score(Cider(), candidates, references)
+    return {"CIDEr": Scored(float(corpus), list(map(float, images)))}
+
+
+def compute_score(
+    scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]
+) -> tuple[float, list[Any]]:
+    """Return what a scorer of pycocoevalcap gives for the corpus and for each image."""
+    truths = {index: list(texts) for index, texts in enumerate(references)}
+    found = {index: [text] for index, text in enumerate(candidates)}
+    return scorer.compute_score(truths, found)
+
+
+def pycocoevalcap_folder() -> Path:
+    """Return the folder of the installed pycocoevalcap, where its jars lie."""
+    spec = importlib.util.find_spec("pycocoevalcap.eval")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("pycocoevalcap.eval", name="pycocoevalcap")
+    return Path(spec.origin).parent
+
+
+def package() -> str:
+    """Return pycocoevalcap with its version, for signatures."""
+    return f"pycocoevalcap {importlib.metadata.version('pycocoevalcap')}"
+
+
+BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores, package)
+ROUGE_L = Metric(("ROUGE_L",), rouge_scores, package)
+CIDER = Metric(
+    ("CIDEr",),
+    cider_scores,
+    lambda: f"{package()} (CIDEr-D, document frequencies of these references)",
+)

@@ -1,19 +1,28 @@
-"""The results file of an evaluation: written in one step, and read again to compare two."""
+"""The results file of an evaluation, and captions of other programs to score in its way."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.errors import DataError
+from captioner.data.captioned import CaptionedImage, DataFiles
+from captioner.data.text_files import read_text
+from captioner.errors import DataError, error_summary, needs_extra
+from captioner.evaluation.intervals import ImageScores
 from captioner.files import save_bytes
+from captioner.log import logger
+from captioner.registry import DATA_FORMATS
 
 if TYPE_CHECKING:
-    from captioner.evaluation.intervals import ImageScores
     from captioner.evaluation.metrics import Scores
+
+# Keys of an image and of its caption in the results of other programs.
+IMAGE_KEYS = ("image_id", "image", "file_name", "filename", "file", "path", "id")
+CAPTION_KEYS = ("caption", "text", "description", "captions")
 
 
 def results_of(
@@ -71,37 +80,150 @@ def digest_of(names: Mapping[Any, str], references: Mapping[Any, Sequence[str]])
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
-def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
+def read_results(path: Path) -> tuple[dict[str, Any], ImageScores] | None:
     """Return the signature of results, and the scores of each image, for comparisons.
 
+    None stands for a file without scores, such as a list of captions.
+
     Raises:
-        DataError: It is no file of results with scores.
+        DataError: It cannot be read.
     """
-    import numpy as np
-
-    from captioner.evaluation.intervals import ImageScores
-
+    if path.suffix.lower() != ".json":
+        return None
+    content = _read_json(path)
+    if not isinstance(content, dict) or "images" not in content or "signature" not in content:
+        return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        images = content["images"]
-        tables: dict[str, dict[str, dict[Any, Any]]] = {"scores": {}, "counts": {}}
+        return content["signature"], image_scores(content)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} is a damaged results file ({error_summary(error)}); write it anew with "
+            "captioner evaluate --output"
+        ) from error
+
+
+def image_scores(results: Mapping[str, Any]) -> ImageScores:
+    """Return the scores of each image from the content of results.json."""
+    tables: dict[str, dict[str, dict[Any, Any]]] = {"scores": {}, "counts": {}}
+    for image in results["images"]:
+        for kind, table in tables.items():
+            for name, value in image[kind].items():
+                table.setdefault(name, {})[image["image_id"]] = value
+    return ImageScores.of(tables["scores"], tables["counts"])
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not readable as JSON ({error}); write it anew") from error
+
+
+def read_captions(path: Path, split: str) -> dict[int | str, str]:
+    """Read one caption an image, as any model may have written them.
+
+    Args:
+        path: COCO results ([{"image_id": ..., "caption": ...}]), a results.json of `captioner
+            evaluate`, a JSON object of names and captions, a table, or an output of `captioner
+            batch`.
+        split: Rows to read of a table that names splits.
+
+    Returns:
+        Captions by id or by the name of the image, whichever the file has.
+
+    Raises:
+        DataError: There is no caption in it.
+    """
+    found: list[tuple[Any, Any]]
+    if path.is_dir() or path.suffix.lower() == ".parquet":
+        found = [(row["path"], row["caption"]) for row in _parquet_rows(path)]
+    elif path.suffix.lower() == ".json":
+        found = _json_captions(_read_json(path))
+    else:
+        rows = DATA_FORMATS["table"](DataFiles("table", path), [split])
+        found = [(str(row.path), row.captions) for row in rows]
+    captions: dict[int | str, str] = {}
+    for image, caption in found:
+        if isinstance(caption, list | tuple):
+            caption = caption[0] if caption else None
+        if isinstance(image, int | str) and isinstance(caption, str):
+            captions.setdefault(image, caption)
+    if not captions:
+        raise DataError(
+            f"{path} holds no captions; give COCO results, a list of "
+            '{"image_id": ..., "caption": ...}, or a table with the columns image and caption'
+        )
+    if len(captions) < len(found):
+        logger.warning(
+            f"{path}: {len(found) - len(captions)} of {len(found)} entries are left out: they have "
+            "no caption, or their image has one before"
+        )
+    return captions
+
+
+def _json_captions(content: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of image and caption of a JSON file."""
+    names: dict[Any, Any] = {}
+    if isinstance(content, dict) and isinstance(content.get("captions"), list):
+        images = content.get("images", ())  # a results.json; its ids may be positions in a table
+        names = {image["image_id"]: image.get("file_name") for image in images}
+        content = content["captions"]
+    if isinstance(content, dict):
+        return list(content.items())
+    pairs = []
+    for row in content if isinstance(content, list) else ():
+        if isinstance(row, dict):
+            image = next((row[key] for key in IMAGE_KEYS if row.get(key) is not None), None)
+            caption = next((row[key] for key in CAPTION_KEYS if row.get(key) is not None), None)
+            pairs.append((names.get(image) or image, caption))
+    return pairs
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a Parquet file, or of the parts of an output of `captioner batch`."""
+    with needs_extra("reading Parquet", "batch"):
+        import pyarrow.parquet as pq
+    folder = path / "parts" if (path / "parts").is_dir() else path
+    files = [path] if path.is_file() else sorted(folder.glob("*.parquet"))
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        rows += pq.read_table(file, columns=["path", "caption"]).to_pylist()
+    return rows
+
+
+def match_captions(
+    captions: Mapping[int | str, str], images: Sequence[CaptionedImage]
+) -> dict[int | str, str]:
+    """Return the captions of these images by their ids.
+
+    Captions name images by their ids, or by their files: with a folder, without, without the
+    suffix, or by COCO's number. The way that finds the most images is taken.
+    """
+    found: dict[int | str, str] = {}
+    for key_of in (_path_tail, _file_name, _stem, _number, str):
+        ids: dict[str, int | str | None] = {}
         for image in images:
-            for kind, table in tables.items():
-                for name, value in image[kind].items():
-                    # nor a number whose sum over images would overflow
-                    if not (np.abs(np.asarray(value, dtype=float)) < 1e30).all():
-                        raise ValueError(f"{name} is no number")
-                    table.setdefault(name, {})[image["image_id"]] = value
-        signature = content["signature"]
-        if not isinstance(signature, dict):
-            raise TypeError("signature")
-        return signature, ImageScores.of(tables["scores"], tables["counts"])
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path} ({error.strerror}); name a file of captioner evaluate --output"
-        ) from error
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise DataError(
-            f"{path} has no scores of each image; give a results file that captioner evaluate "
-            "--output wrote"
-        ) from error
+            key = key_of(image.image_id if key_of is str else str(image.path))
+            ids[key] = None if key in ids else image.image_id  # of several images it means none
+        matched = ((ids.get(key_of(name)), text) for name, text in captions.items())
+        by_id = {image_id: text for image_id, text in matched if image_id is not None}
+        found = max(found, by_id, key=len)
+    return found
+
+
+def _path_tail(name: int | str) -> str:
+    return "/".join(str(name).replace("\\", "/").split("/")[-2:])
+
+
+def _file_name(name: int | str) -> str:
+    return _path_tail(name).rpartition("/")[2]
+
+
+def _stem(name: int | str) -> str:
+    return Path(_file_name(name)).stem
+
+
+def _number(name: int | str) -> str:
+    """Return the number that a name ends in, such as COCO's, without leading zeros."""
+    match = re.search(r"(\d+)$", _stem(name))
+    return match[1].lstrip("0") if match else ""

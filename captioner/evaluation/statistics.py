@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from captioner.evaluation.intervals import ImageScores
-from captioner.evaluation.scorers import tokenize
+from captioner.evaluation.metrics import tokenize
 
 # Words that no complete caption ends in: such a caption was broken off, by a reward without the end
 # token or by the longest length. The list is that of reports on self-critical training.

@@ -123,7 +123,11 @@ def _figures(
         raise ImageError(f"none of the validation photos of {decisive_source} can be read")
     # What decides about the best checkpoint has no prefix.
     decisive = [by_source[decisive_source]] if decisive_source else list(by_source.values())
-    figures = {name: sum(s[name] for s in decisive) / len(decisive) for name in decisive[0]}
+    figures = {
+        name: sum(scores[name] for scores in decisive) / len(decisive)
+        for name in decisive[0]
+        if all(name in scores for scores in decisive)  # no CIDEr where a source has one image
+    }
     if len(sources) > 1:
         for source, scores in by_source.items():
             figures |= {f"{source}/{name}": value for name, value in scores.items()}

@@ -72,18 +72,39 @@ def test_results_that_cannot_be_compared_are_refused_in_one_sentence(
     write_json(old, {"metrics": {}, "captions": [], "signature": {}})
     text = tmp_path / "text.json"
     text.write_text("no JSON")
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"images": [{}], "signature": {}}')
     for other, said in (
         (less, "10 are in one alone, such as 30"),
-        (old, "has no scores of each image; give a results file that captioner evaluate"),
-        (text, "has no scores of each image"),
-        (tmp_path / "none.json", "cannot read"),
-        (tmp_path, "cannot read"),
+        (old, "holds captions without scores; name the references with --root"),
+        (text, "is not readable as JSON"),
+        (damaged, "is a damaged results file"),
+        (tmp_path / "none.json", "cannot be read"),
     ):
         outcome = programs.run("captioner", "compare", whole, other)
         assert outcome.code == 2, other
         assert said in outcome.stderr, outcome.stderr
         assert outcome.stderr.count("error:") == 1
         assert "Traceback" not in outcome.stderr
+
+
+def test_captions_without_scores_are_scored_against_the_references_first(
+    commands: Commands, tmp_path: Path, references: dict[int, list[str]]
+) -> None:
+    rows = [f"{n}.jpg,{text}" for n, texts in references.items() for text in texts]
+    table = tmp_path / "captions.csv"
+    table.write_text("\n".join(["image,caption", *rows]))
+    good = [{"image_id": f"{n}.jpg", "caption": texts[0]} for n, texts in references.items()]
+    poor = [{**row, "caption": row["caption"][:9]} for row in good]
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    a.write_text(json.dumps(poor))
+    b.write_text(json.dumps(good))
+    options = ["--format", "table", "--root", table]
+    outcome = commands.run("captioner", "compare", a, b, *options, PATH="/nowhere")
+    assert outcome.code == 0, outcome
+    line = next(line for line in outcome.stdout.splitlines() if line.startswith("Bleu_1"))
+    _, first, second, *_ = line.split()
+    assert float(first) < float(second) == 1
 
 
 def test_other_tokenizers_are_pointed_out(

@@ -16,8 +16,7 @@ from captioner.evaluation.intervals import (
     meteor,
     paired_bootstrap,
 )
-from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.scorers import python_scores
+from captioner.evaluation.metrics import python_scores, score_captions
 
 WORDS = (
     "man dog red ball park tree runs running sits sat on the a big large old blue near kid".split()

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from captioner.data.captioned import CaptionedImage
 from captioner.errors import DataError
 from captioner.evaluation.metrics import Scores, score_captions
-from captioner.evaluation.results import read_results, results_of, write_json
+from captioner.evaluation.results import match_captions, read_results, results_of, write_json
 
 METRICS = {"Bleu_1": 0.5, "METEOR": None}
 CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
@@ -66,30 +67,39 @@ def test_scores_of_each_image_come_back_and_give_the_whole(tmp_path: Path) -> No
     assert whole == pytest.approx(computed)
 
 
-@pytest.mark.parametrize(("name", "size"), [("Bleu_4", 9), ("METEOR", 22), ("SPICE", 3)])
-def test_counts_of_another_kind_are_refused(tmp_path: Path, name: str, size: int) -> None:
+def test_counts_of_another_kind_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    images = [{"image_id": 1, "scores": {"CIDEr": 0.5}, "counts": {name: [1.0] * size}}]
+    images = [{"image_id": 1, "scores": {"CIDEr": 0.5}, "counts": {"Bleu_4": [1.0] * 9}}]
     path.write_text(json.dumps({"images": images, "signature": {}}))
-    with pytest.raises(DataError, match="has no scores of each image"):
+    with pytest.raises(DataError, match="is a damaged results file"):
         read_results(path)
 
 
-@pytest.mark.parametrize("images", [[], [{"image_id": 1, "scores": {}, "counts": {}}]])
-def test_a_file_without_scores_is_refused(tmp_path: Path, images: list[object]) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"images": images, "signature": {}}))
-    with pytest.raises(DataError, match="has no scores of each image"):
-        read_results(path)
+def image(path: str, image_id: int | str) -> CaptionedImage:
+    return CaptionedImage(Path(path), ("a dog",), image_id)
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1e308, pytest.param(10**400, id="1e400")])
-def test_a_figure_that_no_metric_gives_is_refused(tmp_path: Path, value: float) -> None:
-    path = tmp_path / "results.json"
-    images = [{"image_id": 1, "scores": {"CIDEr": value}, "counts": {}}]
-    path.write_text(json.dumps({"images": images, "signature": {}}))
-    with pytest.raises(DataError, match="has no scores of each image"):
-        read_results(path)
+@pytest.mark.parametrize(
+    ("names", "images"),
+    [
+        ([7, 9], [image("v/x.jpg", 7), image("v/y.jpg", 9)]),
+        (["7", "9"], [image("v/x.jpg", 7), image("v/y.jpg", 9)]),
+        ([7, 9], [image("v/COCO_val2014_000000000007.jpg", 0), image("v/000000000009.jpg", 1)]),
+        (["a/1.jpg", "b/1.jpg"], [image("r/a/1.jpg", 5), image("r/b/1.jpg", 6)]),
+        (["C:\\photos\\x.png", "y"], [image("v/x.jpg", 7), image("v/y.jpg", 9)]),
+        # Positions in a table would match, too, but fewer of them.
+        (["1.jpg", "2.jpg"], [image("v/1.jpg", 0), image("v/2.jpg", 1)]),
+    ],
+)
+def test_captions_find_their_images_by_id_or_by_name(
+    names: list[int | str], images: list[CaptionedImage]
+) -> None:
+    found = match_captions(dict(zip(names, ("one", "two"), strict=True)), images)
+    assert found == {images[0].image_id: "one", images[1].image_id: "two"}
+
+
+def test_a_name_of_two_images_means_none() -> None:
+    assert match_captions({"1.jpg": "one"}, [image("r/a/1.jpg", 5), image("r/b/1.jpg", 6)]) == {}
 
 
 def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None:

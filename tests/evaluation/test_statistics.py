@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from captioner.evaluation.intervals import ImageScores
-from captioner.evaluation.scorers import python_scores
+from captioner.evaluation.metrics import python_scores
 from captioner.evaluation.statistics import (
     corpus_statistics,
     scores_by_group,

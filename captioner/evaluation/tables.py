@@ -1,0 +1,125 @@
+"""The figures of an evaluation as tables, for the terminal and for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from captioner.evaluation.bias import bias_rows
+
+BIAS = "People and clothes"
+Cell = str | float | None  # None is "not defined"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of figures under a heading; `head` names the columns, the first of them the rows'."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def lines(self) -> list[str]:
+        """Return the table as aligned text."""
+        rows = [[cell_text(cell) for cell in row] for row in self.rows]
+        texts = [self.head, *rows] if any(self.head) else rows
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        return [
+            "  ".join(
+                text.rjust(width) if column else text.ljust(width)
+                for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in texts
+        ]
+
+
+def cell_text(cell: Cell) -> str:
+    """Return the text of a cell; fractions have three places."""
+    if cell is None or isinstance(cell, str):
+        return cell or ("not defined" if cell is None else "")
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:.3f}"
+
+
+def result_tables(results: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of the content of results.json, without those that were not measured."""
+    tables = [_scores(results), _statistics(results["statistics"])]
+    if "calibration" in results:
+        tables.append(_calibration(results["calibration"]))
+    if results.get("bias"):
+        head = ["", "photos", "right", "wrong", "neither"]
+        tables.append(Table(BIAS, head, bias_rows(results["bias"])))
+    if any(found["num_words"] for found in results.get("grounding", {}).values()):
+        tables.append(_grounding(results["grounding"]))
+    if results.get("attention"):
+        tables.append(_attention(results["attention"]))
+    return tables + [
+        _groups(f"Scores by {name}", groups) for name, groups in results["groups"].items()
+    ]
+
+
+def _scores(results: Mapping[str, Any]) -> Table:
+    rows: list[list[Cell]] = []
+    for name, value in results["metrics"].items():
+        if value is None:
+            rows.append([name, results["signature"][name].partition(":")[0], "", ""])
+        else:
+            rows.append([name, value, *results["intervals"][name]])
+    title = f"Scores of {results['num_images']} photos, with 95 % intervals by the bootstrap"
+    return Table(title, ["", "score", "from", "to"], rows)
+
+
+def _statistics(found: Mapping[str, float | None]) -> Table:
+    rows: list[list[Cell]] = [
+        [name.replace("_", " "), "not computed" if value is None else value]
+        for name, value in found.items()
+    ]
+    return Table("Captions", ["", ""], rows)
+
+
+def _calibration(found: Mapping[str, Any]) -> Table:
+    return Table(
+        "Confidence",
+        ["", ""],
+        [
+            ["expected calibration error", found["ece"]],
+            ["area under the curve", found["auc"]],
+            ["share of right captions", found["right"]],
+            ["of the surest half", found["risk_coverage"][4]["right"]],
+        ],
+    )
+
+
+def _grounding(found: Mapping[str, Any]) -> Table:
+    rows = [
+        [f"{name}, {source}", grounding["num_words"], grounding[key], *grounding["intervals"][key]]
+        + [grounding[f"{key}_{kind}"] for kind in ("uniform", "centre", "others")]
+        for source, grounding in found.items()
+        if grounding["num_words"]
+        for name, key in (("attention correctness", "correctness"), ("pointing game", "hit"))
+    ]
+    head = ["", "words", "model", "from", "to", "uniform", "centre", "other words"]
+    return Table("Attention on the objects that words name", head, rows)
+
+
+def _attention(found: Mapping[str, Any]) -> Table:
+    rows: list[list[Cell]] = [
+        [name, entry["value"], *entry["interval"], entry.get("control", "")]
+        for name, entry in found.items()
+    ]
+    title = (
+        "Loss of log-probability a word, in nats, when attention is replaced "
+        "(cell_changes: a share of the words)"
+    )
+    return Table(title, ["", "loss", "from", "to", "random cells"], rows)
+
+
+def _groups(title: str, groups: Sequence[Mapping[str, Any]]) -> Table:
+    names = [name for name in groups[0] if name not in ("from", "to")]
+    rows: list[list[Cell]] = []
+    for group in groups:
+        low, high = group["from"], group["to"]
+        bounds = [] if low is None else [f"{low:.4g} or more"]
+        bounds += [] if high is None else [f"under {high:.4g}"]
+        rows.append([" and ".join(bounds) or "all", *(group[name] for name in names)])
+    return Table(title, ["", *(name.replace("num_images", "photos") for name in names)], rows)
