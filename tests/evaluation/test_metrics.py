@@ -642,7 +642,9 @@ def test_references_without_words_lower_no_score() -> None:
     captions = {1: "a dog runs", 2: "a cat"}
     references = {1: ["a dog runs fast", "the dog"], 2: ["a cat sleeps"]}
     with_empty = {1: [*references[1], "", "..."], 2: ["?", *references[2]]}
-    clean, found = (score_captions(captions, refs, java=NO_JAVA) for refs in (references, with_empty))
+    clean, found = (
+        score_captions(captions, refs, java=NO_JAVA) for refs in (references, with_empty)
+    )
     assert found.metrics == clean.metrics
     assert found.signature["references_without_words"] == "3 left out"
     assert "references_without_words" not in clean.signature
