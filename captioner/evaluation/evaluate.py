@@ -104,6 +104,8 @@ def evaluate(
         ConfigError: A setting that cannot be used.
     """
     attention = attention or AttentionSettings()
+    if not all(isinstance(image, CaptionedImage) for image in images):
+        raise DataError("images: use CaptionedImage, as read_split returns them: with references")
     counts = Counter(image.image_id for image in images)
     if len(counts) < len(images):
         twice, _ = counts.most_common(1)[0]
