@@ -79,7 +79,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     model = setup.task.model
     validation = validate(
         model,
-        setup.validation,
+        setup.validation_sources,
         setup.validation_transform,
         setup.vocabulary,
         device=device,

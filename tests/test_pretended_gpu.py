@@ -99,7 +99,7 @@ def test_a_recipe_runs_where_its_tensors_are_on_a_gpu(recipe: str, table: Path) 
             gpu.waits.clear()
             found = validate(
                 setup.task.model,
-                setup.validation,
+                setup.validation_sources,
                 setup.validation_transform,
                 setup.vocabulary,
                 device=CUDA,

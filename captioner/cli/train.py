@@ -72,8 +72,12 @@ def train_and_show(config: Config, resume: bool) -> int:
 
 def _add_graphs(folder: Path) -> None:
     """Add ONNX graphs to a trained model, which without them needs PyTorch to caption."""
+    from captioner.checkpoint import DESCRIPTION
     from captioner.export import export_graphs
 
+    if (folder / DESCRIPTION).exists():  # of a run that had ended before
+        return
+    logger.info(f"writing graphs to {folder}, with which it captions without PyTorch")
     try:
         export_graphs(folder)
     except CaptionerError as error:

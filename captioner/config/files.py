@@ -19,11 +19,16 @@ from captioner.config.fields import in_words
 from captioner.config.settings import Config, ModelConfig, SourceConfig
 from captioner.config.validation import validate_section
 from captioner.errors import ConfigError, error_summary
+from captioner.log import logger
 
 BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
+# Settings of earlier versions with the values that did nothing, which run folders may hold.
+REMOVED: dict[str, Any] = {
+    "data.check_photos": "sample",
+}
 _NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
 _PACKAGE = Path(__file__).resolve().parents[1]
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
@@ -181,6 +186,7 @@ def _sections_of(config_class: type[ModelConfig], document: Any) -> Sections:
         settings = {} if settings is None else settings
         if not isinstance(settings, dict):
             raise ConfigError(f"{section}: holds no settings; write one 'key: value' a line")
+        settings = _without_removed(settings, f"{section}.")
         _check_keys(accepted[section], settings, f"{section}.")
         if section == "data" and isinstance(settings.get("sources"), list):
             for position, source in enumerate(settings["sources"], start=1):
@@ -192,6 +198,14 @@ def _sections_of(config_class: type[ModelConfig], document: Any) -> Sections:
                 _check_keys(SourceConfig, source, "data.sources: ")
         sections[section] = settings
     return sections
+
+
+def _without_removed(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return settings without those of earlier versions; warn of one that did something."""
+    for key in settings:
+        if prefix + key in REMOVED and settings[key] != REMOVED[prefix + key]:
+            logger.warning(f"{prefix}{key}: this setting is gone and does nothing; remove it")
+    return {key: value for key, value in settings.items() if prefix + key not in REMOVED}
 
 
 def _check_keys(section: type, settings: dict[str, Any], prefix: str) -> None:

@@ -104,9 +104,6 @@ class DataConfig:
             batches images with all their captions, so that the encoder runs once an image.
         batch_size: Captions a batch.
         workers: Processes that read images; 0 reads them in the training process.
-        check_photos: A run is resumed with the photos that it began with. Compared are their sizes,
-            and their bytes where times of change differ: `sample` compares those of photos spread
-            evenly, 512 MB in all, `all` those of every photo.
         flip: Probability of mirroring a training image.
         min_area: Smallest share of a training image that a random crop keeps.
         colour: Largest relative change of brightness, contrast and saturation in training.
@@ -131,7 +128,6 @@ class DataConfig:
     batch_by: Literal["length", "photo"] = "photo"
     batch_size: PositiveInt = 160
     workers: NonNegativeInt = 2
-    check_photos: Literal["sample", "all"] = "sample"
     flip: UnitInterval = 0.5
     min_area: AreaShare = 0.8
     colour: UnitInterval = 0.2
@@ -484,7 +480,7 @@ class TrainConfig:
         metric: Validation metric, of captions found by beam search, that chooses `best`.
         val_source: Source (a name in `data.sources`) whose metric chooses `best`; null takes the
             mean over all sources that are validated on.
-        val_beam_size: Beam of that validation.
+        val_beam_size: Beam of that validation; null is that of `decoding`, as `evaluate` uses.
         val_photos: Validate on the first so many images (of each source); null takes all.
         checkpoint_every: Steps between checkpoints inside an epoch; 0 saves at its end only.
         log_every: Steps between log entries.
@@ -503,7 +499,7 @@ class TrainConfig:
     patience: NonNegativeInt = 5
     metric: Literal["CIDEr", "Bleu_4", "ROUGE_L"] = "CIDEr"
     val_source: str | None = None
-    val_beam_size: BeamSize = 3
+    val_beam_size: BeamSize | None = None
     val_photos: PositiveInt | None = None
     checkpoint_every: NonNegativeInt = 200
     log_every: PositiveInt = 20

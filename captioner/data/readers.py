@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +19,6 @@ from captioner.config import SourceConfig
 from captioner.data.captioned import CaptionedImage, DataFiles, Split, with_words
 from captioner.data.check import same_caption
 from captioner.data.formats.table import misspelt_splits
-from captioner.data.tars import file_facts
 from captioner.errors import DataError
 from captioner.registry import DATA_FORMATS
 
@@ -253,42 +250,3 @@ def captions_digest(images: Iterable[CaptionedImage]) -> str:
     """Return a hash of the images' sources, ids and captions, wherever the files lie."""
     facts = [[image.source, str(image.image_id), list(image.captions)] for image in images]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def files_digest(images: Iterable[CaptionedImage]) -> str:
-    """Return a hash of the sizes and times of change of the image files, in order."""
-    digest = hashlib.sha256()
-    for image in images:
-        try:
-            facts = "{} {}".format(*file_facts(image.path))
-        except OSError:  # unreadable, as `open_image` will report
-            facts = "-"
-        digest.update(f"{facts}\n".encode())
-    return digest.hexdigest()
-
-
-def content_digest(images: Sequence[CaptionedImage], *, max_bytes: int | None = None) -> str:
-    """Return a hash of the image files' sizes and bytes, in order.
-
-    Args:
-        max_bytes: If the files have more bytes together, only the bytes of some are hashed, spread
-            evenly, which have about so many. None hashes all.
-    """
-
-    def size(image: CaptionedImage) -> int:
-        try:
-            return file_facts(image.path)[0]
-        except OSError:
-            return -1
-
-    def content(image: CaptionedImage) -> str:
-        try:
-            return hashlib.sha256(image.path.read_bytes()).hexdigest()
-        except OSError:
-            return "-"
-
-    sizes = [size(image) for image in images]
-    every = 1 if max_bytes is None else max(1, math.ceil(sum(sizes) / max_bytes))
-    with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter's lock
-        contents = list(pool.map(content, images[::every]))
-    return hashlib.sha256(json.dumps([sizes, contents]).encode()).hexdigest()

@@ -7,6 +7,7 @@ from typing import Any
 
 from captioner.config import Config, data_sources, to_yaml
 from captioner.evaluation.bias import Counts, bias_table
+from captioner.training.validation import validation_decoding
 
 # What model hubs read; the licence is for the owner of the data to add.
 FRONT_MATTER = (
@@ -45,8 +46,8 @@ def model_card(
     if figures:
         lines += [
             f"On {_splits(config, 'val_split')}, epoch {figures['epoch']}, beam "
-            f"{config.train.val_beam_size}, scored with the Python tokenizer (`captioner evaluate` "
-            "gives the figures to publish):",
+            f"{validation_decoding(config).beam_size}, scored with the Python tokenizer "
+            "(`captioner evaluate` gives the figures to publish):",
             "",
             "| metric | value |",
             "| --- | --- |",

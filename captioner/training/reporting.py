@@ -1,61 +1,75 @@
-"""Reports of a run: a validation on the terminal and as sample pictures, and a failure."""
+"""Reports of a validation: on the terminal, and as sample pictures."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from PIL import Image
 
-from captioner.data.batch import Batch
+from captioner.config import Config
 from captioner.data.transforms import open_image
-from captioner.errors import CaptionerError, ImageError
+from captioner.errors import ImageError
 from captioner.files import save_bytes
 from captioner.log import logger
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
-from captioner.training.validation import Validation
+from captioner.training.validation import Validation, validation_decoding
 from captioner.types import Caption
 from captioner.visualization import attention_sheet, caption_arrays, jpeg, save_npz, shrunk
 
 SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
 
+EARLY_STEPS = 500  # before these, attention that is flat is no alarm: it begins so
 FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
 FROZEN_CHANGE = 0.01  # total variation distance between neighbouring words
 SAME_CAPTIONS = 0.02  # share of distinct captions
 
 
-def print_validation(epoch: int, validation: Validation, *, attends: bool) -> None:
-    """Print the main figures of an epoch, and a warning for each sign of collapse."""
+def print_validation(
+    epoch: int, step: int, validation: Validation, config: Config, warned: set[str]
+) -> None:
+    """Print the main figures of an epoch, and once a warning for each sign of collapse.
+
+    Args:
+        epoch, step: Epochs and steps that are done.
+        warned: Signs that were warned of; new ones are added.
+    """
     figures = validation.figures
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
     logger.info(
-        f"epoch {epoch}: "
+        f"epoch {epoch} (beam {validation_decoding(config).beam_size}): "
         + ", ".join(f"{name} {figures[name]:.4f}" for name in names)
         + f", {figures['distinct_captions']:.0%} distinct captions"
     )
-    for sentence in warnings(figures, len(validation.captions), attends=attends):
-        logger.warning(f"warning: {sentence}")
+    attends = config.decoder.kind != "mean" and step >= max(EARLY_STEPS, config.optim.warmup_steps)
+    for sign, sentence in warnings(figures, len(validation.captions), attends=attends).items():
+        if sign not in warned:
+            logger.warning(f"warning: {sentence}")
+        warned.add(sign)
 
 
-def warnings(figures: dict[str, float], num_captions: int, *, attends: bool = True) -> list[str]:
-    """Return one sentence for each sign of collapse in the figures of a validation."""
-    sentences = []
+def warnings(
+    figures: dict[str, float], num_captions: int, *, attends: bool = True
+) -> dict[str, str]:
+    """Return one sentence for each sign of collapse in the figures of a validation.
+
+    Args:
+        attends: Whether attention should differ from the uniform map by now.
+    """
+    sentences = {}
     if attends and figures["attention_entropy"] > FLAT_ENTROPY:
-        sentences.append(
-            "attention has gone flat: its entropy is "
+        sentences["flat"] = (
+            "attention is flat: its entropy is "
             f"{figures['attention_entropy']:.3f} of the uniform map's; "
             "lower loss.doubly_stochastic or the learning rate"
         )
-    if attends and figures.get("attention_change", 1.0) < FROZEN_CHANGE:
-        sentences.append(
+    elif attends and figures.get("attention_change", 1.0) < FROZEN_CHANGE:
+        sentences["frozen"] = (
             "attention is frozen: its maps hardly change from word to word "
             f"({figures['attention_change']:.4f}); train longer or lower loss.doubly_stochastic"
         )
     if num_captions >= 50 and figures["distinct_captions"] < SAME_CAPTIONS:
-        sentences.append(
+        sentences["same"] = (
             f"the captions are nearly all the same ({figures['distinct_captions']:.1%} distinct); "
             "check the learning rate and that photos and captions belong together"
         )
@@ -101,18 +115,3 @@ def _keep(caption: Caption, image: Image.Image, folder: Path, epoch: int) -> Non
         save_bytes(jpeg(small), folder / "photo.jpg")
     # A resumed run writes its epochs anew.
     save_npz(caption_arrays(caption), folder / f"epoch-{epoch:04d}.npz")
-
-
-def gradients_not_finite(batches: Sequence[Batch], path: Path, steps: int) -> CaptionerError:
-    """Keep the batches of the last of many steps in a row whose gradient was not finite.
-
-    Returns:
-        The error that ends the run.
-    """
-    buffer = io.BytesIO()  # in memory: PyTorch's own message of a full disk is no sentence
-    torch.save([{**vars(batch), "tokens": batch.tokens} for batch in batches], buffer)
-    save_bytes(buffer.getvalue(), path)
-    return CaptionerError(
-        f"the gradient was not finite in {steps} steps in a row; the last batch is in {path}; "
-        "lower optim.lr or set optim.clip_norm, and start from an earlier model"
-    )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-import yaml
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import (
     CHECKPOINTS,
     MANIFEST,
     clean_run_folder,
+    load_training_state,
     model_folder,
     verify,
 )
@@ -27,20 +27,24 @@ from captioner.files import locked_folder, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger
 from captioner.runtime.device import choose_device
-from captioner.runtime.distributed import (
-    FailedElsewhere,
-    from_first_process,
-    in_all_processes,
-    processes,
-    rank,
-)
+from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
 from captioner.training.checkpointing import restore_checkpoint
-from captioner.training.metrics_file import logged_progress
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 
-LAUNCH = ".launch"  # in a run folder: by which call of torchrun it was made
-DAMAGED = "last.damaged"  # in a run folder: a checkpoint `last` that could not be resumed from
+DAMAGED = "last.damaged"  # in a run folder: a checkpoint `last` that was damaged
+COMPLETE = "complete"  # in a run folder: an empty file, once its last epoch and calibration ended
+# Sections and settings that a resumed run must have as it began, or its data, model or optimizer
+# would be others.
+FIXED = {"preprocess", "encoder", "attention", "decoder", "data", "optim.name", "optim.ema_decay"}
+FIXED |= {"hard.baseline", "train.seed", "train.metric", "train.val_source"}
+# Settings that change nothing that a run computes; where data lies is among them.
+UNIMPORTANT = {f"data.{key}" for key in ("root", "file", "coco_splits", "workers")}
+UNIMPORTANT |= {
+    f"train.{key}"
+    for key in "output device log_every samples start_from start_with checkpoint_every "
+    "calibrate_from".split()
+}
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
@@ -63,31 +67,43 @@ def train(config: Config, *, resume: bool = False) -> Path:
     run = Path(config.train.output)
     with processes(config.train.device), contextlib.ExitStack() as stack:
         device = choose_device(config.train.device)
-        resumed, config = from_first_process(lambda: _begin(config, run, resume, stack))
-        if resumed:
-            trainer = _resumed_trainer(config, run, device)
-        else:
-            trainer = _trainer(config, run, device, None)
+        checkpoint, config = from_first_process(lambda: _begin(config, run, resume, stack))
+        if checkpoint and from_first_process(lambda: _is_complete(run, checkpoint, config)):
+            return run / "best"
+
+        def prepared() -> Setup:
+            start_from = checkpoint
+            if checkpoint is None and config.train.start_from is not None:
+                start_from = model_folder(config.train.start_from)
+                verify(start_from)
+            return prepare(config, device, start_from, resume=checkpoint is not None)
+
+        # Processes agree after each part, before any of them waits for the others' tensors.
+        trainer = Trainer(in_all_processes(prepared), run, device)
+        if checkpoint is not None:
+            in_all_processes(lambda: restore_checkpoint(trainer, checkpoint))
         from_first_process(lambda: save_bytes(to_yaml(config).encode(), run / "config.yaml"))
         trainer.fit()
         if rank() == 0:
             calibrate(run / "best", trainer.setup, device)
+            save_bytes(b"", run / COMPLETE)
         return run / "best"
 
 
 def _begin(
     config: Config, run: Path, resume: bool, stack: contextlib.ExitStack
-) -> tuple[bool, Config]:
+) -> tuple[Path | None, Config]:
     """Lock the run folder until the stack ends.
 
     Returns:
-        Whether to resume the run in it, and the settings to go on with.
+        The checkpoint to resume from, or None, and the settings to go on with.
     """
     if not config.train.output:  # else the run would lie in the current folder
         raise ConfigError("train.output: is empty; name a folder for the run")
-    resume = resume or _started_again(run)
+    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun
+    resume = resume or (is_restarted and holds_a_run(run))
     if resume:
-        config = _recipe_to_resume(run, config)
+        config = _checked_settings(run, config)
     elif holds_a_run(run):
         raise ConfigError(
             f"train.output: {run} already holds a run; add --resume to go on with it, or name "
@@ -97,28 +113,11 @@ def _begin(
         raise ConfigError(
             f"train.output: {run} holds a model, which a run would overwrite; name another folder"
         )
-    stack.enter_context(_locked(run))
-    clean_run_folder(run)
-    if launch := _launch():
-        save_bytes(launch.encode(), run / LAUNCH)
-    return resume, config
-
-
-def _launch() -> str:
-    """Return an identifier of this call of torchrun; an empty one in a single process."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f"process {os.getppid()}" if name == "none" else name  # torchrun's default
-
-
-def _started_again(run: Path) -> bool:
-    """Return whether torchrun has lost a process of this folder's run and started all again.
-
-    It has not if it started processes again that failed because the folder holds another run.
-    """
-    launch, attempt = run / LAUNCH, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return bool(
-        attempt and holds_a_run(run) and launch.is_file() and launch.read_text() == _launch()
+    stack.enter_context(
+        locked_folder(run, name=f"train.output: {run}", remedy="name another folder")
     )
+    clean_run_folder(run)
+    return _whole_checkpoint(run) if resume else None, config
 
 
 def holds_a_run(run: Path) -> bool:
@@ -126,80 +125,42 @@ def holds_a_run(run: Path) -> bool:
     return any(os.path.exists(run / name) for name in CHECKPOINTS)
 
 
-def _trainer(config: Config, run: Path, device: torch.device, checkpoint: Path | None) -> Trainer:
-    """Return the trainer of the run, at its beginning or at a checkpoint.
-
-    Processes agree after each part, before any of them waits for the others' tensors.
-    """
-    if checkpoint is not None:
-        from_first_process(lambda: verify(checkpoint, needs_state=True))
-
-    def prepared() -> Setup:
-        start_from = checkpoint
-        if start_from is None and config.train.start_from is not None:
-            start_from = model_folder(config.train.start_from)
-            verify(start_from)
-        return prepare(config, device, start_from, resume=checkpoint is not None)
-
-    trainer = Trainer(in_all_processes(prepared), run, device)
-    if checkpoint is not None:
-        in_all_processes(lambda: restore_checkpoint(trainer, checkpoint))
-    return trainer
-
-
-def _resumed_trainer(config: Config, run: Path, device: torch.device) -> Trainer:
-    """Return the trainer at the run's newest checkpoint that is whole: `last`, else `previous`.
-
-    Damage that a manifest agrees with shows only when a checkpoint is loaded.
-    """
-    refusals: list[str] = []  # errors would keep the refused models in memory
-    for name in CHECKPOINTS:
-        try:
-            trainer = _trainer(config, run, device, run / name)
-            break
-        except CheckpointError as error:
-            refusals.append(str(error))
-        except FailedElsewhere as ended:
-            if not isinstance(ended.error, CheckpointError):
-                raise
-            refusals.append(str(ended.error))
-    else:
-        last, previous = refusals
-        message = f"{run}: neither last nor previous can be resumed from ({last}; {previous})"
-        if previous.replace(str(run / "previous"), str(run / "last")) == last:
-            message = last  # the checkpoints are not at fault, but the data, for example
-        refusal = CheckpointError(message)
-        raise refusal if rank() == 0 else FailedElsewhere(refusal)
-    if refusals:
-        from_first_process(lambda: _fall_back(trainer, refusals[0]))
-    return trainer
-
-
-def _fall_back(trainer: Trainer, refusal: str) -> None:
-    """Set `last` aside, which was refused, and say how much work is done again from `previous`.
-
-    Left in its place it would become `previous` with the next checkpoint, instead of a whole one.
-    """
-    run, aside = trainer.run, trainer.run / DAMAGED
-    kept = ""
+def _whole_checkpoint(run: Path) -> Path:
+    """Return the newest checkpoint of a run that is whole: `last`, else `previous`."""
+    last, previous = (run / name for name in CHECKPOINTS)
     try:
-        if os.path.lexists(run / "last"):
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(run / "last", aside)
-            kept = f"; the damaged one is {aside} now"
-    except OSError as error:
+        verify(last, needs_state=True)
+        return last
+    except CheckpointError as damaged:
+        refusal = str(damaged)
+    try:
+        verify(previous, needs_state=True)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"{refusal}; it cannot be set aside as {aside} ({error.strerror or error})"
+            f"{run}: neither last nor previous can be resumed from ({refusal}; {error})"
         ) from None
-    step, epoch = logged_progress(run)
-    again, lost = "", step - trainer.step
-    if lost > 0:
-        steps = f"{lost} steps are" if lost > 1 else "1 step is"
-        again = f", so that {steps} done again (the log goes to step {step} in epoch {epoch + 1})"
-    logger.warning(
-        f"{refusal}; going on from {run / 'previous'} at step {trainer.step} in epoch "
-        f"{trainer.epoch + 1}{again}{kept}"
+    kept = ""
+    if os.path.lexists(last):  # or it would become `previous` with the next checkpoint
+        shutil.rmtree(run / DAMAGED, ignore_errors=True)
+        os.replace(last, run / DAMAGED)
+        kept = f"; the damaged one is {run / DAMAGED} now"
+    logger.warning(f"{refusal}; going on from {previous}, some steps earlier{kept}")
+    return previous
+
+
+def _is_complete(run: Path, checkpoint: Path, config: Config) -> bool:
+    """Return whether nothing is left to do for this run, and say so."""
+    if not (run / COMPLETE).exists():
+        return False
+    state, settings = load_training_state(checkpoint), config.train
+    patience_ended = settings.patience and state["bad_epochs"] >= settings.patience
+    if state["epoch"] < settings.epochs and not patience_ended:
+        return False
+    logger.info(
+        f"{run}: this run has ended after epoch {state['epoch']}; to train longer, resume it with "
+        "more train.epochs or a larger train.patience"
     )
+    return True
 
 
 def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
@@ -210,6 +171,7 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
     least = setup.config.train.calibrate_from
     if not least or len(setup.validation) < least or (best / CALIBRATOR).exists():
         return
+    logger.info(f"fitting the calibrator of confidence on {len(setup.validation)} photos")
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
         calibrator, report = fit(
@@ -229,52 +191,25 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
     )
 
 
-@contextlib.contextmanager
-def _locked(run: Path) -> Iterator[None]:
-    """Keep other processes from training in the folder, which is made where it is missing.
+def _checked_settings(run: Path, config: Config) -> Config:
+    """Refuse to resume what is no run, or a run with settings that it did not begin with.
 
-    A new folder in which a run that fails has written nothing is removed.
+    Returns:
+        The settings to go on with: `hard.reward` stays as it was, which runs of earlier versions do
+        not name.
     """
-    is_new = not os.path.exists(run)
-    with locked_folder(run, name=f"train.output: {run}", remedy="name another folder"):
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):  # a system may keep the file that is locked
-                if is_new and os.listdir(run) == [".lock"]:
-                    (run / ".lock").unlink()
-                    run.rmdir()
-            raise
-
-
-def _recipe_to_resume(run: Path, config: Config) -> Config:
-    """Return the settings to resume a run with.
-
-    They are those of `config`, but for `hard.reward`, which stays as it was: the recipe of a run of
-    an earlier version does not name it, and the default was the log-probability then.
-
-    Raises:
-        CaptionerError: There is no run, or it began with settings that cannot change.
-    """
+    if not holds_a_run(run):
+        raise CheckpointError(f"{run}: there is no run to resume; leave --resume out")
     try:
         text = (run / "config.yaml").read_text(encoding="utf-8")
-        if not text.strip():  # or every setting would be the default
-            raise ConfigError("it is empty")
         before = from_yaml(Config, text)
-        names_reward = "reward" in ((yaml.safe_load(text) or {}).get("hard") or {})
-    except OSError:
-        raise CheckpointError(f"{run}: there is no run to resume; leave --resume out") from None
-    except (ConfigError, UnicodeDecodeError) as error:
+    except (OSError, ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{run / 'config.yaml'}: edited or damaged ({error}); undo the edit, or write the "
-            "recipe that the run began with there again"
+            f"{run / 'config.yaml'}: cannot be read ({error_summary(error)}); write the recipe "
+            "that the run began with there again"
         ) from None
-    if not holds_a_run(run):
-        raise CheckpointError(f"{run}: no checkpoint to resume from; leave --resume out")
-    reward = before.hard.reward if names_reward else "log_prob"
-    if config.attention.select == "hard" and reward != config.hard.reward:
-        logger.info(f"hard.reward: stays {reward}, as when {run} began")
-        config = replace(config, hard=replace(config.hard, reward=reward))
+    reward: Any = before.hard.reward if "\n  reward: " in text else "log_prob"
+    before, config = (replace(c, hard=replace(c.hard, reward=reward)) for c in (before, config))
     fixed, changed = changed_settings(before, config)
     if fixed:
         raise ConfigError(
@@ -283,6 +218,7 @@ def _recipe_to_resume(run: Path, config: Config) -> Config:
         )
     if changed:
         logger.info(f"{', '.join(changed)}: changed since {run} began")
+    return config
     return config
 
 
@@ -293,34 +229,18 @@ def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
         Keys that cannot change, because data and model would be others; and keys that can, but
         make it another run than one that was never interrupted.
     """
-    ignored = {f"train.{key}" for key in ("output", "device", "log_every", "samples", "start_from")}
-    ignored |= {"train.start_with", "train.checkpoint_every", "train.calibrate_from"}
-    ignored |= {"data.workers", "data.check_photos"}
-    ignored.add("hard.reward")  # a resumed run keeps the reward that it began with
-    # where the data is; the checkpoint tells whether it is the same data
-    ignored |= {"data.root", "data.file", "data.coco_splits"}
-    if bool(old.data.cache) == bool(new.data.cache):
-        ignored.add("data.cache")
     old, new = _without_places(old), _without_places(new)
     differing = [
         f"{section}.{key}"
         for section in vars(new)
         for key, value in vars(getattr(new, section)).items()
-        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in ignored
+        if value != getattr(getattr(old, section), key)
     ]
-    allowed = [
-        key
-        for key in differing
-        if key.split(".")[0]
-        in ("loss", "text", "hard", "self_critical", "optim", "train", "decoding")
-        and key not in ("optim.name", "train.seed", "hard.baseline")
-        and not (key == "optim.ema_decay" and 0 in (old.optim.ema_decay, new.optim.ema_decay))
-        and not (
-            key in ("loss.visual_concepts", "text.file")
-            and _learns_word_concepts(old) != _learns_word_concepts(new)
-        )
-    ]
-    return [key for key in differing if key not in allowed], allowed
+    if bool(old.data.cache) == bool(new.data.cache):
+        differing = [key for key in differing if key != "data.cache"]
+    differing = [key for key in differing if key not in UNIMPORTANT]
+    fixed = [key for key in differing if {key, key.split(".")[0]} & FIXED]
+    return fixed, [key for key in differing if key not in fixed]
 
 
 def _without_places(config: Config) -> Config:
@@ -330,8 +250,3 @@ def _without_places(config: Config) -> Config:
     sources = data_sources(config.data)  # with their names, which --data.root adds
     placeless = tuple(replace(s, root="", file=None, coco_splits=None) for s in sources)
     return replace(config, data=replace(config.data, sources=placeless))
-
-
-def _learns_word_concepts(config: Config) -> bool:
-    """Return whether a run learns a table of word concepts (training/word_concepts.py)."""
-    return bool(config.loss.visual_concepts or config.text.file is not None)

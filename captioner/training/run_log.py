@@ -14,7 +14,9 @@ from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 from captioner.errors import CaptionerError
-from captioner.training import metrics_file
+from captioner.files import save_bytes
+
+METRICS = "metrics.jsonl"
 
 
 class RunLog:
@@ -29,10 +31,10 @@ class RunLog:
     """
 
     def __init__(self, run: Path, *, resume_step: int) -> None:
-        self.run, self.path = run, run / metrics_file.NAME
+        self.run, self.path = run, run / METRICS
         with self._explained_errors():
             run.mkdir(parents=True, exist_ok=True)
-            entries = metrics_file.keep_entries(self.path, last_step=resume_step)
+            entries = _keep_entries(self.path, last_step=resume_step)
             self._validated = {e.get("epoch") for e in entries if e.get("kind") == "validation"}
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
 
@@ -84,3 +86,16 @@ class RunLog:
                 f"{self.run}: the run's figures cannot be written "
                 f"({error.strerror or error}); free some disk, and go on with --resume"
             ) from None
+
+
+def _keep_entries(path: Path, *, last_step: int) -> list[dict[str, Any]]:
+    """Take all lines but the entries of steps up to `last_step` out of a file, and return these."""
+    kept: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a crash
+                entry = json.loads(line)
+                if entry["step"] <= last_step:
+                    kept.append(entry)
+    save_bytes("".join(f"{json.dumps(entry)}\n" for entry in kept).encode(), path)
+    return kept

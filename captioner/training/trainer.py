@@ -1,40 +1,88 @@
-"""A training run's epochs: steps, validation, checkpoints."""
+"""A training run: steps, validation and checkpoints, epoch after epoch."""
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, closing, nullcontext
+import time
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from captioner.data.batch import Batch
 from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
 from captioner.evaluation.bias import bias_counts
 from captioner.log import logger, progress_bar
 from captioner.models.model import CaptionModel
 from captioner.runtime.cores import available_cores
-from captioner.runtime.distributed import from_first_process
+from captioner.runtime.device import autocast
+from captioner.runtime.distributed import (
+    from_first_process,
+    mean_by_name,
+    parallel,
+    rank,
+    sum_over_processes,
+    world_size,
+)
 from captioner.runtime.draws import seed_of
 from captioner.training.checkpointing import save_checkpoint
+from captioner.training.interrupts import DeferredInterrupts
+from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
-from captioner.training.step import StepLoop
-from captioner.training.validation import Validation, validate
+from captioner.training.step import StepOutput, learning_rate_factor, training_step
+from captioner.training.validation import Validation, validate, validation_decoding
+
+MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 
 
-class Trainer(StepLoop):
-    """State of a run: what `save` writes is all that `restore_checkpoint` needs."""
+class Trainer:
+    """A run; `save` writes all that `restore_checkpoint` needs to go on with it.
+
+    Attributes:
+        epoch, batch, step: The next ones; `step` counts the optimizer's.
+        skipped_steps: Steps in a row whose gradient was not finite.
+        best, figures, bad_epochs: The best validation metric, the figures of that epoch, and the
+            epochs since.
+        last_validation: Its log entry, which a crash may have kept from the log.
+        drops: How often the plateau schedule has lowered the learning rate.
+    """
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
-        super().__init__(setup, run, device)
+        self.setup, self.run, self.device = setup, run, device
+        self.config, self.task, self.model = setup.config, setup.task, setup.task.model
+        self.rank, self.processes = rank(), world_size()
+        optim = self.config.optim
+        self.optimizer = build_optimizer(self.task, optim)
+        self.averaged = AveragedModel(self.model, optim.ema_decay) if optim.ema_decay else None
+        self.take_step = partial(
+            training_step,
+            parallel(self.task, compress=optim.compress_gradients),
+            optimizer=self.optimizer,
+            clip_norm=optim.clip_norm,
+            autocast=autocast(device, self.config.train.precision),
+            device=device,
+        )
+        self.interrupts = DeferredInterrupts()
+        self.epoch = self.batch = self.step = 0
+        self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
         self.best = -math.inf
-        self.bad_epochs = 0  # since the best
-        self.figures: dict[str, Any] = {}  # of the best validation
-        self.last_validation: dict[str, Any] = {}  # its log line, so that no crash can lose it
+        self.bad_epochs = self.drops = 0
+        self.figures: dict[str, Any] = {}
+        self.last_validation: dict[str, Any] = {}
+        self.unreadable: set[str] = set()  # images that were reported
+        self.warned: set[str] = set()  # signs of collapse that were reported
+
+    @property
+    def evaluated_model(self) -> CaptionModel:
+        """The model that is validated and saved: the averaged one if there is one."""
+        return self.averaged.model if self.averaged else self.model
 
     def fit(self) -> None:
         """Train until the last epoch, or until patience ends.
@@ -44,25 +92,30 @@ class Trainer(StepLoop):
             CaptionerError: The run cannot go on; a checkpoint was saved unless the gradient was not
                 finite in many steps in a row.
         """
-        run_log: AbstractContextManager[RunLog | None] = nullcontext()
-        if self.rank == 0:
-            run_log = closing(RunLog(self.run, resume_step=self.step))
-        with run_log as log:
+        first = self.rank == 0
+        writing = closing(RunLog(self.run, resume_step=self.step)) if first else nullcontext()
+        with writing as log, self.interrupts:
             if log is not None:
                 log.write_validation(self.last_validation)  # unless it is there
-            with self.interrupts:
-                while self.epoch < self.config.train.epochs and not self._out_of_patience():
-                    self._fit_epoch(log)
-        if self._out_of_patience() and self.rank == 0:
+            while not self.is_finished():
+                self._fit_epoch(log)
+        if self._out_of_patience() and first:
             logger.info(
                 f"stopped: {self.bad_epochs} epochs without a better {self.config.train.metric} "
                 f"than that of epoch {self.figures.get('epoch')} (train.patience)"
             )
 
+    def is_finished(self) -> bool:
+        return self.epoch >= self.config.train.epochs or self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.train.patience
+        return bool(patience) and self.bad_epochs >= patience
+
     def _fit_epoch(self, log: RunLog | None) -> None:
         """Train, validate and save one epoch; after an interrupt, save what can be resumed."""
         try:
-            self._take_steps(log)
+            self._train_epoch(log)
             if not from_first_process(lambda: (self.run / "last").exists()):
                 self.save()  # a kill between `best` and the first `last` would leave no way on
             validation = self._validate()
@@ -81,22 +134,22 @@ class Trainer(StepLoop):
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
                 samples = self.config.train.samples
-                self.report_unreadable(
+                self._report_unreadable(
                     log_samples(log, self.setup, validation, self.epoch, self.step, samples)
                 )
         finally:
             self.save()  # a failure to draw loses no work
         if log is not None:
-            self.report_unreadable(validation.unreadable)
+            self._report_unreadable(validation.unreadable)
             log.write_validation(self.last_validation)
-            attends = self.config.decoder.kind != "mean"
-            print_validation(self.epoch, validation, attends=attends)
+            print_validation(self.epoch, self.step, validation, self.config, self.warned)
         self.interrupts.release()
 
-    def _take_steps(self, log: RunLog | None) -> None:
-        """Load the batches of the epoch that are not done yet, and take its steps."""
+    def _train_epoch(self, log: RunLog | None) -> None:
+        """Take the steps of this epoch that are not done yet."""
         config, setup = self.config, self.setup
         num_batches = len(setup.batches.epoch(self.epoch))
+        steps = math.ceil(num_batches / config.optim.accumulate) * config.train.epochs
         loader = load_batches(
             setup.dataset,
             setup.batches,
@@ -113,13 +166,96 @@ class Trainer(StepLoop):
             unit="batch",
             disable=self.rank > 0,
         )
+        self.task.train()
+        first_step = saved_step = self.step
+        started, data_wait_s = time.perf_counter(), 0.0
+        self.interrupts.deferred = True  # also while batches are fetched, or workers would die
         with bar:
-            self.train_epoch(loader, num_batches, bar, log)
+            while True:
+                asked = time.perf_counter()
+                try:
+                    batches = list(islice(loader, config.optim.accumulate))
+                except CaptionerError:
+                    self.interrupts.deferred = False
+                    raise
+                if not batches:
+                    break
+                data_wait_s += time.perf_counter() - asked
+                self._report_unreadable([image for batch in batches for image in batch.unreadable])
+                nonempty = self._with_counts(batches)
+                output = None
+                if nonempty:
+                    factor = learning_rate_factor(self.step, steps, config.optim, self.drops)
+                    output = self.take_step(nonempty, learning_rate_factor=factor)
+                    skipped = self.skipped_steps + 1
+                    self.skipped_steps = torch.where(output.updated, 0, skipped)
+                if self.averaged:
+                    self.averaged.update(self.model, self.step)
+                self.batch += len(batches)
+                self.step += 1
+                bar.update(len(batches))
+                # the first step of a run too, or a short one would show no loss
+                if output and (self.step == 1 or self.step % config.train.log_every == 0):
+                    self._check_skipped()
+                    elapsed = time.perf_counter() - started
+                    metrics = self._metrics(output)
+                    metrics["step_s"] = elapsed / (self.step - first_step)
+                    metrics["data_wait"] = data_wait_s / elapsed
+                    bar.set_postfix(loss=f"{metrics['total']:.3f}")
+                    if log is not None:
+                        log.write("train", self.step, metrics)
+                every = config.train.checkpoint_every
+                if every and self.step - saved_step >= every and self.batch < num_batches:
+                    self.save()
+                    saved_step = self.step
+        self.interrupts.release()
 
-    @property
-    def evaluated_model(self) -> CaptionModel:
-        """The model that is validated and saved: the averaged one if there is one."""
-        return self.averaged.model if self.averaged else self.model
+    def _with_counts(self, batches: list[Batch]) -> list[Batch]:
+        """Return the batches that hold a caption, with the counts that their losses divide by.
+
+        Processes agree here on the counts, and on whether a signal came to one of them.
+        """
+        counts = [number for batch in batches for number in (batch.words, batch.captions)]
+        interrupted: float = self.interrupts.pending
+        if self.processes > 1:
+            sums = sum_over_processes([interrupted, *counts])
+            interrupted, *counts = (value / self.processes for value in sums)
+        if interrupted:
+            self.interrupts.interrupt()
+        pairs = zip(batches, counts[::2], counts[1::2], strict=True)
+        return [replace(b, words=words, captions=number) for b, words, number in pairs if number]
+
+    def _check_skipped(self) -> None:
+        """Report steps that were skipped, and end the run after many in a row."""
+        skipped = int(self.skipped_steps)
+        if skipped and self.rank == 0:
+            logger.warning(
+                f"step {self.step}: the gradient was not finite in the last {skipped} steps, which "
+                "were skipped"
+            )
+        if skipped >= MAX_SKIPPED_STEPS:
+            raise CaptionerError(
+                f"the gradient was not finite in {skipped} steps in a row; lower optim.lr or set "
+                "optim.clip_norm, and start from an earlier model"
+            )
+
+    def _metrics(self, step: StepOutput) -> dict[str, Any]:
+        """Return the figures of a step for the log: means over the whole batch."""
+        metrics = {name: float(value) for name, value in step.output.metrics.items()}
+        if self.processes > 1:
+            metrics = mean_by_name(metrics)
+        if "advantage" in metrics:  # a mean square, as only that of all processes is their mean
+            metrics["advantage"] = math.sqrt(metrics["advantage"])
+        rate = max(float(group["lr"]) for group in self.optimizer.param_groups if group["clip"])
+        norm = float(step.gradient_norm)
+        return {"epoch": self.epoch, **metrics, "learning_rate": rate, "gradient_norm": norm}
+
+    def _report_unreadable(self, images: list[tuple[str, str]]) -> None:
+        """Name images that were left out, each once, with the reason."""
+        for path, reason in images:
+            if path not in self.unreadable:
+                self.unreadable.add(path)
+                logger.warning(f"{path}: {reason}, left out ({len(self.unreadable)} so far)")
 
     def _validate(self) -> Validation:
         """Validate the evaluated model, by random numbers that depend on the epoch."""
@@ -128,13 +264,12 @@ class Trainer(StepLoop):
         torch.manual_seed(seed_of(config.train.seed, self.epoch, 0, self.rank))
         return validate(
             self.evaluated_model,
-            setup.validation,
+            setup.validation_sources,
             setup.validation_transform,
             setup.vocabulary,
             device=self.device,
-            decoding=replace(config.decoding, beam_size=config.train.val_beam_size),
+            decoding=validation_decoding(config),
             cache=setup.validation_cache,
-            sources=setup.validation_sources,
             decisive_source=config.train.val_source,
         )
 
@@ -151,10 +286,6 @@ class Trainer(StepLoop):
         self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
             self.drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
-
-    def _out_of_patience(self) -> bool:
-        patience = self.config.train.patience
-        return bool(patience) and self.bad_epochs >= patience
 
     def save(self) -> None:
         """Write the `last` folder, with all that a resumed run needs."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.config import DecodingConfig
+from captioner.config import Config, DecodingConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache
 from captioner.data.transforms import ImageTransform, open_image
@@ -44,16 +44,21 @@ class Validation:
     unreadable: list[tuple[str, str]]
 
 
+def validation_decoding(config: Config) -> DecodingConfig:
+    """Return the settings of the search that validates."""
+    beam_size = config.train.val_beam_size or config.decoding.beam_size
+    return replace(config.decoding, beam_size=beam_size)
+
+
 def validate(
     model: CaptionModel,
-    images: Sequence[CaptionedImage],
+    sources: Mapping[str, Sequence[CaptionedImage]],
     transform: ImageTransform,
     vocabulary: Vocabulary,
     *,
     device: torch.device,
     decoding: DecodingConfig,
     cache: FeatureCache | None = None,
-    sources: Mapping[str, Sequence[CaptionedImage]] | None = None,
     decisive_source: str | None = None,
 ) -> Validation:
     """Caption every readable image and score the captions.
@@ -63,16 +68,16 @@ def validate(
 
     Args:
         model: Put into evaluation mode.
-        images: Images of all sources, with distinct ids.
+        sources: The images of each source, by its name; ids are distinct among all.
         decoding: Settings of the search.
         cache: Features of the images, instead of the images.
-        sources: The images of each source, by its name; None takes all as one.
         decisive_source: Source whose metrics stand without a prefix; None takes the mean.
 
     Raises:
         ImageError: Not one image can be read.
     """
     model.eval()
+    images = [image for members in sources.values() for image in members]
     options = search_options(decoding, vocabulary)
     share = range(rank(), len(images), world_size())
     found: dict[int, Hypothesis | str] = dict.fromkeys(share, "")  # or why it cannot be read
@@ -98,9 +103,7 @@ def validate(
         image_id: vocabulary.tokenizer.join(vocabulary.decode(hypothesis.tokens))
         for image_id, hypothesis in hypotheses.items()
     }
-    figures = from_first_process(
-        lambda: _figures(captions, hypotheses, sources or {"": images}, decisive_source)
-    )
+    figures = from_first_process(lambda: _figures(captions, hypotheses, sources, decisive_source))
     return Validation(figures, captions, hypotheses, grid_shape, unreadable)
 
 

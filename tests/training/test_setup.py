@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
 
-from captioner.config import Config, SourceConfig, validate
+from captioner.config import SourceConfig
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.training.run import changed_settings
 from captioner.training.setup import Setup, prepare
@@ -25,64 +24,6 @@ def table(tmp_path: Path) -> Path:
 
 def ready(table: Path, **changed: object) -> Setup:
     return prepare(tiny.recipe(table, table / "run", **changed), CPU)
-
-
-NAN = float("nan")
-REFUSED = {
-    "data__min_count": [0, -1],
-    "data__max_words": [0],
-    "data__batch_size": [0, -4],
-    "data__workers": [-1],
-    "data__cache_views": [0],
-    "data__cache_min_area": [0.0, 0.5, 1.5, NAN],  # 0.5: there is no cache
-    "data__flip": [-0.1, 1.1, NAN],
-    "data__min_area": [0.0, 1.1, NAN],
-    "data__colour": [-0.1, 1.5, NAN],
-    "preprocess__height_px": [0, -64],
-    "preprocess__width_px": [0],
-    "preprocess__std": [(0.0, 1.0, 1.0), (NAN, 1.0, 1.0)],
-    "encoder__project_dim": [0],
-    "encoder__dropout": [1.0, -0.1, NAN],
-    "attention__dim": [0],
-    "decoder__hidden_dim": [0],
-    "decoder__embed_dim": [0],
-    "decoder__dropout": [1.0, -0.1, NAN],
-    "decoder__embed_dropout": [1.0],
-    "loss__doubly_stochastic": [-1.0, NAN],
-    "loss__label_smoothing": [1.0, -0.1, NAN],
-    "optim__lr": [0.0, -1e-3, NAN, float("inf")],
-    "optim__encoder_lr": [0.0],
-    "optim__weight_decay": [-0.1, NAN],
-    "optim__plateau_epochs": [0, -1],
-    "optim__warmup_steps": [-1],
-    "optim__clip_norm": [-1.0, NAN],
-    "optim__accumulate": [0],
-    "optim__ema_decay": [1.0, -0.1, NAN],
-    "train__epochs": [0],
-    "train__seed": [-1, 2**63],
-    "train__patience": [-1],
-    "train__val_beam_size": [0],
-    "train__val_photos": [0],
-    "train__checkpoint_every": [-1],
-    "train__log_every": [0],
-    "train__samples": [-1],
-    "decoding__beam_size": [0],
-    "decoding__max_words": [0],
-    "decoding__length_penalty": [NAN],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values]
-)
-def test_a_number_that_is_no_use_is_refused_by_its_key_before_anything_is_done(
-    table: Path, name: str, value: object
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ready(table, **{name: value})
-    message = str(caught.value)
-    assert message.startswith(name.replace("__", ".") + ":")
-    assert "\n" not in message
 
 
 def test_learned_positions_have_to_reach_the_longest_caption_before_anything_is_done(
@@ -107,11 +48,6 @@ def test_an_unreadable_text_is_reported_before_the_cache_is_made(
     with pytest.raises(DataError, match=r"no\.tsv"):
         ready(table, data__cache=str(cache), text__file=str(tmp_path / "no.tsv"))
     assert not cache.exists()
-
-
-def test_the_defaults_and_this_recipe_are_accepted() -> None:
-    validate(Config())
-    validate(tiny.recipe(HERE, HERE))
 
 
 def test_the_vocabulary_is_of_the_training_captions_alone(table: Path) -> None:
@@ -190,35 +126,9 @@ def test_the_same_seed_gives_the_same_first_weights(table: Path) -> None:
     )
 
 
-def test_missing_photos_are_named_and_counted(
-    table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in range(11):
-        (table / f"{number:02d}.jpg").unlink()
-    assert len(ready(table).dataset) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"{table / '00.jpg'}: no such file, left out"
-    assert len(lines) == 11
-    assert lines[-1] == "train: 11 of 12 photos are missing"
-
-
 def test_the_cache_needs_frozen_stages(table: Path) -> None:
     with pytest.raises(ConfigError, match=r"^data.cache: nothing is frozen"):
         ready(table, data__cache=str(table / "cache"), encoder__trainable_from="conv1")
-
-
-def test_a_damaged_photo_is_named_when_the_cache_is_made_and_when_it_is_read_again(
-    table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (table / "03.jpg").write_bytes(b"damaged")
-    (table / "13.jpg").write_bytes(b"damaged")
-    for _ in range(2):
-        setup = ready(table, data__cache=str(table / "cache"), data__cache_views=2)
-        lines = capsys.readouterr().err.splitlines()
-        named = sorted(line.partition(":")[0] for line in lines if "left out" in line)
-        assert named == [str(table / "03.jpg"), str(table / "13.jpg")]
-    assert setup.dataset.cache is not None
-    assert setup.dataset.cache.views == 2
 
 
 @pytest.mark.parametrize(
@@ -244,64 +154,30 @@ def test_missing_files_are_named(table: Path, changed: dict[str, object], report
 # -------------------------------------------------------------------------------- what may change
 
 
-def settings() -> list[str]:
-    """Every setting there is, as section.key."""
-    config = tiny.recipe(HERE, HERE)
-    sections = [field.name for field in fields(config) if is_dataclass(getattr(config, field.name))]
-    return [f"{s}.{field.name}" for s in sections for field in fields(getattr(config, s))]
-
-
-def another(value: object) -> object:
-    if isinstance(value, bool):
-        return not value
-    return value + 1 if isinstance(value, (int, float)) else "another"
-
-
 def test_nothing_changed_is_no_change() -> None:
     assert changed_settings(tiny.recipe(HERE, HERE), tiny.recipe(HERE, HERE)) == ([], [])
-
-
-@pytest.mark.parametrize("key", settings())
-def test_every_setting_is_fixed_or_reported_or_of_no_consequence(key: str) -> None:
-    before = tiny.recipe(HERE, HERE)
-    section, name = key.split(".")
-    value = another(getattr(getattr(before, section), name))
-    if key == "data.sources":
-        value = (SourceConfig(name="one"),)
-    fixed, reported = changed_settings(
-        before, tiny.recipe(HERE, HERE, **{f"{section}__{name}": value})
-    )
-    assert [*fixed, *reported] in ([], [key])
-    model = section in ("preprocess", "encoder", "attention", "decoder")
-    if model or key in (
-        "optim.name",
-        "train.seed",
-        "data.batch_size",
-        "data.cache",
-        "data.sources",
-    ):
-        assert fixed == [key], "other weights would not fit, or other batches would come"
-    if key in ("optim.lr", "train.epochs", "loss.doubly_stochastic", "optim.accumulate"):
-        assert reported == [key]
-    if key in ("data.workers", "data.root", "train.output", "train.log_every", "train.device"):
-        assert [fixed, reported] == [[], []]
 
 
 @pytest.mark.parametrize(
     ("key", "before", "after", "expected"),
     [
+        ("decoder.hidden_dim", 16, 17, "fixed"),
+        ("data.batch_size", 4, 5, "fixed"),
+        ("data.sources", None, (SourceConfig(name="one"),), "fixed"),
+        ("optim.name", "adam", "adamw", "fixed"),
         ("optim.ema_decay", 0.0, 0.9, "fixed"),
-        ("optim.ema_decay", 0.9, 0.0, "fixed"),
-        ("optim.ema_decay", 0.9, 0.99, "reported"),
+        ("train.seed", 1, 2, "fixed"),
         ("data.cache", "here", None, "fixed"),
-        ("loss.visual_concepts", 0.0, 0.5, "fixed"),
-        ("loss.visual_concepts", 0.3, 0.5, "reported"),
-        ("text.file", None, "there", "fixed"),
-        ("text.file", "here", "there", "reported"),
         ("data.cache", "here", "there", ""),
+        ("data.root", "here", "there", ""),
+        ("data.workers", 0, 1, ""),
+        ("train.log_every", 1, 2, ""),
+        ("train.epochs", 1, 2, "reported"),
+        ("optim.lr", 0.1, 0.2, "reported"),
+        ("loss.doubly_stochastic", 0.0, 1.0, "reported"),
     ],
 )
-def test_which_settings_may_change_depends_on_their_first_values(
+def test_a_changed_setting_is_fixed_or_reported_or_of_no_consequence(
     key: str, before: object, after: object, expected: str
 ) -> None:
     old, new = (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from captioner.checkpoint import load_model, load_training_state
 from captioner.config import Config, from_yaml, with_source_roots
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
-from captioner.training.run import changed_settings, holds_a_run
+from captioner.training.run import changed_settings
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
-from captioner.training.step import MAX_SKIPPED_STEPS
-from captioner.training.trainer import Trainer
+from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +57,7 @@ def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_the_whole_run_is_a_test_of_anything(whole: Path) -> None:
+def test_every_step_and_validation_is_logged(whole: Path) -> None:
     assert [entry["step"] for entry in steps(whole)] == list(range(1, 9))
     assert [entry["epoch"] for entry in steps(whole)] == [0] * 4 + [1] * 4
     assert [entry["step"] for entry in steps(whole, "validation")] == [4, 8]
@@ -74,20 +72,6 @@ def test_the_same_recipe_gives_the_same_run(whole: Path, table: Path, tmp_path: 
     assert entries(tmp_path / "run") == entries(whole)
 
 
-def test_a_clock_that_jumps_changes_nothing(
-    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By years, forwards and backwards, each time it is asked for: on resume from sleep, by NTP."""
-    import time
-
-    real, calls = time.time, itertools.count()
-    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(calls) * 1e8)
-    train(tiny.recipe(table, tmp_path / "run"))
-    assert next(calls) > 0, "nobody asked"
-    assert weights(tmp_path / "run") == weights(whole)
-    assert entries(tmp_path / "run") == entries(whole)
-
-
 def test_another_seed_gives_another_run(whole: Path, table: Path, tmp_path: Path) -> None:
     train(tiny.recipe(table, tmp_path / "run", train__seed=2))
     assert weights(tmp_path / "run") != weights(whole)
@@ -96,13 +80,9 @@ def test_another_seed_gives_another_run(whole: Path, table: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "call", "error"),
     [
-        ("caption_losses", 2, Interrupted),  # before any checkpoint
         ("caption_losses", 6, Interrupted),  # in the middle of an accumulated step
-        ("caption_losses", 6, KeyboardInterrupt),
-        ("caption_losses", 12, Interrupted),  # in the second epoch
-        ("validate", 1, Interrupted),
+        ("caption_losses", 12, KeyboardInterrupt),  # in the second epoch
         ("validate", 1, KeyboardInterrupt),
-        ("warnings", 1, KeyboardInterrupt),  # after the validation was logged
         ("save_model", 4, Interrupted),
     ],
 )
@@ -127,31 +107,28 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     assert weights(run, "best") == weights(whole, "best")
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_run_killed_in_its_first_saves_can_be_gone_on_with(
-    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+def test_a_run_killed_between_its_first_best_and_last_can_be_resumed(
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also between the first best model and the first checkpoint: `best` alone is refused."""
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
-        interrupt(patched, "save_model", call, Interrupted)
+        interrupt(patched, "save_model", 3, Interrupted)
         with pytest.raises(Interrupted):
             train(tiny.recipe(table, run, train__checkpoint_every=0))
-    assert (run / "best").exists() == (call == 3)
-    train(tiny.recipe(table, run, train__checkpoint_every=0), resume=holds_a_run(run))
+    assert (run / "best").exists()
+    train(tiny.recipe(table, run, train__checkpoint_every=0), resume=True)
     assert entries(run) == entries(whole)
     assert weights(run, "best") == weights(whole, "best")
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
 def test_a_validation_s_record_survives_a_kill_between_checkpoint_and_log(
-    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     write = RunLog.write
 
     def killed(log: RunLog, kind: str, step: int, figures: Any) -> None:
-        if kind == "validation" and figures["epoch"] == epoch:
+        if kind == "validation" and figures["epoch"] == 0:
             raise Interrupted
         write(log, kind, step, figures)
 
@@ -159,9 +136,7 @@ def test_a_validation_s_record_survives_a_kill_between_checkpoint_and_log(
         patched.setattr(RunLog, "write", killed)
         with pytest.raises(Interrupted):
             train(tiny.recipe(table, run))
-    assert len(steps(run, "validation")) == epoch
-    state = load_training_state(run / "last")
-    assert (state["epoch"], state["batch"]) == (epoch + 1, 0)
+    assert not steps(run, "validation")
     for _ in range(2):  # resumed again when it has ended, it writes nothing twice
         train(tiny.recipe(table, run), resume=True)
         assert entries(run) == entries(whole)
@@ -170,27 +145,13 @@ def test_a_validation_s_record_survives_a_kill_between_checkpoint_and_log(
     assert [(e["epoch"], e["step"]) for e in validated] == [(0, 4), (1, 8)]
 
 
-def test_a_resumed_run_may_be_cut_again(
-    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_run_resumed_ends_at_once(
+    whole: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    for call in (4, 3, 2):
-        with monkeypatch.context() as patched:
-            interrupt(patched, "learning_rate_factor", call, Interrupted)
-            with pytest.raises(Interrupted):
-                train(tiny.recipe(table, run), resume=(run / "last").exists())
-    train(tiny.recipe(table, run), resume=True)
-    assert entries(run) == entries(whole)
-    assert weights(run) == weights(whole)
-
-
-def test_a_finished_run_resumed_changes_nothing(whole: Path, table: Path, tmp_path: Path) -> None:
-    import shutil
-
-    run = tmp_path / "run"
     shutil.copytree(whole, run)
-    best = train(tiny.recipe(table, run), resume=True)
-    assert best == run / "best"
+    assert train(tiny.recipe(tmp_path / "no data", run), resume=True) == run / "best"
+    assert "this run has ended after epoch 2" in capsys.readouterr().err
     assert entries(run) == entries(whole)
     assert weights(run) == weights(whole)
 
@@ -200,11 +161,11 @@ def test_a_finished_run_resumed_changes_nothing(whole: Path, table: Path, tmp_pa
     [
         {"optim__accumulate": 1, "data__batch_by": "length", "optim__name": "adam",
          "train__checkpoint_every": 4},
-        {"encoder__trainable_from": "layer4", "encoder__batch_norm": "train"},
-        {"optim__ema_decay": 0.0, "optim__name": "rmsprop", "decoder__tie_embeddings": True},
-        {"attention__select": "hard", "hard__baseline": "learned"},
+        {"encoder__trainable_from": "layer4", "encoder__batch_norm": "train",
+         "optim__ema_decay": 0.0, "optim__name": "rmsprop", "decoder__tie_embeddings": True,
+         "attention__select": "hard", "hard__baseline": "learned"},
     ],
-    ids=str,
+    ids=["adam", "rmsprop, hard, fine-tuned"],
 )  # fmt: skip
 def test_other_recipes_resume_exactly_too(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]
@@ -218,24 +179,6 @@ def test_other_recipes_resume_exactly_too(
     train(tiny.recipe(table, runs[1], **changed), resume=True)
     assert entries(runs[1]) == entries(runs[0])
     assert weights(runs[1]) == weights(runs[0])
-
-
-def test_a_damaged_last_checkpoint_resumes_from_the_one_before(
-    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        interrupt(patched, "learning_rate_factor", 8, Interrupted)
-        with pytest.raises(Interrupted):
-            train(tiny.recipe(table, run))
-    for name in ("last", "previous"):
-        assert (run / name).is_dir()
-    with (run / "last" / "model.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\x55")
-    train(tiny.recipe(table, run), resume=True)
-    assert entries(run) == entries(whole)
-    assert weights(run) == weights(whole)
 
 
 def test_the_log_has_the_models_rate_and_the_root_of_the_mean_square_advantage(
@@ -292,16 +235,6 @@ def test_a_changed_learning_rate_takes_effect_and_is_reported(
     assert rates[8] == pytest.approx(1e-4)
 
 
-def test_a_changed_weight_decay_takes_effect(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    half_done(table, run, monkeypatch)
-    train(tiny.recipe(table, run, optim__weight_decay=0.3), resume=True)
-    groups = load_training_state(run / "last")["optimizer"]["param_groups"]
-    assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
-
-
 def test_a_run_of_an_earlier_version_keeps_its_reward_of_hard_attention(
     table: Path,
     tmp_path: Path,
@@ -321,8 +254,6 @@ def test_a_run_of_an_earlier_version_keeps_its_reward_of_hard_attention(
 
 
 def test_more_epochs_go_on(whole: Path, table: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(whole, tmp_path / "run")
     train(tiny.recipe(table, tmp_path / "run", train__epochs=3), resume=True)
     assert [entry["step"] for entry in steps(tmp_path / "run")] == list(range(1, 13))
@@ -335,7 +266,7 @@ def test_a_source_may_move_though_only_its_new_place_names_it() -> None:
     assert changed_settings(old, new)[0] == []
 
 
-@pytest.mark.parametrize("key", ["decoder__hidden_dim", "data__batch_size", "train__seed"])
+@pytest.mark.parametrize("key", ["decoder__hidden_dim", "train__seed"])
 def test_a_change_that_does_not_fit_is_refused_by_name_and_harms_nothing(
     whole: Path, table: Path, key: str
 ) -> None:
@@ -354,16 +285,7 @@ def test_there_is_nothing_to_resume_before_the_first_checkpoint(
         interrupt(patched, "caption_losses", 1, Interrupted)
         with pytest.raises(Interrupted):
             train(tiny.recipe(table, tmp_path / "run"))
-    with pytest.raises(CaptionerError, match="no checkpoint to resume from"):
-        train(tiny.recipe(table, tmp_path / "run"), resume=True)
-
-
-def test_a_damaged_recipe_of_the_run_is_named(whole: Path, table: Path, tmp_path: Path) -> None:
-    import shutil
-
-    shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / "config.yaml").write_text("data: [1, 2\n")
-    with pytest.raises(CaptionerError, match="config.yaml"):
+    with pytest.raises(CaptionerError, match="there is no run to resume"):
         train(tiny.recipe(table, tmp_path / "run"), resume=True)
 
 
@@ -415,17 +337,6 @@ def test_an_accumulated_gradient_is_the_mean_of_its_batches(
             torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_a_last_step_of_fewer_batches_is_their_mean_too(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Else the last step of an epoch would be a fraction of the others.
-    single = gradients(trainer(table, tmp_path / "1", **STILL, optim__accumulate=1), monkeypatch)
-    assert len(single) % 2 == 1
-    double = gradients(trainer(table, tmp_path / "2", **STILL, optim__accumulate=2), monkeypatch)
-    for name, value in double[-1].items():
-        torch.testing.assert_close(value, single[-1][name], rtol=1e-4, atol=1e-7)
-
-
 def test_the_gradient_is_clipped_to_its_norm(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,27 +362,6 @@ def not_finite(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
     monkeypatch.setattr(cross_entropy, "caption_losses", losses)
 
 
-def test_steps_whose_gradient_is_not_finite_are_skipped_and_reported(
-    table: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    made = trainer(table, tmp_path / "run", optim__ema_decay=0.0)
-    not_finite(monkeypatch)
-    before = {name: p.detach().clone() for name, p in made.task.named_parameters()}
-    made.fit()
-    assert all(torch.equal(p, before[name]) for name, p in made.task.named_parameters())
-    assert not made.optimizer.state_dict()["state"], "the optimizer learned nothing of them either"
-    assert capsys.readouterr().err.count("the gradient is not finite, step skipped") == 4
-    assert (
-        made.step
-        == made.skipped_steps
-        == load_training_state(tmp_path / "run" / "last")["skipped_steps"]
-    )
-    assert [entry["gradient_norm"] for entry in steps(tmp_path / "run")] == [None] * 4
-
-
 def test_one_step_whose_gradient_is_not_finite_costs_that_step_alone(
     table: Path,
     tmp_path: Path,
@@ -483,7 +373,7 @@ def test_one_step_whose_gradient_is_not_finite_costs_that_step_alone(
     made.fit()
     reported = [line for line in capsys.readouterr().err.splitlines() if "not finite" in line]
     assert len(reported) == 1
-    assert reported[0].startswith("step 2: ")
+    assert reported[0].startswith("step 3: ")
     assert made.step == 7
     assert made.skipped_steps == 0, "the next step ended the row"
     assert all(torch.isfinite(p).all() for p in made.task.parameters())
@@ -491,50 +381,18 @@ def test_one_step_whose_gradient_is_not_finite_costs_that_step_alone(
     assert [norm is None for norm in norms] == [step == 3 for step in range(1, 8)]
 
 
-def test_many_steps_in_a_row_that_are_not_finite_stop_the_run_and_keep_the_batch(
-    table: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_many_steps_in_a_row_that_are_not_finite_stop_the_run(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     made = trainer(table, run, optim__accumulate=1, train__epochs=5)  # of seven steps each
     not_finite(monkeypatch, 2, *range(4, 4 + MAX_SKIPPED_STEPS), 30)
-    with pytest.raises(CaptionerError, match=r"not finite.* 10 steps in a row") as caught:
+    with pytest.raises(CaptionerError, match=rf"not finite in {MAX_SKIPPED_STEPS} steps in a row"):
         made.fit()
-    assert MAX_SKIPPED_STEPS == 10
-    assert "\n" not in str(caught.value)
-    assert "optim.lr" in str(caught.value)
-    saved = run / "not_finite_batch.pt"
-    assert str(saved) in str(caught.value)
-    (batch,) = torch.load(saved, weights_only=True)
-    # Calls 4 to 13, the last of which is the sixth batch of the second epoch.
-    expected = made.setup.dataset[(1, made.setup.batches.epoch(1)[5])]
-    assert torch.equal(batch["tokens"], expected.tokens)
-    assert torch.equal(batch["inputs"], expected.inputs)
-    # Resumed, the run meets the same batches; it does not count anew from the checkpoint.
+    # The last of calls 4 to 13 ended it; a resumed run does not count anew from the checkpoint.
     assert load_training_state(run / "last")["step"] == 11
     assert load_training_state(run / "last")["skipped_steps"] == 8
-
-
-def test_a_batch_that_is_not_finite_and_a_full_disk_are_one_sentence(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = trainer(table, tmp_path / "run", optim__accumulate=1, train__epochs=5)
-    not_finite(monkeypatch, *range(2, 2 + MAX_SKIPPED_STEPS))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    write = torch.save
-
-    def write_on_a_full_disk(content: object, *arguments: Any, **options: Any) -> None:
-        if isinstance(content, list):  # the batch
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-        write(content, *arguments, **options)
-
-    monkeypatch.setattr(torch, "save", write_on_a_full_disk)
-    try:
-        with pytest.raises(CaptionerError, match=r"not_finite_batch.pt.* cannot be written"):
-            made.fit()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert all(torch.isfinite(p).all() for p in made.task.parameters())
 
 
 def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(table: Path, tmp_path: Path) -> None:
@@ -586,30 +444,6 @@ def test_the_best_model_writes_the_captions_that_were_validated(whole: Path, tab
         assert scores[name] == pytest.approx(best[name])
 
 
-ASLEEP = {"optim__lr": 1e-30, "optim__encoder_lr": 1e-30, "optim__warmup_steps": 0}
-
-
-def test_on_a_plateau_the_rate_falls_tenfold_and_patience_ends_the_run(
-    table: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    plateau = {"optim__schedule": "plateau", "optim__plateau_epochs": 1}
-    train(tiny.recipe(table, run, **ASLEEP, **plateau, train__epochs=9, train__patience=2))
-    rates: dict[int, set[float]] = {}
-    for entry in steps(run):
-        rates.setdefault(entry["epoch"], set()).add(round(math.log10(entry["learning_rate"]), 6))
-    assert rates == {0: {-30}, 1: {-30}, 2: {-31}}
-
-
-def test_with_a_constant_rate_and_no_patience_every_epoch_is_run(
-    table: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    train(tiny.recipe(table, run, **ASLEEP, optim__schedule="constant", train__patience=0))
-    assert {entry["epoch"] for entry in steps(run)} == {0, 1}
-    assert {entry["learning_rate"] for entry in steps(run)} == {1e-30}
-
-
 def test_training_learns_something(table: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(
@@ -640,37 +474,12 @@ def test_an_unreadable_training_photo_is_named_once_and_left_out(
     assert len(steps(tmp_path / "run")) == 8
 
 
-def test_an_unreadable_training_photo_is_named_once_with_a_cache_too(
-    broken_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (broken_table / "04.jpg").write_bytes(b"damaged")
-    train(tiny.recipe(broken_table, tmp_path / "run", data__cache=str(tmp_path / "cache")))
-    assert capsys.readouterr().err.count(str(broken_table / "04.jpg")) == 1
-
-
-def test_an_unreadable_validation_photo_is_named_once_and_left_out(
-    broken_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (broken_table / "13.jpg").write_bytes(b"damaged")
-    train(tiny.recipe(broken_table, tmp_path / "run"))
-    assert capsys.readouterr().err.count(str(broken_table / "13.jpg")) == 1
-
-
 def test_without_a_readable_training_photo_there_is_one_sentence(
     broken_table: Path, tmp_path: Path
 ) -> None:
     for number in range(13):
         (broken_table / f"{number:02d}.jpg").write_bytes(b"damaged")
     with pytest.raises(CaptionerError, match="can be read"):
-        train(tiny.recipe(broken_table, tmp_path / "run"))
-
-
-def test_without_a_readable_validation_photo_there_is_one_sentence(
-    broken_table: Path, tmp_path: Path
-) -> None:
-    for number in range(13, 16):
-        (broken_table / f"{number:02d}.jpg").write_bytes(b"damaged")
-    with pytest.raises(CaptionerError, match="none of the validation photos can be read"):
         train(tiny.recipe(broken_table, tmp_path / "run"))
 
 
@@ -686,18 +495,6 @@ def test_a_run_in_its_folder_is_not_overwritten(whole: Path, table: Path) -> Non
     assert weights(whole) == before
 
 
-def test_a_run_of_which_only_the_checkpoint_before_is_left_is_not_overwritten(
-    whole: Path, table: Path, tmp_path: Path
-) -> None:
-    import shutil
-
-    # As after a crash between the two renames of a save.
-    shutil.copytree(whole, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "last")
-    with pytest.raises(CaptionerError, match="already holds a run"):
-        train(tiny.recipe(table, tmp_path / "run"))
-
-
 @pytest.mark.parametrize("place", ["file", "file/run"])
 def test_an_output_that_cannot_be_a_folder_is_one_sentence(
     table: Path, tmp_path: Path, place: str
@@ -707,13 +504,6 @@ def test_an_output_that_cannot_be_a_folder_is_one_sentence(
         train(tiny.recipe(table, tmp_path / place))
     assert str(tmp_path / place) in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_the_recipe_in_the_run_folder_is_the_one_that_was_given(whole: Path, table: Path) -> None:
-    from captioner.config import from_yaml
-
-    written = from_yaml(Config, (whole / "config.yaml").read_text(encoding="utf-8"))
-    assert written == tiny.recipe(table, whole)
 
 
 # ------------------------------------------------------------------------------------ on a device

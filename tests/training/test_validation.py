@@ -38,7 +38,7 @@ def evaluate(captioner: Captioner, photos: list[CaptionedImage], **changed: Any)
     decoding |= {name: changed.pop(name) for name in fields & changed.keys()}
     return validate(
         captioner.model,
-        photos,
+        changed.pop("sources", {"photos": photos}),
         captioner.transform,
         captioner.vocabulary,
         device=torch.device("cpu"),
