@@ -4,7 +4,7 @@
 #                                 (installs what captions on a CPU, without PyTorch, into .venv-light
 #                                 unless .venv has everything)
 #   make test                     lint, types and tests
-#   make test-slow                the long tests: fuzzing, kill matrix, soak
+#   make test-slow                the long tests: fuzzing, kill matrix, hostile clients behind nginx
 #   make benchmark [PEER=DIR]     times against a peer's checkout and the machine's limits
 #   make reproduce PEOPLE=TABLE [FLICKR8K=DIR]
 #                                 train the bundled models from the beginning and score them; PEOPLE

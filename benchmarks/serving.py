@@ -18,6 +18,7 @@ import json
 import math
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -45,10 +46,17 @@ def server(
         process.wait(TIMEOUT_S)
 
 
-def post(port: int, path: str, body: bytes, address: str = "") -> tuple[int, bytes]:
+def post(
+    port: int, path: str, body: bytes, *, address: str = "", tls: bool = False
+) -> tuple[int, bytes]:
     """Send a photo from an address of this machine; return status and content."""
-    connection = http.client.HTTPConnection(
-        "127.0.0.1", port, timeout=TIMEOUT_S, source_address=(address, 0)
+    options: dict[str, Any] = {"timeout": TIMEOUT_S, "source_address": (address, 0)}
+    connection = (
+        http.client.HTTPSConnection(
+            "127.0.0.1", port, context=ssl._create_unverified_context(), **options
+        )
+        if tls
+        else http.client.HTTPConnection("127.0.0.1", port, **options)
     )
     try:
         connection.request("POST", path, body, {"Content-Type": "image/jpeg"})
@@ -71,15 +79,16 @@ class Response:
     is_mixed_up: bool
 
 
-def ask(port: int, path: str, photo: bytes, expected: str | None) -> Response:
+def ask(port: int, path: str, photo: bytes, expected: str | None, **options: Any) -> Response:
     """Send a photo as an honest client does.
 
     Args:
         expected: The photo's caption; None where it is not the answer, as for pictures.
+        options: Of `post`.
     """
     began = time.perf_counter()
     try:
-        status, content = post(port, path, photo)
+        status, content = post(port, path, photo, **options)
     except (OSError, http.client.HTTPException):
         status, content = 0, b""
     seconds = time.perf_counter() - began

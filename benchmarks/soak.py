@@ -1,18 +1,17 @@
-"""Honest and hostile clients of `captioner serve` together.
+"""Honest and hostile clients of `captioner serve` behind nginx.
 
     python -m benchmarks.soak --seconds 600
 
-starts a server on loopback and asks it for captions and pictures from `--clients` clients: first
-alone ("quiet", a tenth of the time), then together with hostile clients, which leave heads and
-uploads unfinished, send nonsense, damaged images, captions at every limit and 13,000 options, wait
-for the longest pictures, and leave before their answer. Prints one JSON object: the status and
-seconds of single attacks before that, honest requests, those that were lost or got another image's
-caption, p50 and p99 in seconds, the memory of the server and its processes, and the lines of its
-log.
+starts a server on loopback, and in front of it nginx with the configuration of docs/serving.md. It
+asks for captions and pictures from `--clients` honest clients: first alone ("quiet", a tenth of the
+time), then together with a hostile client, which leaves heads and uploads unfinished, sends
+nonsense, damaged images, captions at every limit and 13,000 options, wants the longest pictures,
+and leaves before its answer. Prints one JSON object: honest requests, those that were lost or got
+another image's caption, p50 and p99 in seconds, and the memory of the server. Each client has an
+address of its own (127.0.0.N), so it needs Linux.
 
-Hostile clients have machines of their own, so here they run in a process of their own, with the
-lowest priority, and from another address (127.0.0.2, where the system has it; `--attack-from
-127.0.0.1` for the honest ones' own).
+The hostile client runs in a process of its own with the lowest priority, as it would have a machine
+of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ import io
 import json
 import os
 import random
+import re
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -41,7 +43,61 @@ from PIL import Image
 
 from benchmarks.serving import TIMEOUT_S, Response, ask, caption_of, figures, post, server
 
-HOSTILE_EVERY_S = 0.2  # each kind of hostile client, once it has done its worst
+HOSTILE_ADDRESS = "127.0.0.2"
+HOSTILE_EVERY_S = 0.2  # each kind of hostile action
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
+
+
+def configuration(folder: Path, port: int, tls_port: int) -> str:
+    """The configuration of docs/serving.md with ports, paths and certificate of this machine."""
+    (text,) = re.findall(r"^```nginx\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    for there, here in (
+        ("user www-data;\n", ""),
+        ("/run/nginx.pid", f"{folder}/nginx.pid"),
+        ("/var/log/nginx/error.log", f"{folder}/error.log"),
+        ("listen 80;", "listen unix:" + str(folder / "http.socket") + ";"),
+        ("listen 443 ", f"listen 127.0.0.1:{tls_port} "),
+        ("/etc/ssl/certs/captions.example.org.pem", f"{folder}/certificate.pem"),
+        ("/etc/ssl/private/captions.example.org.key", f"{folder}/key.pem"),
+        ("http://127.0.0.1:8000", f"http://127.0.0.1:{port}"),
+    ):
+        assert there in text, there
+        text = text.replace(there, here)
+    places = "client_body proxy fastcgi uwsgi scgi".split()
+    return text.replace(
+        "http {\n", "http {\n" + "".join(f"{name}_temp_path {folder}/{name};\n" for name in places)
+    )
+
+
+@contextlib.contextmanager
+def nginx(port: int) -> Iterator[int]:
+    """Run nginx in front of a port of this machine; yield the port on which it speaks TLS."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise FileNotFoundError("needs nginx: apt-get install nginx")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        tls_port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=t"
+        files = ["-keyout", folder / "key.pem", "-out", folder / "certificate.pem"]
+        subprocess.run(["openssl", *command.split(), *files], check=True, capture_output=True)
+        (folder / "nginx.conf").write_text(configuration(folder, port, tls_port))
+        process = subprocess.Popen(
+            [program, "-p", folder, "-c", folder / "nginx.conf", "-g", "daemon off;"]
+        )
+        try:
+            while process.poll() is None:
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(("127.0.0.1", tls_port)),
+                ):
+                    break
+                time.sleep(0.05)
+            yield tls_port
+        finally:
+            process.terminate()
+            process.wait(TIMEOUT_S)
 
 
 def images(count: int) -> list[bytes]:
@@ -67,14 +123,12 @@ def honest(
     responses: list[Response] = []
 
     def client(number: int) -> None:
+        address = f"127.0.0.{10 + number}"
         while time.monotonic() < end:
             number += 1
             photo = number % len(photos)
-            if number % 5:
-                response = ask(port, "/v1/captions", photos[photo], expected[photo])
-            else:
-                response = ask(port, "/v1/pictures", photos[photo], None)
-            responses.append(response)
+            path, text = ("/v1/captions", expected[photo]) if number % 5 else ("/v1/pictures", None)
+            responses.append(ask(port, path, photos[photo], text, address=address, tls=True))
 
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(client, range(clients)))
@@ -92,16 +146,18 @@ def in_threads(calls: Iterable[Callable[[], object]]) -> Iterator[None]:
         thread.join()
 
 
-def hostile_clients(port: int, photo: bytes, address: str) -> dict[str, Callable[[], object]]:
-    """One action a kind, from an address of this machine."""
+def hostile_actions(port: int, photo: bytes) -> dict[str, Callable[[], object]]:
+    """One action a kind."""
     generator = random.Random(3)
     stalled: list[socket.socket] = []
+    context = ssl._create_unverified_context()
 
     def connect() -> socket.socket:
-        return socket.create_connection(("127.0.0.1", port), TIMEOUT_S, (address, 0))
+        opened = socket.create_connection(("127.0.0.1", port), TIMEOUT_S, (HOSTILE_ADDRESS, 0))
+        return context.wrap_socket(opened)
 
     def send(path: str, body: bytes) -> None:
-        post(port, path, body, address)
+        post(port, path, body, address=HOSTILE_ADDRESS, tls=True)
 
     def stall(content: bytes) -> None:
         opened = connect()
@@ -125,7 +181,7 @@ def hostile_clients(port: int, photo: bytes, address: str) -> dict[str, Callable
             opened.sendall(head(path, len(photo)) + photo)
             time.sleep(0.05)
 
-    ligatures, words = "%EF%B7%BA+" * 500, "+".join(["dog"] * 60)
+    ligatures, words = "%EF%B7%BA+" * 500, "+".join(["dog"] * 30)
     return {
         "unfinished heads": lambda: [stall(b"POST / HTTP/1.1\r\nHost:") for _ in range(20)],
         "stalled uploads": lambda: [stall(head("/v1/captions", 9**6) + photo) for _ in range(20)],
@@ -133,64 +189,22 @@ def hostile_clients(port: int, photo: bytes, address: str) -> dict[str, Callable
         "damaged images": damaged,
         "long captions": lambda: send(f"/v1/pictures?format=gif&caption={ligatures}", photo),
         "longest pictures": lambda: send(f"/v1/pictures?format=gif&caption={words}", photo),
-        "longest captions": lambda: leave(f"/v1/pictures?format=gif&caption={words}"),
-        "scores": lambda: leave(f"/v1/scores?caption={words}"),
+        "leaving pictures": lambda: leave(f"/v1/pictures?format=gif&caption={words}"),
+        "leaving scores": lambda: leave(f"/v1/scores?caption={words}+{words}"),
         "options": lambda: send("/v1/captions?" + "&".join(["a=1"] * 13_000), photo),
         "leaving": lambda: leave("/v1/captions"),
     }
 
 
-def probe(port: int, photo: bytes, address: str) -> dict[str, object]:
-    """Seconds that an honest caption takes while one kind of attack lasts, and of refusals.
-
-    Of a picture, while animations are drawn for a client at another address.
-    """
-
-    def seconds(path: str = "/v1/captions") -> tuple[int, float]:
-        response = ask(port, path, photo, None)
-        return response.status, round(response.seconds, 2)
-
-    upload = "POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
-    ligatures, words = "%EF%B7%BA+" * 500, "+".join(["dog"] * 60)
-    found: dict[str, object] = {"alone": seconds()}
-    found["picture of 500 ligatures"] = seconds(f"/v1/pictures?caption={ligatures}")
-    found["13,000 options"] = seconds("/v1/captions?" + "&".join(["a=1"] * 13_000))
-    score = partial(post, port, f"/v1/scores?caption={words}", photo)
-    with in_threads([score] * 8):
-        found["during 8 scores of 60 words"] = seconds()
-    found["picture alone"] = seconds("/v1/pictures")
-    animate = partial(post, port, f"/v1/pictures?format=gif&caption={words}", photo, address)
-    with in_threads([animate] * 6):
-        time.sleep(2)
-        found["picture during 6 animations"] = [seconds("/v1/pictures") for _ in range(3)]
-    for name, content, count in (
-        ("1,100 unfinished heads", b"POST / HTTP/1.1\r\n", 1100),
-        ("128 stalled uploads", f"{upload}Content-Length: 99999\r\n\r\nx".encode(), 128),
-    ):
-        with contextlib.ExitStack() as opened:
-            for _ in range(count):
-                connection = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
-                opened.enter_context(connection).sendall(content)
-            found[f"during {name}"] = seconds()
-    return found
-
-
 def memory_mb(pid: int) -> float:
-    """Memory of a process and its descendants, shared pages counted once (Linux)."""
-    from benchmarks.timing import descendants  # with PyTorch, which the clients do not need
-
-    kibibytes = 0
-    for process in descendants(pid):
-        with contextlib.suppress(OSError, IndexError):
-            status = Path(f"/proc/{process}/smaps_rollup").read_text()
-            kibibytes += int(status.split("Pss:")[1].split()[0])
-    return round(kibibytes / 1024, 1)
+    """Memory of a process (Linux)."""
+    status = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return round(int(status.split("Pss:")[1].split()[0]) / 1024, 1)
 
 
-def attack(port: int, address: str) -> None:
-    """Be all hostile clients until standard input ends; print how often each has acted."""
-    if hasattr(os, "nice"):
-        os.nice(19)
+def attack(port: int) -> None:
+    """Be the hostile client until standard input ends; print how often it has acted."""
+    os.nice(19)
     actions: Counter[str] = Counter()
     stop = threading.Event()
 
@@ -200,7 +214,7 @@ def attack(port: int, address: str) -> None:
                 action()
             actions[kind] += 1
 
-    kinds = hostile_clients(port, images(1)[0], address).items()
+    kinds = hostile_actions(port, images(1)[0]).items()
     with in_threads([partial(repeat, *kind) for kind in kinds]):
         sys.stdin.read()
         stop.set()
@@ -208,12 +222,10 @@ def attack(port: int, address: str) -> None:
 
 
 @contextlib.contextmanager
-def attackers(port: int, address: str) -> Iterator[dict[str, int]]:
-    """Let hostile clients act; what they have done is in the dictionary afterwards."""
-    command = [sys.executable, "-m", "benchmarks.soak", "--port", str(port)]
-    process = subprocess.Popen(
-        [*command, "--attack-from", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+def attacker(port: int) -> Iterator[dict[str, int]]:
+    """Let the hostile client act; what it has done is in the dictionary afterwards."""
+    command = [sys.executable, "-m", "benchmarks.soak", "--attack", str(port)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     actions: dict[str, int] = {}
     try:
         yield actions
@@ -221,68 +233,51 @@ def attackers(port: int, address: str) -> Iterator[dict[str, int]]:
         actions.update(json.loads(process.communicate()[0]))
 
 
-def hostile_address() -> str:
-    """Return 127.0.0.2, or 127.0.0.1 on systems that have only that."""
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.2", 0))
-    except OSError:
-        return "127.0.0.1"
-    return "127.0.0.2"
-
-
-def soak(seconds: float, clients: int, attack_from: str) -> dict[str, object]:
+def soak(seconds: float, clients: int) -> dict[str, Any]:
     """The figures of the module's docstring."""
     photos = images(12)
-    with tempfile.TemporaryFile("w+") as log:
-        with server("--device", "cpu", log=log) as (process, port):
-            expected = [caption_of(post(port, "/v1/captions", photo)[1]) for photo in photos]
-            for photo in photos[:4]:  # the first pictures wait for imports
-                post(port, "/v1/pictures", photo)
-            probes = probe(port, photos[0], attack_from)
-            quiet = honest(port, photos, expected, seconds / 10, clients)
-            memory = [memory_mb(process.pid)]
-            stop = threading.Event()
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        server("--device", "cpu", log=log) as (process, own_port),
+        nginx(own_port) as port,
+    ):
+        expected = [caption_of(post(own_port, "/v1/captions", photo)[1]) for photo in photos]
+        for photo in photos[:4]:  # the first pictures wait for imports
+            post(own_port, "/v1/pictures", photo)
+        quiet = honest(port, photos, expected, seconds / 10, clients)
+        memory = [memory_mb(process.pid)]
+        stop = threading.Event()
 
-            def watch() -> None:
-                while not stop.wait(5):
-                    memory.append(memory_mb(process.pid))
+        def watch() -> None:
+            while not stop.wait(5):
+                memory.append(memory_mb(process.pid))
 
-            with in_threads([watch]):
-                with attackers(port, attack_from) as actions:
-                    together = honest(port, photos, expected, seconds * 0.9, clients)
-                stop.set()
-            began = time.monotonic()
-        ended = time.monotonic()
-        log.seek(0)
-        return {
-            "seconds": seconds,
-            "probes": probes,
-            "honest_clients": clients,
-            "hostile_address": attack_from,
-            "hostile_actions": actions,
-            "quiet": quiet,
-            "with_hostile": together,
-            "p99_ratio": round(together["p99_s"] / quiet["p99_s"], 2),
-            "memory_mb": {"before": memory[0], "most": max(memory), "after": memory[-1]},
-            "log_lines": len(log.readlines()),
-            "shutdown_s": round(ended - began, 1),
-            "server_exit_code": process.returncode,
-        }
+        with in_threads([watch]):
+            with attacker(port) as actions:
+                together = honest(port, photos, expected, seconds * 0.9, clients)
+            stop.set()
+    return {
+        "seconds": seconds,
+        "honest_clients": clients,
+        "hostile_actions": actions,
+        "quiet": quiet,
+        "with_hostile": together,
+        "p99_ratio": round(together["p99_s"] / quiet["p99_s"], 2),
+        "memory_mb": {"before": memory[0], "most": max(memory), "after": memory[-1]},
+        "server_exit_code": process.returncode,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=4, help="honest ones")
-    parser.add_argument("--attack-from", metavar="ADDRESS", default=hostile_address())
-    parser.add_argument("--port", type=int, help="only attack the server there, until stdin ends")
+    parser.add_argument("--attack", type=int, metavar="PORT", help="only attack the server there")
     arguments = parser.parse_args()
-    if arguments.port is not None:
-        attack(arguments.port, arguments.attack_from)
+    if arguments.attack is not None:
+        attack(arguments.attack)
         return 0
-    found = soak(arguments.seconds, arguments.clients, arguments.attack_from)
-    print(json.dumps(found, indent=1))
+    print(json.dumps(soak(arguments.seconds, arguments.clients), indent=1))
     return 0
 
 

@@ -6,17 +6,15 @@ import argparse
 import os
 import signal
 import socket
-import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.errors import CaptionerError, needs_extra
 
 if TYPE_CHECKING:
-    import uvicorn
     from fastapi import FastAPI
 
     from captioner.captioner import Captioner
@@ -87,14 +85,19 @@ def _parser() -> argparse.ArgumentParser:
         "--max-requests",
         type=parsing.whole_number,
         default=128,
-        help="requests processed at once, three quarters of them for one client; more are "
-        "refused with 503 (default: 128)",
+        help="requests processed at once; more are refused with 503 (default: 128)",
     )
     parser.add_argument(
         "--max-megabytes", type=parsing.whole_number, default=20, help="of a request (default: 20)"
     )
     parser.add_argument(
         "--max-megapixels", type=parsing.whole_number, default=50, help="of a photo (default: 50)"
+    )
+    parser.add_argument(
+        "--allow-urls",
+        action="store_true",
+        help="requests may name photos by their addresses, which the server fetches, but not from "
+        "private networks",
     )
     parser.add_argument(
         "--deadline",
@@ -116,7 +119,8 @@ def _origin(text: str) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     with needs_extra("serve", "serve"):
-        import uvicorn  # noqa: F401
+        import uvicorn
+        from uvicorn.supervisors import Multiprocess
 
         from captioner.serving import app  # noqa: F401
         from captioner.serving.security import is_loopback
@@ -132,67 +136,33 @@ def _run(arguments: argparse.Namespace) -> int:
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise CaptionerError("a token is made of ASCII letters, digits and signs without spaces")
     listening = _listen(arguments.host, arguments.port)
-    models = _models(arguments)  # also where replicas load their own: errors show once
+    models = _load_models(arguments)  # also where replicas load their own: errors show once
     host, port = listening.getsockname()[:2]
-    address = f"http://{_url_host(host)}:{port}"
-    if arguments.workers > 1:
-        return _serve_replicas(arguments, listening, address)
-    return _serve(arguments, listening, address, models)
-
-
-def _serve(
-    arguments: argparse.Namespace,
-    listening: socket.socket,
-    address: str,
-    models: dict[str, Captioner],
-) -> int:
-    """Serve in this process until a signal ends it."""
-    import uvicorn
-
-    from captioner.runtime.parallel import shared_cores
-
-    with shared_cores(next(iter(models.values())).device) as passes:
-        app = _app(arguments, models, passes)
-
-        class Server(uvicorn.Server):
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets)
-                show(f"captioner listens at {address}")
-
-        server = Server(_config(arguments, app))
-        # uvicorn drains on these signals and then sends them to itself again: that is no error.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        try:
-            server.run(sockets=[listening])
-        except SystemExit:  # of uvicorn, after the application has said why it cannot start
-            return 2
-    if app.state.service.abandoned:
-        # A model still runs in a thread, which Python would wait for at its end.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    several = arguments.workers > 1
+    config = uvicorn.Config(
+        partial(_replica, arguments) if several else _create_app(arguments, models),
+        factory=several,
+        workers=arguments.workers,
+        timeout_worker_healthcheck=_STARTUP_S,
+        ws="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=4 * arguments.max_requests,
+        # Requests that have arrived are answered by then; unfinished uploads may be cut.
+        timeout_graceful_shutdown=arguments.deadline + 5,
+    )
+    show(f"captioner listens at http://{_url_host(host)}:{port}")
+    if several:  # they share the socket: the kernel gives a connection to one that waits for it
+        Multiprocess(config, sockets=[listening]).run()
+        return 0
+    # uvicorn drains on these signals and then sends them to itself again: that is no error.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(config).run(sockets=[listening])
     return 0
-
-
-def _serve_replicas(arguments: argparse.Namespace, listening: socket.socket, address: str) -> int:
-    """Serve in several processes until a signal ends them; uvicorn replaces those that die.
-
-    They share the socket: the kernel gives each connection to a replica that waits for one.
-    """
-    from uvicorn.config import STARTUP_FAILURE
-    from uvicorn.supervisors import Multiprocess
-
-    class Replicas(Multiprocess):
-        def init_processes(self) -> None:
-            super().init_processes()
-            if any(process.wait_until_ready(_STARTUP_S) for process in self.processes):
-                show(f"captioner listens at {address}")
-
-    config = _config(arguments, partial(_replica, arguments), factory=True)
-    replicas = Replicas(config, sockets=[listening])
-    replicas.run()
-    return 2 if any(each.exitcode == STARTUP_FAILURE for each in replicas.processes) else 0
 
 
 def _replica(arguments: argparse.Namespace) -> FastAPI:
@@ -201,17 +171,14 @@ def _replica(arguments: argparse.Namespace) -> FastAPI:
 
     # The libraries that compute read it when they are imported, which comes later.
     os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // arguments.workers))
-    return _app(arguments, _models(arguments, check_speed=False), passes=1)
+    return _create_app(arguments, _load_models(arguments, check_speed=False))
 
 
-def _app(arguments: argparse.Namespace, models: dict[str, Captioner], passes: int) -> FastAPI:
-    """Return the application with the limits that the options set."""
+def _create_app(arguments: argparse.Namespace, models: dict[str, Captioner]) -> FastAPI:
     from captioner.serving.app import create_app
-    from captioner.serving.connections import limit_logs
     from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
     from captioner.serving.service import Limits
 
-    limit_logs()
     hosts = [*LOOPBACK_HOSTS, _url_host(arguments.host)] if is_loopback(arguments.host) else ["*"]
     return create_app(
         models,
@@ -221,39 +188,10 @@ def _app(arguments: argparse.Namespace, models: dict[str, Captioner], passes: in
             max_pixels=arguments.max_megapixels * 10**6,
             max_requests=arguments.max_requests,
             deadline_s=arguments.deadline,
-            passes=passes,
+            allow_urls=arguments.allow_urls,
         ),
         allowed_hosts=hosts,
         allowed_origins=arguments.allow_origin,
-    )
-
-
-def _config(arguments: argparse.Namespace, app: Any, *, factory: bool = False) -> uvicorn.Config:
-    import uvicorn
-
-    from captioner.serving.connections import (
-        BACKLOG,
-        Connections,
-        LimitedProtocol,
-        connection_limit,
-    )
-
-    protocol: Any = partial(LimitedProtocol, limits=Connections(connection_limit()))
-    return uvicorn.Config(
-        app,
-        factory=factory,
-        workers=arguments.workers,
-        timeout_worker_healthcheck=_STARTUP_S,
-        http=protocol,
-        ws="none",
-        backlog=BACKLOG,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        # Requests that have arrived are answered by then; unfinished uploads may be cut.
-        timeout_graceful_shutdown=arguments.deadline + 5,
     )
 
 
@@ -280,7 +218,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _models(arguments: argparse.Namespace, *, check_speed: bool = True) -> dict[str, Captioner]:
+def _load_models(
+    arguments: argparse.Namespace, *, check_speed: bool = True
+) -> dict[str, Captioner]:
     """Load the chosen models by name, or without a choice all bundled ones, soft first."""
     from captioner.checkpoint import bundled_models
 

@@ -91,7 +91,9 @@ class _PillowWarnings:
 _pillow_warnings = _PillowWarnings()
 
 
-def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
+def open_image(
+    source: str | ImagePath | bytes | IO[bytes], *, max_pixels: int | None = None
+) -> Image.Image:
     """Read an image file as upright 8-bit RGB.
 
     EXIF orientation is applied, CMYK and palettes are converted, 16-bit grey is scaled to 8 bits,
@@ -100,6 +102,7 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
 
     Args:
         source: A path, a place in a tar file, the bytes of a file, or a file object that can seek.
+        max_pixels: A lower limit than those of this module.
 
     Raises:
         DataError: A tar file cannot be read.
@@ -122,7 +125,7 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
             if status.st_size == 0:
                 raise ImageError("the file is empty")
             with path.open("rb") as file:
-                return open_image(file)
+                return open_image(file, max_pixels=max_pixels)
         except FileNotFoundError:
             raise ImageError("no such file") from None
         except OSError as error:
@@ -135,7 +138,7 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
     with _pillow_warnings:
         try:
-            return _decode(source)
+            return _decode(source, max_pixels)
         except ImageError:
             raise
         except Image.DecompressionBombError as error:
@@ -151,7 +154,7 @@ def open_image(source: str | ImagePath | bytes | IO[bytes]) -> Image.Image:
             raise ImageError(f"is damaged and cannot be decoded ({error})") from None
 
 
-def _decode(source: IO[bytes]) -> Image.Image:
+def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
     """Decode an open file as upright RGB; raise what Pillow raises, or an ImageError."""
     try:
         image: Image.Image = Image.open(source, formats=accepted_formats(source))
@@ -162,6 +165,11 @@ def _decode(source: IO[bytes]) -> Image.Image:
         source.seek(0)
         image = JpegImagePlugin.JpegImageFile(source)
     with image:
+        if max_pixels is not None and image.width * image.height > max_pixels:
+            raise ImageError(
+                f"has {image.width} x {image.height} pixels and is over the limit of "
+                f"{max_pixels / 10**6:g} megapixels; make it smaller"
+            )
         if image.format in ("JPEG", "MPO") and not image.info.get("progressive"):
             _check_size(image, MAX_JPEG_PIXELS)
             _draft(image)

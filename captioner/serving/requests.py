@@ -1,186 +1,207 @@
-"""Read an image and its options from a request: raw bytes, or a multipart form.
+"""Read photos and options from a request: a multipart form, JSON, or the raw bytes of one photo.
 
-FastAPI's own form parameters are not used: it reads a form before the dependencies run, so that a
-client without a token could send anything, writes uploads of more than 1 MB to the disk, and takes
-no raw body on the same route. The parser, the UploadFile and the models of the options are its own.
+FastAPI's own form parameters are not used, because they take neither JSON nor a raw body on the
+same route, read a form before the token is checked, and write uploads of more than 1 MB to the
+disk. The parser and the models of the options are FastAPI's.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
+import base64
+import json
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
+import anyio
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
-from python_multipart.multipart import parse_options_header
+from pydantic import BaseModel, Field, ValidationError, create_model
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from captioner.serving.admission import Upload
-from captioner.serving.problems import Problem
+from captioner.data.download import is_url
+from captioner.serving.problems import Problem, option_problem
 
-MULTIPART, BYTES = "multipart/form-data", "application/octet-stream"
-IMAGE_TYPES = "jpeg png gif webp bmp tiff avif x-portable-pixmap".split()
-RAW_TYPES = [*(f"image/{name}" for name in IMAGE_TYPES), BYTES]
-IMAGE_FIELD = "image"
-# Python has others: some take minutes for a megabyte (punycode), or fail as no parser expects.
-CHARSETS = "utf-8", "utf8", "us-ascii", "iso-8859-1", "windows-1252"
-PARSED_AT_ONCE = 2**16  # bytes of a form
-MAX_OPTIONS = 20  # in the query, and as many again in a form
-CLOSE = {"Connection": "close"}  # the rest of the body is not read
+MULTIPART, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
+IMAGE = "image"  # the field of photos
+MAX_PHOTOS = 16  # in a request
+MAX_FIELDS, MAX_FIELD_BYTES = 40, 2**16  # of a form, its photos apart
 Options = TypeVar("Options", bound=BaseModel)
 
 
-async def read_image_and_options(
-    request: Request, kind: type[Options], max_bytes: int, upload: Upload
-) -> tuple[bytes, Options]:
-    """Return the image file's bytes, and the options of the query and the form's other fields.
+@dataclass(frozen=True)
+class Photo:
+    """A photo of a request: its name, and the bytes of its file or the address to fetch."""
 
-    Raises:
-        Problem: 400, 413, 415, 422 or 503.
-        FullError: There is no memory for the body.
-        ClientDisconnect: The client left before the body was complete.
+    name: str
+    source: bytes | str
+
+
+@dataclass(frozen=True)
+class PhotoRequest(Generic[Options]):
+    """A request that has been read.
+
+    Attributes:
+        several: The answer is a list, because the request has several photos or a list of them.
     """
-    if request.url.query.count("&") >= MAX_OPTIONS:
-        raise Problem(422, f"the query has more than {MAX_OPTIONS} options", headers=CLOSE)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    options = list(request.query_params.multi_items())
-    if media_type not in (MULTIPART, BYTES) and not media_type.startswith("image/"):
-        raise Problem(
-            415,
-            f"send the photo as {MULTIPART} with the field {IMAGE_FIELD}, or its bytes as "
-            f"image/* or {BYTES}",
-        )
-    body = await _read_body(request, max_bytes, upload)
-    if media_type == MULTIPART:
-        body, fields = await _parse_form(request, body)
-        options += fields
-    return body, validate_options(kind, options)
+
+    photos: list[Photo]
+    options: Options
+    several: bool
 
 
-def validate_options(kind: type[Options], options: list[tuple[str, str]]) -> Options:
-    """Return the options as their model.
+class PhotoRequestReader(Generic[Options]):
+    """A dependency that reads a request.
 
-    Raises:
-        Problem: 422, naming every option that cannot be used.
+    Args:
+        kind: Model of the options.
+        max_bytes: Largest body.
+        deadline_s: Seconds for the body to arrive.
     """
-    counts = Counter(name for name, _ in options)
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    if repeated:
-        errors = [{"name": name, "detail": "is given twice"} for name in repeated]
-        raise Problem(422, f"{errors[0]['name']} is given twice", errors=errors)
-    try:
-        return kind.model_validate(dict(options))
-    except ValidationError as error:
-        errors = [_error(each["loc"], str(each["msg"]), kind) for each in error.errors()]
-        first = errors[0]
-        detail = f"{first['name']}: {first['detail']}" if first["name"] else first["detail"]
-        raise Problem(422, detail, errors=errors) from None
 
+    def __init__(self, kind: type[Options], max_bytes: int, deadline_s: float) -> None:
+        self.kind, self.max_bytes, self.deadline_s = kind, max_bytes, deadline_s
 
-def _error(location: tuple[int | str, ...], message: str, kind: type[BaseModel]) -> dict[str, str]:
-    if message.startswith("Extra inputs"):
-        message = f"there is no such option; there are {', '.join(kind.model_fields)}"
-    return {"name": ".".join(map(str, location)), "detail": message.removeprefix("Value error, ")}
+    async def __call__(self, request: Request) -> PhotoRequest[Options]:
+        try:
+            with anyio.fail_after(self.deadline_s):
+                return await self._read(request)
+        except TimeoutError:
+            detail = f"the photo did not arrive within {self.deadline_s:g} s"
+            raise Problem(408, detail, headers={"Connection": "close"}) from None
 
+    async def _read(self, request: Request) -> PhotoRequest[Options]:
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        body = self._limited(request)
+        several = False
+        fields: list[tuple[str, Any]] = []
+        if media_type == MULTIPART:
+            photos, fields = await _read_form(request, body)
+        elif media_type == JSON:
+            photos, fields, several = _read_json(b"".join([chunk async for chunk in body]))
+        elif media_type == BYTES or media_type.startswith("image/"):
+            photos = [Photo("photo", b"".join([chunk async for chunk in body]))]
+        else:
+            raise Problem(
+                415,
+                f"send photos as {MULTIPART} or {JSON} with the field {IMAGE}, or the bytes of one "
+                f"as image/* or {BYTES}",
+            )
+        if not photos or not all(photo.source for photo in photos):
+            raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
+        if len(photos) > MAX_PHOTOS:
+            raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
+        options = self._validated([*request.query_params.multi_items(), *fields])
+        return PhotoRequest(photos, options, several or len(photos) > 1)
 
-async def _read_body(request: Request, max_bytes: int, upload: Upload) -> bytes:
-    """Return the body of a request; refuse one that is too large or has stalled."""
-    too_large = Problem(
-        413,
-        f"the body is over the limit of {max_bytes / 10**6:g} MB; send a smaller photo",
-        headers=CLOSE,
-    )
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > max_bytes:
-        raise too_large
-    body = bytearray()
-    with upload.scope:
+    async def _limited(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Yield the body; refuse one that is too large."""
+        left = self.max_bytes
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > max_bytes:
-                raise too_large
-            upload.add(len(chunk))
-    if upload.dropped:
-        raise Problem(503, "the upload stalled while others needed its memory", headers=CLOSE)
-    upload.complete = True
-    return bytes(body)
+            left -= len(chunk)
+            if left < 0:
+                limit = f"{self.max_bytes / 10**6:g} MB"
+                raise Problem(
+                    413,
+                    f"the body is over the limit of {limit}; send less",
+                    headers={"Connection": "close"},
+                )
+            yield chunk
+
+    def _validated(self, given: list[tuple[str, Any]]) -> Options:
+        names = [name for name, _ in given]
+        for name in names:
+            if names.count(name) > 1:
+                raise option_problem(name, "is given twice")
+        try:
+            return self.kind.model_validate(dict(given))
+        except ValidationError as error:
+            errors = [self._error(each["loc"], each["msg"]) for each in error.errors()]
+            first = errors[0]
+            detail = f"{first['name']}: {first['detail']}" if first["name"] else first["detail"]
+            raise Problem(422, detail, errors=errors) from None
+
+    def _error(self, location: tuple[int | str, ...], message: str) -> dict[str, str]:
+        if message.startswith("Extra inputs"):
+            message = f"there is no such option; there are {', '.join(self.kind.model_fields)}"
+        return {
+            "name": ".".join(map(str, location)),
+            "detail": message.removeprefix("Value error, "),
+        }
 
 
-async def _parse_form(request: Request, body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
-    """Return the image and the other fields of a multipart form."""
-    _, parameters = parse_options_header(request.headers["content-type"])
-    if parameters.get(b"charset", b"utf-8").decode("latin-1").lower() not in CHARSETS:
-        raise Problem(400, f"the charset of the form is none of {', '.join(CHARSETS)}")
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        for start in range(0, len(body), PARSED_AT_ONCE):
-            yield body[start : start + PARSED_AT_ONCE]
-            await asyncio.sleep(0)  # others get their turn: 20 MB of line ends take seconds
-        yield b""
-
-    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MAX_OPTIONS)
-    parser.spool_max_size = len(body) + 1  # in memory: nothing uploaded touches the disk
+async def _read_form(
+    request: Request, body: AsyncGenerator[bytes, None]
+) -> tuple[list[Photo], list[tuple[str, Any]]]:
+    """Return the photos (files or addresses) and the other fields of a multipart form."""
+    parser = MultiPartParser(
+        request.headers,
+        body,
+        max_files=MAX_PHOTOS,
+        max_fields=MAX_FIELDS,
+        max_part_size=MAX_FIELD_BYTES,
+    )
+    parser.spool_max_size = 2**62  # in memory: nothing uploaded touches the disk
     try:
         form = await parser.parse()
-    except MultiPartException as error:
-        raise Problem(400, f"the multipart body cannot be read: {error.message}") from None
-    images: list[bytes] = []
-    fields: list[tuple[str, str]] = []
+    except (MultiPartException, UnicodeError) as error:
+        raise Problem(400, f"the multipart body cannot be read: {error}") from None
+    photos, fields = [], []
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
-            if name == IMAGE_FIELD:
-                images.append(await value.read())
-            else:
-                raise Problem(422, f"the file of the form is in the field '{IMAGE_FIELD}'")
-        elif name == IMAGE_FIELD:
-            raise Problem(422, f"the field {IMAGE_FIELD} is a file: give it a filename")
-        else:
+            if name != IMAGE:
+                raise option_problem(name, f"is a file; photos have the field '{IMAGE}'")
+            photos.append(Photo(value.filename or "photo", await value.read()))
+        elif name != IMAGE:
             fields.append((name, value))
+        elif is_url(value):
+            photos.append(Photo(value, value))
+        else:
+            raise option_problem(IMAGE, "is a file: give it a filename (curl -F image=@photo.jpg)")
     await form.close()
-    if not images:
-        raise Problem(422, f"the form has no photo in the field '{IMAGE_FIELD}'")
-    return images[0], fields
+    return photos, fields
+
+
+def _read_json(body: bytes) -> tuple[list[Photo], list[tuple[str, Any]], bool]:
+    """Return the photos and options of JSON, and whether the photos are a list."""
+    try:
+        content = json.loads(body)
+        images = content.pop(IMAGE, [])
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise Problem(400, f"the body is no JSON object such as {{'{IMAGE}': BASE64}}") from None
+    texts = images if isinstance(images, list) else [images]
+    photos = []
+    for number, text in enumerate(texts, start=1):
+        if isinstance(text, str) and is_url(text):
+            photos.append(Photo(text, text))
+            continue
+        try:
+            encoded = text.partition(",")[2] if text.startswith("data:") else text
+            photos.append(Photo(f"photo {number}", base64.b64decode(encoded, validate=True)))
+        except (AttributeError, ValueError):
+            raise option_problem(
+                IMAGE, f"photo {number} is neither base64, nor a data URL, nor an address"
+            ) from None
+    return photos, list(content.items()), isinstance(images, list)
 
 
 def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI parameters and body of what `read_image_and_options` reads."""
-    schema = kind.model_json_schema()
-    properties: dict[str, Any] = schema["properties"]
-    required = schema.get("required", [])
-    parameters: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "in": "query",
-            "required": name in required,
-            "description": each.get("description", ""),
-            "schema": _without_null(each),
-            **({"example": example[name]} if name in example else {}),
-        }
-        for name, each in properties.items()
+    """Return the OpenAPI parameters and body of what PhotoRequestReader reads."""
+    parameters = [
+        {"name": name, "in": "query", "schema": schema, "description": schema["description"]}
+        | ({"example": example[name]} if name in example else {})
+        for name, schema in kind.model_json_schema()["properties"].items()
     ]
-    options = {each["name"]: each["schema"] for each in parameters}
-    image = {"type": "string", "format": "binary", "description": "the bytes of a photo's file"}
-    form = {
-        "type": "object",
-        "required": [IMAGE_FIELD],
-        "additionalProperties": False,
-        "properties": {IMAGE_FIELD: image, **options},
-        "description": "The options may also be fields of the form instead of the query.",
+
+    def schema(image: Any) -> dict[str, Any]:
+        return create_model(kind.__name__, __base__=kind, image=image).model_json_schema()
+
+    text = Annotated[str, Field(description="base64, a data URL, or an address (--allow-urls)")]
+    content = {
+        MULTIPART: schema(Annotated[list[bytes], Field(min_length=1, max_length=MAX_PHOTOS)]),
+        JSON: schema(text | Annotated[list[text], Field(min_length=1, max_length=MAX_PHOTOS)]),
+        "image/*": {"type": "string", "format": "binary"},
+        BYTES: {"type": "string", "format": "binary"},
     }
-    content: dict[str, Any] = {MULTIPART: {"schema": form}}
-    content.update({media_type: {"schema": image} for media_type in RAW_TYPES})
-    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a property's schema without null: a parameter that is not given is absent."""
-    kept = {key: value for key, value in schema.items() if key not in ("title", "description")}
-    for option in kept.pop("anyOf", []):
-        if option.get("type") != "null":
-            kept.update(option)
-    if kept.get("default", ...) is None:
-        del kept["default"]
-    return kept
+    body = {media_type: {"schema": schema} for media_type, schema in content.items()}
+    return {"parameters": parameters, "requestBody": {"required": True, "content": body}}

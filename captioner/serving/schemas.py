@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from captioner.config import HardAttentionMode
+from captioner.serving.problems import ProblemBody
+from captioner.visualization.style import STYLES, StyleName
 
 MAX_BEAM = 20
 MAX_CAPTION_CHARACTERS = 1000
-MAX_CAPTION_WORDS = 60  # counted by the model's tokenizer (see service)
+MAX_CAPTION_WORDS, MAX_PICTURE_WORDS = 60, 30  # counted by the model's tokenizer (see service)
 
 
 def _normalised(text: str) -> str:
@@ -25,6 +27,7 @@ def _normalised(text: str) -> str:
     return text
 
 
+PictureFormat = Literal["png", "gif", "html", "svg", "pdf"]
 CaptionText = Annotated[
     str,
     Field(min_length=1, max_length=MAX_CAPTION_CHARACTERS),
@@ -63,11 +66,13 @@ class ScoreOptions(ImageOptions):
 
 
 class PictureOptions(ImageOptions):
-    format: Literal["png", "gif", "html"] = Field("png", description="What to draw.")
+    format: PictureFormat = Field("png", description="What to draw.")
+    style: StyleName = Field(STYLES[0], description="How attention is shown.")
     beam_size: int | None = Field(None, ge=1, le=MAX_BEAM, description="As for /v1/captions.")
     caption: CaptionText | None = Field(
         None,
-        description="A caption to score, as for /v1/scores; without it the model writes one.",
+        description=f"A caption to score and draw, of at most {MAX_PICTURE_WORDS} words; without "
+        "it the model writes one.",
     )
 
     @model_validator(mode="after")
@@ -133,6 +138,20 @@ class ScoreAnswer(BaseModel):
     unknown_words: list[str] = Field(
         description="words outside the vocabulary, scored as the unknown word"
     )
+
+
+Answer = TypeVar("Answer", CaptionsAnswer, ScoreAnswer)
+
+
+class FailedPhoto(BaseModel):
+    image: str
+    error: ProblemBody
+
+
+class ManyAnswer(BaseModel, Generic[Answer]):
+    """The answers for several photos, in their order; those that cannot be used have an error."""
+
+    photos: list[Answer | FailedPhoto]
 
 
 class ModelBody(BaseModel):

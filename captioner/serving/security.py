@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from fastapi import Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.serving.problems import Problem
@@ -24,11 +23,9 @@ RESPONSE_HEADERS = {
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
 }
 
 
@@ -49,50 +46,19 @@ class BearerToken(HTTPBearer):
         super().__init__(scheme_name="token", auto_error=False)
         self._token = token.encode()
 
-    async def __call__(self, request: Request) -> HTTPAuthorizationCredentials:  # type: ignore[override]
+    async def __call__(self, request: Request) -> None:  # type: ignore[override]
         given = await super().__call__(request)
         # Compared in constant time, so that nobody guesses a token letter by letter.
-        text = given.credentials.strip().encode("latin-1") if given else b""
-        if given is None or not hmac.compare_digest(text, self._token):
+        if given is None or not hmac.compare_digest(given.credentials.encode(), self._token):
             raise Problem(
                 401,
                 "this server asks for a token: send the header Authorization: Bearer TOKEN",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return given
 
 
-class CheckHost:
-    """Middleware that answers 421 under host names that are not allowed, whatever the route.
-
-    Starlette's TrustedHostMiddleware decides; its own answer would be plain text.
-    """
-
-    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str]) -> None:
-        self.app, self.allowed_hosts = app, list(allowed_hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        allowed = False
-
-        async def allow(scope: Scope, receive: Receive, send: Send) -> None:
-            nonlocal allowed
-            allowed = True
-
-        async def discard(message: Message) -> None:
-            pass
-
-        check = TrustedHostMiddleware(allow, self.allowed_hosts, www_redirect=False)
-        await check(scope, receive, discard)
-        if allowed:
-            await self.app(scope, receive, send)
-            return
-        names = ", ".join(dict.fromkeys(n for n in self.allowed_hosts if "*" not in n))
-        problem = Problem(421, f"this server answers under these host names only: {names}")
-        await problem.response()(scope, receive, send)
-
-
-class CheckOrigin:
-    """Middleware that refuses requests which a page of another origin makes (403).
+class BrowserRules:
+    """Middleware that refuses requests of other sites' pages (403) and adds RESPONSE_HEADERS.
 
     A browser sends them with `Sec-Fetch-Site` and mostly with `Origin`; the order of the checks is
     that of Go's `net/http.CrossOriginProtection`, applied to every method. Requests with neither
@@ -106,12 +72,18 @@ class CheckOrigin:
         self.app, self.allowed_origins = app, frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(RESPONSE_HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        app = self.app
         if scope["type"] == "http" and not self._allowed(scope["method"], Headers(scope=scope)):
             origin = Headers(scope=scope).get("origin", "another site")
-            problem = Problem(403, f"requests from pages of {origin} are not allowed")
-            await problem.response()(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+            app = Problem(403, f"requests from pages of {origin} are not allowed").response()
+        await app(scope, receive, send_with_headers)
 
     def _allowed(self, method: str, headers: Headers) -> bool:
         """Return whether a request comes from an accepted origin, or from no page."""
@@ -123,20 +95,3 @@ class CheckOrigin:
             return site in ("same-origin", "none") or link
         host = headers.get("host", "").lower()
         return origin is None or origin.lower().partition("://")[2] == host
-
-
-class AddSecurityHeaders:
-    """Middleware that adds RESPONSE_HEADERS, and keeps responses out of caches."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(RESPONSE_HEADERS)
-                headers.setdefault("Cache-Control", "no-store")
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)

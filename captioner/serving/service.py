@@ -1,32 +1,38 @@
-"""The models, the image decoder, the batcher and the painter: from a request to its answer."""
+"""The models, threads and limits of the server: from photos to answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from captioner.captioner import Captioner
-from captioner.serving.admission import Admission
+import anyio
+from anyio.to_thread import run_sync
+from PIL import Image
+
+from captioner.captioner import Captioner, ImageInput
+from captioner.data.download import fetch_image
+from captioner.data.transforms import open_image
+from captioner.errors import ImageError
+from captioner.runtime.cores import usable_cores
 from captioner.serving.batching import Batcher
-from captioner.serving.metrics import Metrics
-from captioner.serving.pool import DecodedImage, ImageDecoder, Painter
-from captioner.serving.problems import option_problem
+from captioner.serving.problems import Problem, option_problem
+from captioner.serving.requests import Options, Photo, PhotoRequest
 from captioner.serving.schemas import (
     MAX_CAPTION_WORDS,
+    MAX_PICTURE_WORDS,
     CaptionOptions,
     ImageOptions,
     PictureOptions,
     ScoreOptions,
 )
 from captioner.types import Caption
+from captioner.visualization import OverlayStyle, picture_bytes
 
+Result = TypeVar("Result")
 PREVIEW_PX = 1280  # longest side of the image in pictures
-MAX_HELD_BYTES = 500 * 10**6  # of all bodies in memory, or two of the largest size
-DECODE_S = 10.0  # for one image
-DRAW_S = 15.0  # for one picture
-CLOSE_TIMEOUT_S = 5.0  # for models that still run when the server ends
+FETCH_S = 10.0  # for a photo given by its address
 
 
 @dataclass(frozen=True)
@@ -34,80 +40,116 @@ class Limits:
     """Limits on what requests may cost.
 
     Attributes:
-        max_bytes: Size of a request's body.
+        max_bytes: Size of a request's body, and of a photo that is fetched.
         max_pixels: Width x height of an image.
-        max_requests: Complete requests that wait or are processed at once.
+        max_requests: Requests that wait or are processed at once.
         deadline_s: Seconds for a body to arrive, and again for the answer.
-        passes: Batches at once; see Batcher.
+        allow_urls: Fetch photos that are given by their address.
     """
 
     max_bytes: int = 20 * 10**6
     max_pixels: int = 50 * 10**6
     max_requests: int = 128
     deadline_s: float = 30.0
-    passes: int = 1
+    allow_urls: bool = False
 
 
 @dataclass(frozen=True)
-class _CaptionRequest:
-    """An image of a batch, and the number of captions to write for it."""
+class DecodedPhoto:
+    """A photo as the model takes it, and as pictures show it."""
 
-    image: DecodedImage
-    count: int
+    prepared: ImageInput
+    preview: Image.Image
+    original_size: tuple[int, int]
 
 
 class Service:
-    """Answers requests; started and closed in the event loop that uses it.
+    """Answers requests.
 
-    `captions`, `score` and `picture` raise a Problem if the image or an option cannot be used.
+    `captions`, `score` and `picture` raise a Problem if the photo or an option cannot be used.
     """
+
+    batcher: Batcher  # set when the server starts
 
     def __init__(self, models: Mapping[str, Captioner], limits: Limits) -> None:
         self.models, self.limits = dict(models), limits
-        held_bytes = max(MAX_HELD_BYTES, 2 * limits.max_bytes)
-        self.admission = Admission(limits.max_requests, held_bytes)
-        self.metrics = Metrics(lambda: self.admission.in_progress)
-        self.ready = False
-        self.abandoned = False
+        self.requests = 0
+        self._decoding = anyio.CapacityLimiter(usable_cores())
+        self._drawing = anyio.CapacityLimiter(2)
 
-    def start(self) -> None:
-        """Start the processes that decode and draw; takes a second or two."""
-        self._decoder = ImageDecoder(max_pixels=self.limits.max_pixels, time_limit_s=DECODE_S)
-        self._painter = Painter(time_limit_s=DRAW_S)
-        self._batcher = Batcher(passes=self.limits.passes, observe=self.metrics.batch_sizes.observe)
-        self.ready = True
+    @property
+    def full(self) -> bool:
+        return self.requests >= self.limits.max_requests
 
-    async def close(self) -> None:
-        """Finish what waits for a model, and end the processes.
+    async def take_place(self) -> AsyncIterator[None]:
+        """Count a request until its answer, as a dependency.
 
-        After CLOSE_TIMEOUT_S, `abandoned` becomes true and a thread may still be running.
+        Raises:
+            Problem: 503, there are as many as the server takes.
         """
-        self.ready = False
-        self.abandoned = not await self._batcher.close(CLOSE_TIMEOUT_S)
-        await asyncio.to_thread(self._painter.close)
-        await asyncio.to_thread(self._decoder.close)
+        if self.full:
+            raise Problem(503, "too many photos are waiting; try again in a moment")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
 
-    async def captions(self, data: bytes, options: CaptionOptions, client: str) -> dict[str, Any]:
+    async def answer(
+        self,
+        request: PhotoRequest[Options],
+        work: Callable[[Photo, Options], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Return the answer for a photo, or the list of those for several.
+
+        Raises:
+            Problem: What the work for a single photo raises, or 504.
+        """
+
+        async def one_of_several(photo: Photo) -> dict[str, Any]:
+            try:
+                return {"image": photo.name, **await work(photo, request.options)}
+            except Problem as problem:
+                return {"image": photo.name, "error": problem.document()}
+
+        if not request.several:
+            return await self.in_time(work(request.photos[0], request.options))
+        answers = asyncio.gather(*map(one_of_several, request.photos))
+        return {"photos": await self.in_time(answers)}
+
+    async def in_time(self, work: Awaitable[Result]) -> Result:
+        """Await the work; a Problem (504) if the deadline passes first."""
+        deadline_s = self.limits.deadline_s
+        try:
+            with anyio.fail_after(deadline_s):
+                return await work
+        except TimeoutError:
+            raise Problem(
+                504,
+                f"the answer was not ready within {deadline_s:g} s; try again, or ask for less (a "
+                "smaller beam_size, a shorter caption)",
+            ) from None
+
+    async def captions(self, photo: Photo, options: CaptionOptions) -> dict[str, Any]:
         """Return the content of a `CaptionsAnswer`."""
         name, captioner = self._model(options)
         beam_size = options.beam_size or captioner.config.decoding.beam_size
         if options.num_captions > beam_size:
             raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
-        image = await self._decoder.decode(data, captioner.transform, client=client)
-        request = _CaptionRequest(image, options.num_captions)
-        captions = await self._caption(name, beam_size, options, request, client)
+        decoded = await self._decode(photo, captioner)
+        captions = await self._caption(name, beam_size, options, decoded, options.num_captions)
         # In a thread: twenty captions with their maps take long enough to keep others waiting.
-        contents = await asyncio.to_thread(
+        contents = await run_sync(
             lambda: [caption.to_dict(maps=options.maps) for caption in captions]
         )
         return {"model": name, "beam_size": beam_size, "captions": contents}
 
-    async def score(self, data: bytes, options: ScoreOptions, client: str) -> dict[str, Any]:
+    async def score(self, photo: Photo, options: ScoreOptions) -> dict[str, Any]:
         """Return the content of a `ScoreAnswer`."""
         name, captioner = self._model(options)
-        words = _check_words(captioner, options.caption)
-        image = await self._decoder.decode(data, captioner.transform, client=client)
-        caption = await self._score(name, options.caption, options, image, client)
+        words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
+        decoded = await self._decode(photo, captioner)
+        caption = await self._score(captioner, options.caption, options, decoded)
         return {
             "model": name,
             "caption": caption.to_dict(maps=options.maps),
@@ -115,22 +157,33 @@ class Service:
             "unknown_words": [word for word in words if word not in captioner.vocabulary],
         }
 
-    async def picture(self, data: bytes, options: PictureOptions, client: str) -> tuple[bytes, str]:
-        """Return a picture of a caption and its attention maps, and the file's media type."""
+    async def picture(self, photo: Photo, options: PictureOptions) -> bytes:
+        """Return a picture of a caption and its attention maps."""
         name, captioner = self._model(options)
         if options.caption is not None:
-            _check_words(captioner, options.caption)
-        image = await self._decoder.decode(
-            data, captioner.transform, preview_px=PREVIEW_PX, client=client
-        )
+            _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
+        decoded = await self._decode(photo, captioner)
         if options.caption is not None:
-            caption = await self._score(name, options.caption, options, image, client)
+            caption = await self._score(captioner, options.caption, options, decoded)
         else:
             beam_size = options.beam_size or captioner.config.decoding.beam_size
-            request = _CaptionRequest(image, 1)
-            (caption,) = await self._caption(name, beam_size, options, request, client)
-        assert image.preview is not None
-        return await self._painter.draw(options.format, image.preview, caption, name, client=client)
+            (caption,) = await self._caption(name, beam_size, options, decoded, 1)
+        width, height = decoded.preview.size
+        drawn = replace(
+            caption, geometry=caption.geometry.scaled(width, height), image=decoded.preview
+        )
+        return await run_sync(
+            lambda: picture_bytes(
+                drawn,
+                options.format,
+                OverlayStyle(options.style),
+                name="your photo",
+                model=name,
+                original_size=decoded.original_size,
+            ),
+            limiter=self._drawing,
+            abandon_on_cancel=True,
+        )
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
         """Return the name and the captioner of the model that the options choose."""
@@ -144,47 +197,79 @@ class Service:
             raise option_problem("at_test", detail)
         return name, captioner
 
+    async def _decode(self, photo: Photo, captioner: Captioner) -> DecodedPhoto:
+        source = photo.source
+        try:
+            if isinstance(source, str):
+                if not self.limits.allow_urls:
+                    raise ImageError(
+                        "is an address, and this server fetches none (captioner serve "
+                        "--allow-urls); send the photo itself"
+                    )
+                source = await run_sync(
+                    fetch_image, source, self.limits.max_bytes, FETCH_S, abandon_on_cancel=True
+                )
+            return await run_sync(
+                decode,
+                source,
+                captioner,
+                self.limits.max_pixels,
+                limiter=self._decoding,
+                abandon_on_cancel=True,
+            )
+        except ImageError as error:
+            raise Problem(422, f"the photo {error}") from None
+
     async def _caption(
         self,
         name: str,
         beam_size: int,
         options: ImageOptions,
-        request: _CaptionRequest,
-        client: str,
+        photo: DecodedPhoto,
+        count: int,
     ) -> list[Caption]:
-        """Caption an image in a batch with others of the same model and settings."""
+        """Caption a photo in a batch with others of the same model and settings."""
 
-        def caption_images(requests: Sequence[_CaptionRequest]) -> list[list[Caption]]:
-            images = [(each.image.pixels, each.image.geometry) for each in requests]
-            most = max(each.count for each in requests)
+        def caption_images(items: Sequence[tuple[ImageInput, int]]) -> list[list[Caption]]:
             n_best = self.models[name].n_best(
-                images, most, beam_size=beam_size, at_test=options.at_test
+                [image for image, _ in items],
+                max(count for _, count in items),
+                beam_size=beam_size,
+                at_test=options.at_test,
             )
-            pairs = zip(requests, n_best, strict=True)
-            return [captions[: each.count] for each, captions in pairs]
+            pairs = zip(items, n_best, strict=True)
+            return [captions[:count] for (_, count), captions in pairs]
 
-        key = ("caption", name, beam_size, options.at_test)
-        return await self._batcher.submit(key, caption_images, request, client=client)
+        key = (name, beam_size, options.at_test)
+        return await self.batcher.submit(key, caption_images, (photo.prepared, count))
 
     async def _score(
-        self, name: str, text: str, options: ImageOptions, image: DecodedImage, client: str
+        self, captioner: Captioner, text: str, options: ImageOptions, photo: DecodedPhoto
     ) -> Caption:
-        """Score a caption of an image in the model's thread."""
-
-        def score_image(images: Sequence[DecodedImage]) -> list[Caption]:
-            given = (images[0].pixels, images[0].geometry)
-            return [self.models[name].score(given, text, at_test=options.at_test)]
-
-        # Each alone: scoring gains nothing from a batch, and others need not wait for all of it.
-        return await self._batcher.submit(object(), score_image, image, client=client)
+        return await self.batcher.run_alone(
+            lambda: captioner.score(photo.prepared, text, at_test=options.at_test)
+        )
 
 
-def _check_words(captioner: Captioner, text: str) -> list[str]:
+def decode(data: bytes, captioner: Captioner, max_pixels: int) -> DecodedPhoto:
+    """Decode the bytes of a photo's file.
+
+    Raises:
+        ImageError: It cannot be read, or has more pixels than `max_pixels`.
+    """
+    image = open_image(data, max_pixels=max_pixels)
+    size = image.size
+    prepared = captioner.transform.array(image)
+    image.thumbnail((PREVIEW_PX, PREVIEW_PX), Image.Resampling.LANCZOS)  # if it is larger
+    return DecodedPhoto(prepared, image, size)
+
+
+def _check_words(captioner: Captioner, text: str, most: int) -> list[str]:
     """Return the words of a caption to score; their number bounds what scoring and drawing cost."""
     words = captioner.vocabulary.tokenizer.split(text)
     if not words:
         raise option_problem("caption", "has no words; give at least one")
-    if len(words) > MAX_CAPTION_WORDS:
-        detail = f"has {len(words)} words after Unicode normalisation; use at most"
-        raise option_problem("caption", f"{detail} {MAX_CAPTION_WORDS}")
+    if len(words) > most:
+        detail = f"has {len(words)} words after Unicode normalisation; use at most {most}"
+        raise option_problem("caption", detail)
     return words

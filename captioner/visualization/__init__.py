@@ -13,7 +13,7 @@ from captioner.visualization.files import (
     word_names,
 )
 from captioner.visualization.matrix import alignment_matrix, vector_matrix
-from captioner.visualization.notebook import save_caption
+from captioner.visualization.notebook import picture_bytes, save_caption
 from captioner.visualization.overlay import overlay
 from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
 from captioner.visualization.report import ReportedImage, report_page
@@ -42,6 +42,7 @@ __all__ = [
     "jpeg",
     "output_names",
     "overlay",
+    "picture_bytes",
     "picture_name",
     "report_page",
     "save_caption",

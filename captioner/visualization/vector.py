@@ -7,6 +7,7 @@ are pictures in it, as fine as they were given.
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -20,6 +21,7 @@ from captioner.visualization.typography import RULE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_RC_CONTEXT = threading.Lock()  # matplotlib's settings are those of all threads
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
 
 
@@ -129,7 +131,7 @@ def figure_bytes(figure: Figure, kind: str, *, title: str, **options: Any) -> by
         "svg.hashsalt": "captioner",
     }
     file = io.BytesIO()
-    with matplotlib.rc_context(settings):
+    with _RC_CONTEXT, matplotlib.rc_context(settings):
         figure.savefig(file, format=kind, metadata={"Title": title, **undated}, **options)
     return file.getvalue()
 

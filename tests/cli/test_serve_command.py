@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +33,7 @@ def ask(address: str, photo: bytes, connection: http.client.HTTPConnection | Non
     return str(content["captions"][0]["caption"])
 
 
-def test_many_clients_at_once_lose_nothing_and_mix_nothing_up(
+def test_many_clients_at_once_each_get_their_own_caption(
     programs: Programs, tiny_model: Path, drawn_photos: Path
 ) -> None:
     photos = [(drawn_photos / f"{number:02d}.jpg").read_bytes() for number in range(12)]
@@ -56,7 +54,7 @@ def test_many_clients_at_once_lose_nothing_and_mix_nothing_up(
     assert float(passes.split()[1]) < REQUESTS / 2, "they went through the model together"
 
 
-def test_sigterm_answers_requests_that_have_begun_and_ends_with_0(
+def test_sigterm_answers_requests_that_have_begun(
     programs: Programs, tiny_model: Path, drawn_photos: Path
 ) -> None:
     photo = (drawn_photos / "01.jpg").read_bytes()
@@ -81,62 +79,7 @@ def test_sigterm_answers_requests_that_have_begun_and_ends_with_0(
     assert outcome.stderr == ""
 
 
-def send_head(address: str, path: str, length: int, content: bytes = b"") -> socket.socket:
-    """A connection with a request of which only a part has been sent."""
-    host, _, port = urlsplit(address).netloc.partition(":")
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\n"
-    connection = socket.create_connection((host, int(port)), timeout=120)
-    connection.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode() + content)
-    return connection
-
-
-def test_sigterm_has_a_deadline(programs: Programs, tiny_model: Path, drawn_photos: Path) -> None:
-    photo = (drawn_photos / "01.jpg").read_bytes()
-    with started(programs, "--checkpoint", tiny_model, "--deadline", 2) as (address, server):
-        ask(address, photo)
-        path = "/v1/pictures?format=gif&caption=" + "+".join(["disc"] * 60)
-        working = [send_head(address, path, len(photo), photo) for _ in range(8)]
-        stalled = [send_head(address, "/v1/captions", 5000, photo[:100]) for _ in range(8)]
-        time.sleep(0.5)
-        server.signal(signal.SIGTERM)
-        began = time.monotonic()
-        outcome = server.wait()
-        for connection in (*working, *stalled):
-            connection.close()
-    assert time.monotonic() - began < 30  # 2 + 5 s, and a busy machine
-    assert outcome.code == 0, outcome
-    assert "Traceback" not in outcome.stderr
-
-
-def test_more_unfinished_connections_than_it_takes_keep_nobody_out_and_fill_no_log(
-    programs: Programs, tiny_model: Path, drawn_photos: Path
-) -> None:
-    photo = (drawn_photos / "01.jpg").read_bytes()
-    with started(programs, "--checkpoint", tiny_model) as (address, server):
-        ask(address, photo)
-        host, _, port = urlsplit(address).netloc.partition(":")
-        sockets = []
-        for number in range(700):
-            connection = socket.create_connection((host, int(port)), timeout=120)
-            connection.sendall(b"POST /v1/captions HTTP/1.1\r\nHost: a\r\n"[: number % 40])
-            sockets.append(connection)
-        sockets += [send_head(address, "/v1/captions", 5000, photo[:100]) for _ in range(128)]
-        began = time.monotonic()
-        assert ask(address, photo)
-        assert time.monotonic() - began < 20
-        for connection in sockets:
-            connection.close()
-        for _ in range(200):
-            with socket.create_connection((host, int(port)), timeout=120) as connection:
-                connection.sendall(b"nonsense\r\n\r\n")
-                assert connection.recv(1000).startswith(b"HTTP/1.1 400")
-        server.signal(signal.SIGTERM)
-        outcome = server.wait()
-    assert outcome.code == 0
-    assert 0 < len(outcome.stderr.splitlines()) <= 10, outcome.stderr
-
-
-def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
+def test_allow_origin_lets_a_page_of_another_site_in(
     programs: Programs, tiny_model: Path, drawn_photos: Path
 ) -> None:
     photo = (drawn_photos / "01.jpg").read_bytes()
@@ -152,7 +95,7 @@ def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
     assert "friend.example/page" in wrong.stderr
 
 
-def test_ctrl_c_ends_it_the_same_way(programs: Programs, tiny_model: Path) -> None:
+def test_ctrl_c_ends_with_0(programs: Programs, tiny_model: Path) -> None:
     with started(programs, "--checkpoint", tiny_model) as (address, server):
         connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
         connection.request("GET", "/ready")
@@ -163,29 +106,15 @@ def test_ctrl_c_ends_it_the_same_way(programs: Programs, tiny_model: Path) -> No
     assert (outcome.code, outcome.stderr) == (0, "")
 
 
-def test_hostile_files_do_not_take_it_down(
-    programs: Programs, tiny_model: Path, drawn_photos: Path
-) -> None:
-    photo = (drawn_photos / "01.jpg").read_bytes()
-    with started(programs, "--checkpoint", tiny_model) as (address, _):
-        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
-        for body in (b"", b"\0" * 1000, photo[: len(photo) // 2], photo[:20] + b"\xff" * 5000):
-            connection.request("POST", "/v1/captions", body, {"Content-Type": "image/png"})
-            answer = connection.getresponse()
-            assert answer.status in (415, 422)
-            assert json.loads(answer.read())["detail"]
-        assert ask(address, photo, connection)
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "no-such-host.invalid"])
-def test_a_host_that_others_reach_needs_a_token(
+def test_host_that_others_reach_needs_a_token(
     programs: Programs, tiny_model: Path, host: str
 ) -> None:
     outcome = programs.run("captioner", "serve", "--host", host, "--checkpoint", tiny_model)
     assert "give a token with --token" in outcome.sentence()
 
 
-def test_with_a_token_such_a_host_is_served(
+def test_host_that_others_reach_is_served_with_a_token(
     programs: Programs, tiny_model: Path, drawn_photos: Path
 ) -> None:
     given = {"CAPTIONER_TOKEN": "sesame"}
@@ -216,7 +145,7 @@ def test_unusable_options_of_serve_are_one_sentence(
     assert "--token: is empty" in sentence("--port", 0, "--token", "", "--checkpoint", tiny_model)
 
 
-def test_without_the_extra_it_names_the_package_to_install() -> None:
+def test_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['fastapi'] = None\n"
         "from captioner.__main__ import main; sys.exit(main(['serve', '--port', '0']))"
@@ -230,57 +159,16 @@ def test_without_the_extra_it_names_the_package_to_install() -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
-NO_PROCESSES = """
-from multiprocessing.popen_forkserver import Popen
-def launch(self, process):
-    raise BlockingIOError(11, "Resource temporarily unavailable")
-Popen._launch = launch
-"""
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_that_cannot_start_says_why_and_ends_with_2(tmp_path: Path, workers: int) -> None:
-    (tmp_path / "sitecustomize.py").write_text(NO_PROCESSES)
-    command = [sys.executable, "-m", "captioner", "serve", "--port", "0", "--device", "cpu"]
-    ended = subprocess.run(
-        [*command, "--model", "soft", "--workers", str(workers)],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Traceback" not in ended.stderr
-    said = {line for line in ended.stderr.splitlines() if not line.startswith("Child process")}
-    (sentence,) = said  # of each replica
-    assert sentence.startswith("error: the server cannot start its processes")
-    assert "Resource temporarily unavailable" in sentence
-
-
-def test_clients_that_stop_in_the_middle_leave_no_trace(
-    programs: Programs, tiny_model: Path, drawn_photos: Path
+def test_stalled_upload_is_cut_at_the_deadline_of_shutdown(
+    programs: Programs, tiny_model: Path
 ) -> None:
-    photo = (drawn_photos / "01.jpg").read_bytes()
-    with started(programs, "--checkpoint", tiny_model) as (address, _):
+    with started(programs, "--checkpoint", tiny_model, "--deadline", 1) as (address, server):
         host, _, port = urlsplit(address).netloc.partition(":")
-
-        def leave() -> None:
-            with socket.create_connection((host, int(port))) as connection:
-                head = f"POST /v1/captions HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\n"
-                connection.sendall(f"{head}Content-Length: 5000\r\n\r\n".encode() + photo[:100])
-
-        threads = [threading.Thread(target=leave) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert ask(address, photo)
-        end = time.monotonic() + 60
-        inside = ""
-        while inside != "captioner_requests_in_progress 0.0":
-            assert time.monotonic() < end, inside
-            connection = http.client.HTTPConnection(host, int(port), timeout=60)
-            connection.request("GET", "/metrics")
-            figures = connection.getresponse().read().decode().splitlines()
-            (inside,) = (f for f in figures if f.startswith("captioner_requests_in_progress "))
+        with socket.create_connection((host, int(port)), timeout=120) as connection:
+            head = f"POST /v1/captions HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\n"
+            connection.sendall(f"{head}Content-Length: 5000\r\n\r\nx".encode())
+            time.sleep(0.2)
+            server.signal(signal.SIGTERM)
+            outcome = server.wait()
+    assert outcome.code == 0, outcome
+    assert "Traceback" not in outcome.stderr

@@ -69,6 +69,6 @@ def test_what_is_rightly_asked_is_answered_as_the_document_says(
     file = io.BytesIO()
     tiny.photo(1)[0].save(file, format="JPEG")
     case = schema[f"/v1/{operation}"]["POST"].Case(
-        media_type="multipart/form-data", body={"image": file.getvalue(), **options}
+        media_type="multipart/form-data", body={"image": [file.getvalue()], **options}
     )
     assert case.call_and_validate(base_url=address).status_code == 200
