@@ -19,9 +19,12 @@ from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captio
 from captioner.data.readers import read_split
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
-from captioner.generation import search
+from captioner.generation import SearchOptions, search
 from captioner.generation.beam_search import END
-from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
+from captioner.models.attention.attention import Attention
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.parallel import parallel_map
 from captioner.training.losses import caption_losses
@@ -103,7 +106,7 @@ def _decoder(device: torch.device) -> LSTMDecoder:
     torch.manual_seed(0)
     score = AdditiveScore(AttentionConfig(dim=256), query_dim=512, feature_dim=D)
     attention = Attention(
-        score, Window(AttentionConfig(), query_dim=512), Select(AttentionConfig())
+        score, GlobalWindow(AttentionConfig(), query_dim=512), SoftSelect(AttentionConfig())
     )
     config = DecoderConfig(embed_dim=D, gate="vector", tie_embeddings=True)
     decoder = LSTMDecoder(
@@ -136,7 +139,7 @@ def _search(beams: int, photos: int, device: torch.device) -> Callable[[], None]
     decoder, grid = _decoder(device).eval(), _grid(photos, L, device)
 
     def find() -> None:
-        search(decoder, grid, beam_size=beams, max_words=T)
+        search(decoder, grid, SearchOptions(beam_size=beams, max_words=T))
 
     return find
 

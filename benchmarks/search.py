@@ -17,7 +17,7 @@ from benchmarks.timing import Apart, Table, in_turns, peak_memory_mib
 from captioner.checkpoint import GRAPHS, WEIGHTS
 from captioner.engines.graphs import Graph, GraphDecoder
 from captioner.export import WeightPlaces, decoder_graphs
-from captioner.generation import search
+from captioner.generation import SearchOptions, search
 from captioner.generation.beam_search import END
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
@@ -103,7 +103,7 @@ def _search(decoder: Any, grids: Any, size: int) -> list[list[int]]:
     found = []
     for first in range(0, len(grids), size):
         part = Grid(grids[first : first + size], 14, 14)
-        found += search(decoder, part, beam_size=BEAM, max_words=MAX_WORDS)
+        found += search(decoder, part, SearchOptions(beam_size=BEAM, max_words=MAX_WORDS))
     return [hypotheses[0].tokens for hypotheses in found]
 
 

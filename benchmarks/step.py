@@ -12,8 +12,10 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig
-from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
-from captioner.models.attention.select import HardSelect
+from captioner.models.attention.attention import Attention
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import HardSelect, SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import MovingAverage, Reinforce
@@ -23,9 +25,11 @@ L, D, SIZE, VOCABULARY, LONGEST = 196, 2048, 512, 9490, 20  # SIZE: of attention
 
 
 def build_decoder(*, hard: bool = False) -> LSTMDecoder:
-    select = HardSelect(AttentionConfig(semi_sampling=0.0)) if hard else Select(AttentionConfig())
+    select = (
+        HardSelect(AttentionConfig(semi_sampling=0.0)) if hard else SoftSelect(AttentionConfig())
+    )
     score = AdditiveScore(AttentionConfig(dim=SIZE), query_dim=SIZE, feature_dim=D)
-    attention = Attention(score, Window(AttentionConfig(), query_dim=SIZE), select)
+    attention = Attention(score, GlobalWindow(AttentionConfig(), query_dim=SIZE), select)
     config = DecoderConfig(hidden_dim=SIZE, embed_dim=SIZE, gate="vector", output="plain")
     return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=VOCABULARY, feature_dim=D)
 

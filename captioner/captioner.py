@@ -15,8 +15,7 @@ import numpy as np
 from PIL import Image
 
 from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
-from captioner.config import DecodingConfig, HardAttentionMode, ModelConfig, validate_section
-from captioner.config.fields import MAX_BEAM_SIZE, MAX_WORDS
+from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
 from captioner.data.tars import ImagePath, TarMember
@@ -24,16 +23,13 @@ from captioner.data.transforms import image_transform, open_image, upright_rgb
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
 from captioner.engines.speed import bfloat16_speed, speed_ratio, warn_if_slower
-from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
+from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.generation import (
-    Constraints,
     Hypothesis,
-    StopRule,
-    diverse_search,
+    SearchOptions,
+    force_decode,
     sample,
-    score_captions,
     search,
-    search_options,
 )
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.log import logger
@@ -185,11 +181,6 @@ class Captioner:
             ConfigError: The device cannot be used, or there is no such precision or engine.
             CaptionerError: PyTorch is needed and not installed.
         """
-        if not isinstance(model, (str, Path)):
-            raise ConfigError(
-                f"model: {_type_name(model)} is not accepted; use a bundled model's name or the "
-                "path of a model folder"
-            )
         folder = model_folder(model)
         chosen, config, vocabulary = open_engine(
             folder, engine=engine, device=device, precision=precision
@@ -225,224 +216,163 @@ class Captioner:
             folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra_files
         )
 
-    def caption(
-        self,
-        image: ImageInput,
-        *,
-        beam_size: int | None = None,
-        max_words: int | None = None,
-        length_penalty: float | None = None,
-        stop: StopRule | None = None,
-        at_test: HardAttentionMode | None = None,
-        paths: int = 0,
-        prefix: str = "",
-        forbid: Iterable[str] = (),
-        require: Iterable[str] = (),
-    ) -> Caption:
+    def caption(self, image: ImageInput, **settings: Any) -> Caption:
         """Caption one image.
 
         Args:
             image: A path, the bytes of a file, an open binary file, a PIL image of any mode (its
                 EXIF orientation is applied), or uint8 pixels [H, W, 3] as an array or a tensor.
-            beam_size: Hypotheses that the search keeps; None is the model's, as for the others.
-            max_words: Longest caption.
-            length_penalty: Power of the length by which log-probabilities are divided.
-            stop: When the search ends: see `captioner.generation.search`.
-            at_test: How hard attention chooses its cell.
-            paths: With hard attention, also sample this many sequences of cells for the same words.
-            prefix: Words that the caption begins with.
-            forbid: Words, or sequences of words, that it must not contain.
-            require: Words that it must contain.
-
-        What begins, is forbidden or required are tokens. A model of `subwords` may go on with a
-        word after them (`dog` as in `dogs`), or write a forbidden word in other pieces.
-
-        Raises:
-            ImageError: The image cannot be read.
-            ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
-        """
-        return self.caption_batch(
-            [image],
-            beam_size=beam_size,
-            max_words=max_words,
-            length_penalty=length_penalty,
-            stop=stop,
-            at_test=at_test,
-            paths=paths,
-            prefix=prefix,
-            forbid=forbid,
-            require=require,
-        )[0]
-
-    def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
-        """Caption several images in one batch; settings as for `caption`, but faster.
-
-        Args:
-            images: A list, generator or other iterable of images.
-            settings: As for `caption`.
-        """
-        return [captions[0] for captions in self.n_best(images, 1, **settings)]
-
-    def n_best(
-        self,
-        images: Iterable[ImageInput],
-        count: int,
-        *,
-        beam_size: int | None = None,
-        max_words: int | None = None,
-        length_penalty: float | None = None,
-        stop: StopRule | None = None,
-        at_test: HardAttentionMode | None = None,
-        paths: int = 0,
-        prefix: str = "",
-        forbid: Iterable[str] = (),
-        require: Iterable[str] = (),
-        diversity: float | None = None,
-    ) -> list[list[Caption]]:
-        """Return for each image the `count` captions that the search ranks highest, best first.
-
-        The first is that of `caption_batch` without `diversity`. A list is shorter where the search
-        found fewer: it never finds more than `beam_size`.
-
-        Args:
-            images: A list, generator or other iterable of images.
-            count: Captions per image.
-            beam_size, max_words, length_penalty, stop, at_test, paths, prefix, forbid, require: As
-                for `caption`.
-            diversity: Find captions that differ by diverse beam search: `count` searches of
-                `beam_size` beams, each of which ranks a word lower by this many nats for every
-                earlier search that wrote it at the same position. None is the plain search.
-
-        Raises:
-            ImageError: An image cannot be read.
-            ConfigError: A setting that cannot be used, or no caption fulfils the conditions.
-        """
-        _check_count("count", count, most=MAX_BEAM_SIZE)
-        self._check_paths(paths)
-        if diversity is not None and not (_is_number(diversity) and 0 <= diversity <= 100):
-            raise ConfigError(
-                f"diversity: {diversity!r} is not accepted; use a number from 0 to 100"
-            )
-        decoding = self._decoding(
-            beam_size=beam_size, max_words=max_words, length_penalty=length_penalty, stop=stop
-        )
-        constraints = self._constraints(prefix, forbid, require, decoding.max_words)
-        inputs = _as_list(images)
-        if not inputs:
-            return []
-        grid, geometries = self.encode(inputs)
-        options = {**search_options(decoding, self.vocabulary), "constraints": constraints}
-        with self.attention_mode(at_test):
-            if diversity is None:
-                found = search(self.engine.decoder, grid, **options)
-            else:
-                found = diverse_search(
-                    self.engine.decoder, grid, groups=count, diversity=diversity, **options
-                )
-        if not all(found):
-            raise ConfigError(
-                f"prefix, forbid and require: no caption of up to {decoding.max_words} words "
-                "fulfils them all; ask for less"
-            )
-        # The calibrator knows captions of the plain search only.
-        calibrator = self.calibrator if diversity is None and constraints is None else None
-        statistics = ImageStatistics.of(grid) if calibrator is not None else []
-        results = []
-        for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
-            cells, source = grid.select(slice(index, index + 1)), _source(inputs[index])
-            captions = []
-            for place, hypothesis in enumerate(hypotheses[:count]):
-                more: dict[str, Any] = {"image": source}
-                if calibrator is not None:
-                    more["confidence"] = calibrator.confidence(hypotheses, statistics[index], place)
-                    more["confidence_threshold"] = calibrator.threshold
-                if paths:
-                    more["paths"] = self._paths(cells, hypothesis.tokens, paths)
-                captions.append(self._caption(hypothesis, geometry, grid, **more))
-            results.append(captions)
-        return results
-
-    def hypotheses(
-        self, images: Iterable[ImageInput], **settings: Any
-    ) -> list[tuple[list[Hypothesis], ImageStatistics]]:
-        """Return the plain search's hypotheses for each image, best first, for calibration.
-
-        With them come the statistics of the image's grid, which calibrators read.
-
-        Args:
-            images: A list, generator or other iterable of images.
-            settings: `beam_size`, `max_words`, `length_penalty` and `stop`.
-        """
-        inputs = _as_list(images)
-        if not inputs:
-            return []
-        grid, _ = self.encode(inputs)
-        options = search_options(self._decoding(**settings), self.vocabulary)
-        found = search(self.engine.decoder, grid, **options)
-        return list(zip(found, ImageStatistics.of(grid), strict=True))
-
-    def sample(
-        self,
-        image: ImageInput,
-        count: int = 1,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        max_words: int | None = None,
-        seed: int | None = None,
-    ) -> list[Caption]:
-        """Draw captions of one image from the model's distribution, word by word.
-
-        Args:
-            image: As for `caption`.
-            count: Captions to draw; some may be the same.
-            temperature: Logits are divided by it; below 1 likely words become likelier.
-            top_k: Draw only from this many likeliest words.
-            top_p: Draw only from the fewest likeliest words whose probabilities sum to this.
-            max_words: Longest caption; None is the model's.
-            seed: Seed of the random numbers, those of hard attention too, to draw the same captions
-                again; None does not fix it.
-
-        Returns:
-            The captions as they were drawn. Log-probabilities are the model's own, without
-            temperature, top_k and top_p. Where hard attention samples and there is no seed, maps
-            and log-probabilities are those of other cells than the words were drawn with.
+            settings: As for `options`, such as `beam_size`, `max_words` or `min_words`.
 
         Raises:
             ImageError: The image cannot be read.
             ConfigError: A setting that cannot be used.
         """
-        _check_count("count", count, most=MAX_WORDS)
-        if top_k is not None:
-            _check_count("top_k", top_k)
-        if not (_is_number(temperature) and 0 < temperature <= 100):
+        if isinstance(image, (list, set)):
+            raise ConfigError("image: is several images; use caption_batch")
+        return self.caption_batch([image], **settings)[0]
+
+    def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
+        """Caption several images in one batch; settings as for `options`, but faster.
+
+        Args:
+            images: A list, generator or other iterable of images.
+            settings: As for `options`.
+        """
+        return [captions[0] for captions in self.captions(images, self.options(**settings))]
+
+    def n_best(
+        self, images: Iterable[ImageInput], count: int, **settings: Any
+    ) -> list[list[Caption]]:
+        """Return for each image the `count` captions that the search ranks highest, best first.
+
+        The first is that of `caption_batch`. A list is shorter where the search found fewer: it
+        never finds more than `beam_size`.
+
+        Args:
+            images: A list, generator or other iterable of images.
+            count: Captions per image.
+            settings: As for `options`.
+        """
+        return self.captions(images, self.options(num_captions=count, **settings))
+
+    def sample(self, image: ImageInput, count: int = 1, **settings: Any) -> list[Caption]:
+        """Draw captions of one image from the model's distribution, word by word.
+
+        Args:
+            image: As for `caption`.
+            count: Captions to draw; some may be the same.
+            settings: As for `options`, such as `temperature`, `top_k`, `top_p` and `seed`.
+
+        Returns:
+            The captions as they were drawn. Log-probabilities are the model's own, without
+            temperature, top_k and top_p. Where hard attention samples and there is no seed, maps
+            and log-probabilities are those of other cells than the words were drawn with.
+        """
+        return self.captions([image], self.options(num_captions=count, sample=True, **settings))[0]
+
+    def options(self, **settings: Any) -> SearchOptions:
+        """Return how captions are written: the model's settings, replaced by those given.
+
+        Args:
+            settings: Fields of `captioner.generation.SearchOptions`; None keeps the model's.
+
+        Raises:
+            ConfigError: A value cannot be used, or `at_test` or `paths` without hard attention.
+        """
+        options = SearchOptions.from_config(self.config.decoding, self.vocabulary, **settings)
+        for name in ("at_test", "paths"):
+            value = getattr(options, name)
+            if value and not self.has_hard_attention:
+                raise ConfigError(f"{name}: {value} is for hard attention, which this model lacks")
+        return options
+
+    def captions(
+        self, images: Iterable[ImageInput], options: SearchOptions | None = None
+    ) -> list[list[Caption]]:
+        """Return several captions of each image: found by beam search, or drawn at random.
+
+        Args:
+            images: A list, generator or other iterable of images.
+            options: From `options()`; None takes the model's settings.
+
+        Returns:
+            For each image up to `num_captions` captions, best first, or as they were drawn.
+
+        Raises:
+            ImageError: An image cannot be read.
+            ConfigError: No caption is as long as `min_words`.
+        """
+        options = options or self.options()
+        inputs = _as_list(images)
+        if not inputs:
+            return []
+        grid, geometries = self.encode(inputs)
+        with self.attention_mode(options.at_test):
+            if options.sample:
+                found, calibrator = self._sample(grid, options), None
+            else:
+                found, calibrator = search(self.engine.decoder, grid, options), self.calibrator
+        if not all(found):
             raise ConfigError(
-                f"temperature: {temperature!r} is not accepted; use a number above 0, up to 100"
+                f"min_words: no caption of at least {options.min_words} words was found; use fewer"
             )
-        if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
-            raise ConfigError(f"top_p: {top_p!r} is not accepted; use a number above 0, up to 1")
-        if seed is not None:
-            _check_count("seed", seed, least=0, most=2**63 - 1)
-        decoding = self._decoding(max_words=max_words)
-        generator = None if seed is None else self.engine.generator(seed)
-        grid, geometries = self.encode([image])
+        statistics = ImageStatistics.of(grid) if calibrator is not None else []
+        results = []
+        for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
+            cells, source = grid.select(slice(index, index + 1)), _source(inputs[index])
+            captions = []
+            for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
+                more: dict[str, Any] = {"image": source}
+                if calibrator is not None:
+                    more["confidence"] = calibrator.confidence(hypotheses, statistics[index], place)
+                    more["confidence_threshold"] = calibrator.threshold
+                if options.paths:
+                    more["paths"] = self._paths(cells, hypothesis.tokens, options.paths)
+                captions.append(self._caption(hypothesis, geometry, grid, **more))
+            results.append(captions)
+        return results
+
+    def _sample(self, grid: Grid, options: SearchOptions) -> list[list[Hypothesis]]:
+        """Draw captions of each image, and score them to get the attention to their words."""
+        seed = options.seed
         self._seed_cells(seed)
         drawn, _ = sample(
             self.engine.decoder,
             grid,
-            samples=count,
-            max_words=decoding.max_words,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=generator,
+            samples=options.num_captions,
+            max_words=options.max_words,
+            min_words=options.min_words,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            generator=None if seed is None else self.engine.generator(seed),
         )
         end, pad = self.vocabulary.end, self.vocabulary.pad
-        texts = [[t for t in row if t not in (end, pad)] for row in drawn[0].tolist()]
+        texts = [
+            [[token for token in row if token not in (end, pad)] for row in of_image]
+            for of_image in drawn.tolist()
+        ]
         self._seed_cells(seed)  # again, so that the maps show the cells that were drawn
-        (found,) = score_captions(self.engine.decoder, grid, [texts], max_words=decoding.max_words)
-        return [self._caption(each, geometries[0], grid, image=_source(image)) for each in found]
+        return force_decode(self.engine.decoder, grid, texts, max_words=options.max_words)
+
+    def hypotheses(
+        self, images: Iterable[ImageInput], **settings: Any
+    ) -> list[tuple[list[Hypothesis], ImageStatistics]]:
+        """Return the search's hypotheses for each image, best first, for calibration.
+
+        With them come the statistics of the image's grid, which calibrators read.
+
+        Args:
+            images: A list, generator or other iterable of images.
+            settings: As for `options`.
+        """
+        inputs = _as_list(images)
+        if not inputs:
+            return []
+        grid, _ = self.encode(inputs)
+        found = search(self.engine.decoder, grid, self.options(**settings))
+        return list(zip(found, ImageStatistics.of(grid), strict=True))
 
     def score(
         self,
@@ -468,16 +398,14 @@ class Captioner:
             ImageError: The image cannot be read.
             ConfigError: The text has no words.
         """
-        if not isinstance(text, str):
-            raise ConfigError(f"text: {_type_name(text)} is not accepted; use a string")
-        self._check_paths(paths)
+        self.options(at_test=at_test, paths=paths)  # refuses what the model cannot do
         words = self.vocabulary.tokenizer.split(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
         grid, geometries = self.encode([image])
         with self.attention_mode(at_test):
-            ((hypothesis,),) = score_captions(
+            ((hypothesis,),) = force_decode(
                 self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most
             )
         caption = self._caption(hypothesis, geometries[0], grid, words, image=_source(image))
@@ -509,11 +437,6 @@ class Captioner:
         # Imported by name, because evaluation is a layer above this module.
         evaluate = import_module("captioner.evaluation.evaluate").evaluate
         if not isinstance(data, (str, Path)):
-            if not isinstance(data, Iterable):
-                raise DataError(
-                    f"data: {_type_name(data)} is not accepted; use a data set's path, or images "
-                    "with captions"
-                )
             return evaluate(self, data, **settings)
         found = read_split(format=format, root=data, split=split)
         for sentence in found.left_out(split):
@@ -542,14 +465,7 @@ class Captioner:
 
     def attention_mode(self, at_test: HardAttentionMode | None) -> AbstractContextManager[None]:
         """Return a context with another mode of hard attention; None keeps the model's mode."""
-        if at_test is None:
-            return nullcontext()
-        if not self.has_hard_attention:
-            raise ConfigError(f"at_test: {at_test} is for hard attention, which this model lacks")
-        if at_test not in get_args(HardAttentionMode):
-            accepted = ", ".join(get_args(HardAttentionMode))
-            raise ConfigError(f"at_test: '{at_test}' is not accepted; use {accepted}")
-        return hard_attention_mode(at_test)
+        return nullcontext() if at_test is None else hard_attention_mode(at_test)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
         """Return the grid of B images, and for each the geometry from cells to its pixels.
@@ -578,14 +494,6 @@ class Captioner:
         with torch.inference_mode():
             return mix(grid.features.to(self.dtype), grid.height, grid.width).float()
 
-    def _check_paths(self, paths: object) -> None:
-        """Refuse `paths` that is no count, or is above 0 without hard attention."""
-        _check_count("paths", paths, least=0, most=MAX_WORDS)
-        if paths and not self.has_hard_attention:
-            raise ConfigError(
-                f"paths: {paths} is for hard attention, which this model lacks; use 0"
-            )
-
     def _seed_cells(self, seed: int | None) -> None:
         """Seed the cells that hard attention samples, where a seed is given."""
         if seed is not None and self.has_hard_attention:
@@ -594,7 +502,7 @@ class Captioner:
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
         """Return sampled cells of a caption, int [count, T]; several heads: [count * heads, T]."""
         with self.attention_mode("sample"):
-            (found,) = score_captions(  # of words alone, so nothing is read behind them
+            (found,) = force_decode(  # of words alone, so nothing is read behind them
                 self.engine.decoder, grid, [[tokens] * count], max_words=len(tokens)
             )
         cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
@@ -627,59 +535,6 @@ class Captioner:
             if "://" in str(image):
                 reason = "is a URL; give an open file, such as fsspec.open(URL).open()"
             raise ImageError(f"{os.fspath(image)}: {reason}") from None
-
-    def _decoding(self, **given: Any) -> DecodingConfig:
-        """Return the model's search settings, replaced by those that are given; check them."""
-        given = {name: value for name, value in given.items() if value is not None}
-        for name in given.keys() & {"beam_size", "max_words"}:
-            _check_count(name, given[name])
-            given[name] = int(given[name])  # NumPy's integers become Python's
-        decoding = replace(self.config.decoding, **given)
-        validate_section(decoding)
-        return decoding
-
-    def _constraints(
-        self, prefix: str, forbid: Iterable[str], require: Iterable[str], max_words: int
-    ) -> Constraints | None:
-        """Return the constraints as tokens; None if there are none."""
-        if not isinstance(prefix, str):
-            raise ConfigError(f"prefix: {_type_name(prefix)} is not accepted; use a string")
-        begin = self._known_words("prefix", prefix)
-        if len(begin) >= max_words:
-            raise ConfigError(
-                f"prefix: {len(begin)} words leave no room in captions of {max_words}; use fewer"
-            )
-        phrases: dict[str, list[list[int]]] = {"forbid": [], "require": []}
-        for key, texts in (("forbid", forbid), ("require", require)):
-            if isinstance(texts, Iterable) and not isinstance(texts, str):
-                texts = list(texts)  # a generator is read once
-            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(f"{key}: use a list of strings, such as {key}=['dog']")
-            for text in texts:
-                split = self.vocabulary.tokenizer.split(text)
-                if key == "forbid" and not all(word in self.vocabulary for word in split):
-                    continue  # the model cannot write it
-                phrases[key].append(self._known_words(key, text))
-                if not phrases[key][-1]:
-                    raise ConfigError(f"{key}: {text!r} has no words; leave it out")
-                if key == "require" and len(split) != 1:
-                    tokens = self.vocabulary.tokenizer.name  # words, characters or subwords
-                    raise ConfigError(
-                        f"require: {text!r} is {len(split)} {tokens}; use single {tokens}, one "
-                        "string each"
-                    )
-        required = [words[0] for words in phrases["require"]]
-        if not (begin or phrases["forbid"] or required):
-            return None
-        return Constraints(begin, phrases["forbid"], required)
-
-    def _known_words(self, key: str, text: str) -> list[int]:
-        """Return the tokens of a text; a ConfigError names `key` and unknown words."""
-        words = self.vocabulary.tokenizer.split(text)
-        unknown = [word for word in words if word not in self.vocabulary]
-        if unknown:
-            raise ConfigError(f"{key}: the model does not know {', '.join(unknown)}; leave it out")
-        return self.vocabulary.encode(words)
 
     def _caption(
         self,
@@ -731,32 +586,15 @@ def as_image(source: Any) -> Image.Image:
         if not data:
             raise ImageError("is a file that is empty, or was read to its end before")
         return open_image(data)
-    raise ImageError(f"is {_type_name(source)}; use {ACCEPTED}")
+    raise ImageError(f"is a value of type {type(source).__name__}; use {ACCEPTED}")
 
 
-def _as_list(images: Any) -> list[Any]:
-    """Return the images of an iterable as a list.
-
-    Raises:
-        ConfigError: It is one image, or no iterable.
-    """
-    if isinstance(images, (list, set, frozenset)):
-        return list(images)
-    pixels = _is_array(images) and images.ndim == 3
-    one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
-    if one or pixels or _is_prepared(images) or callable(getattr(images, "read", None)):
-        raise ConfigError(
-            f"images: {_type_name(images)} is one image, not several; put it in a list, or use "
-            "caption"
-        )
-    try:
-        each = iter(images)
-    except TypeError:
-        raise ConfigError(
-            f"images: {_type_name(images)} is not accepted; use a list, or another iterable, of "
-            "images"
-        ) from None
-    return list(each)  # outside of `try`: an iterable may raise a TypeError of its own
+def _as_list(images: Any) -> list[ImageInput]:
+    """Return the images of an iterable as a list; refuse a single image, a likely mistake."""
+    pixels = _is_prepared(images) or (_is_array(images) and images.ndim == 3)
+    if pixels or isinstance(images, (str, os.PathLike, bytes, Image.Image)):
+        raise ConfigError("images: is one image; put it in a list, or use caption")
+    return list(images)
 
 
 def _is_prepared(image: Any) -> bool:
@@ -773,24 +611,6 @@ def _is_array(value: object) -> bool:
     """Return whether a value is an array or a tensor, without importing PyTorch."""
     tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
     return tensor or isinstance(value, np.ndarray)
-
-
-def _type_name(value: object) -> str:
-    return f"a value of type {type(value).__name__}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-def _check_count(name: str, value: object, *, least: int = 1, most: int | None = None) -> None:
-    """Refuse a value that is no whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise ConfigError(f"{name}: {value!r} is not accepted; use a whole number from {least} up")
-    if value < least:
-        raise ConfigError(f"{name}: {value} is too small; use a whole number from {least} up")
-    if most is not None and value > most:  # memory grows with it, until the kernel ends the process
-        raise ConfigError(f"{name}: {value} is too large; use at most {most}")
 
 
 def read_calibrator(folder: Path) -> Calibrator | None:

@@ -208,7 +208,7 @@ class _GraphSelect(nn.Module):
         self.select, self.choice, self.layer = select, choice, layer
         choice.layers, choice.heads = layer + 1, heads
 
-    def draw_expected(self, *_: Any) -> None:
+    def draw_expectation(self, *_: Any) -> None:
         return None
 
     def forward(self, scores: Tensor, values: Tensor, *_: None) -> AttentionOutput:

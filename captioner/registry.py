@@ -49,8 +49,8 @@ class Registry(Mapping[str, Any]):
 SCORES = Registry(
     "attention.score",
     {
-        "additive": "captioner.models.attention.attention:AdditiveScore",
-        "concat": "captioner.models.attention.attention:AdditiveScore",
+        "additive": "captioner.models.attention.scores:AdditiveScore",
+        "concat": "captioner.models.attention.scores:AdditiveScore",
         "dot": "captioner.models.attention.scores:DotScore",
         "scaled_dot": "captioner.models.attention.scores:DotScore",
         "general": "captioner.models.attention.scores:GeneralScore",
@@ -69,7 +69,7 @@ BACKBONE_SOURCES = Registry(
 WINDOWS = Registry(
     "attention.window",
     {
-        "global": "captioner.models.attention.attention:Window",
+        "global": "captioner.models.attention.windows:GlobalWindow",
         "local_m": "captioner.models.attention.windows:MonotonicWindow",
         "local_p": "captioner.models.attention.windows:PredictiveWindow",
     },
@@ -77,7 +77,7 @@ WINDOWS = Registry(
 SELECTS = Registry(
     "attention.select",
     {
-        "soft": "captioner.models.attention.attention:Select",
+        "soft": "captioner.models.attention.select:SoftSelect",
         "hard": "captioner.models.attention.select:HardSelect",
     },
 )

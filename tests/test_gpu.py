@@ -11,7 +11,7 @@ import torch
 
 from captioner import Captioner
 from captioner.checkpoint import load_model
-from captioner.generation import sample, search
+from captioner.generation import SearchOptions, sample, search
 from captioner.training import train
 from captioner.training.setup import prepare
 
@@ -105,7 +105,7 @@ def test_search_and_samples_stay_on_the_device(drawn_photos: Path) -> None:
     photos = sorted(drawn_photos.glob("*.jpg"))[:3]
     grid, _ = captioner.encode(photos)
     assert grid.features.device.type == GPU.type
-    found = search(captioner.model.decoder, grid, beam_size=3, no_repeat_ngram=2)
+    found = search(captioner.model.decoder, grid, SearchOptions(beam_size=3, no_repeat_ngram=2))
     assert len(found) == 3
     torch.manual_seed(1)
     tokens, lengths = sample(captioner.model.decoder, grid, samples=4, max_words=9)

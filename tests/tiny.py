@@ -43,7 +43,7 @@ def model(
         encoder=EncoderConfig("timm/test_resnet", weights="none", project_dim=16),
         attention=AttentionConfig(dim=8, **attention),
         decoder=DecoderConfig(hidden_dim=16, embed_dim=16, tie_embeddings=tie_embeddings),
-        decoding=DecodingConfig(beam_size=3, max_words=12),
+        decoding=DecodingConfig(beam_size=3, max_words=12, no_double_words=False),
     )
     with torch.random.fork_rng():
         torch.manual_seed(13)

@@ -293,22 +293,27 @@ class DecodingConfig:
     Args:
         beam_size: Hypotheses kept; 1 is greedy search.
         max_words: Longest caption.
+        min_words: Shortest caption.
         length_penalty: A finished caption's log-probability is divided by its length to this
             power; 0 compares plain log-probabilities, as the paper does.
         no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all, as
             the paper does.
         no_repeat_around: Phrases, such as [and, and a]: the word before one of them does not come
             again right after it ("hat and hat").
-        stop: When the search ends: as soon as as many captions as the beam is wide are finished
-            (`first`), or when no unfinished caption can still get a better score than those, by an
-            upper bound on it (`bound`; differs from `first` with a length penalty only).
+        no_double_words: No word comes twice in a row, nor again right after `a`, `an` or `the`
+            ("a baby a baby"). For the tokenizer `words` only.
+        stop: When the search ends. `first`: as soon as as many captions as the beam is wide are
+            finished. `bound`: when, in addition, no unfinished caption can still get a better
+            score than the best of those, by an upper bound on it.
     """
 
     beam_size: BeamSize = 5
     max_words: CaptionLength = 30
+    min_words: NonNegativeInt = 0
     length_penalty: LengthPenalty = 0.0
     no_repeat_ngram: NonNegativeInt = 0
     no_repeat_around: tuple[str, ...] = ()
+    no_double_words: bool = True
     stop: Literal["first", "bound"] = "first"
 
 

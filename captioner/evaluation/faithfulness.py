@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
-from captioner.generation import score_captions
+from captioner.generation import force_decode
 from captioner.models.attention.attention import Attention, Select
 from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.decoders.base import Decoder
@@ -50,9 +50,9 @@ class ReplacedSelect(nn.Module):
         """Forget the first word of the captions before."""
         self.first = None
 
-    def draw_expected(self, *arguments: Any) -> Tensor | None:
+    def draw_expectation(self, *arguments: Any) -> Tensor | None:
         """Return the same as the model's own stage: nothing outside training."""
-        return self.select.draw_expected(*arguments)
+        return self.select.draw_expectation(*arguments)
 
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
         """Return the attention for scores [B, K, L], with the replaced weights."""
@@ -109,15 +109,15 @@ class AttentionMeasure:
             ([words]); `NAME_control` with random cells in place of the attended ones; and
             `cell_changes` with 0 or 1 for each word but a caption's first.
         """
-        own = score_captions(self.decoder, grid, [captions])[0]
+        own = force_decode(self.decoder, grid, [captions])[0]
         before = np.concatenate([hypothesis.log_probs for hypothesis in own])
 
         def loss(decoder: Decoder, grids: list[Grid]) -> np.ndarray:
             if len(grids) == 1:
-                found = score_captions(decoder, grids[0], [captions])[0]
+                found = force_decode(decoder, grids[0], [captions])[0]
             else:  # a grid for each caption
                 found = [
-                    score_captions(decoder, each, [[tokens]])[0][0]
+                    force_decode(decoder, each, [[tokens]])[0][0]
                     for each, tokens in zip(grids, captions, strict=True)
                 ]
             return before - np.concatenate([hypothesis.log_probs for hypothesis in found])

@@ -1,26 +1,17 @@
 """Captions from a decoder: beam search, sampling, and scores of given captions."""
 
-from captioner.generation.beam_search import (
-    Constraints,
-    Hypothesis,
-    StopRule,
-    diverse_search,
-    search,
-    search_options,
-)
+from captioner.generation.beam_search import Hypothesis, search
+from captioner.generation.options import SearchOptions, StopRule
 from captioner.generation.sampling import sample, truncate, writable
-from captioner.generation.scoring import score, score_captions
+from captioner.generation.scoring import force_decode
 
 __all__ = [
-    "Constraints",
     "Hypothesis",
+    "SearchOptions",
     "StopRule",
-    "diverse_search",
+    "force_decode",
     "sample",
-    "score",
-    "score_captions",
     "search",
-    "search_options",
     "truncate",
     "writable",
 ]

@@ -19,11 +19,11 @@ from captioner.generation.beam_search import END, PAD, START, unwritable
 from captioner.types import Grid
 
 
-def writable(logits: Array, *, first: bool) -> Array:
+def writable(logits: Array, *, may_end: bool) -> Array:
     """Return logits [..., V] with minus infinity for the tokens that no caption holds."""
     xp = array_namespace(logits)
     ruled_out = xp.zeros((logits.shape[-1],), dtype=xp.bool, device=logits.device)
-    ruled_out[unwritable(first=first)] = True
+    ruled_out[unwritable(may_end=may_end)] = True
     # Not a copy by asarray: before PyTorch 2.15 that has no gradient.
     return xp.where(ruled_out, -xp.inf, logits)
 
@@ -58,6 +58,7 @@ def sample(
     *,
     samples: int,
     max_words: int,
+    min_words: int = 0,
     greedy: bool = False,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -70,6 +71,7 @@ def sample(
     As in the search, of the special tokens only the end is written, and never first.
 
     Args:
+        min_words: Words before which no caption ends.
         greedy: Take the likeliest word instead of drawing one.
         temperature: Logits are divided by it: below 1 likely words become likelier.
         top_k, top_p: Draw only from the likeliest words, as by `truncate`.
@@ -91,7 +93,7 @@ def sample(
         written: list[Array] = []
         for position in range(max_words):
             logits, _, state = decoder.step(tokens, state, memory)
-            logits = writable(xp.astype(logits, xp.float32), first=position == 0)
+            logits = writable(xp.astype(logits, xp.float32), may_end=position >= max(min_words, 1))
             if greedy:
                 tokens = xp.argmax(logits, axis=-1)
             else:

@@ -18,27 +18,7 @@ from captioner.generation.beam_search import END, PAD, START, Hypothesis
 from captioner.types import AttentionOutput, Grid
 
 
-def score(
-    decoder: StepDecoder,
-    grid: Grid,
-    tokens: Sequence[int],
-    *,
-    times: int = 1,
-    max_words: int | None = None,
-) -> list[Hypothesis]:
-    """Score the same caption for each image of the grid.
-
-    Args:
-        tokens: T word indices, without start and end.
-        times: Passes over the caption for each image; they differ where hard attention samples.
-        max_words: As for `score_captions`.
-    """
-    captions = [[tokens] * times] * len(grid.features)
-    found = score_captions(decoder, grid, captions, max_words=max_words)
-    return [hypothesis for image in found for hypothesis in image]
-
-
-def score_captions(
+def force_decode(
     decoder: StepDecoder,
     grid: Grid,
     captions: Sequence[Sequence[Sequence[int]]],

@@ -121,7 +121,7 @@ class SelfCriticalTask(TrainingTask):
         words = pack_by_step(sampled.targets, sampled.lengths)
         first, later = at_least_float32(output.logits).tensor_split([len(sampled.lengths)])
         # probabilities over the words that could be sampled
-        logits = torch.cat([writable(first, first=True), writable(later, first=False)])
+        logits = torch.cat([writable(first, may_end=False), writable(later, may_end=True)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
         assert sampled.weights is not None
         by_word = sampled.weights.unsqueeze(1).expand_as(sampled.targets)

@@ -17,7 +17,7 @@ from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
-from captioner.generation import Hypothesis, search, search_options
+from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.model import CaptionModel
 from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
 from captioner.runtime.parallel import prefetch
@@ -78,7 +78,7 @@ def validate(
     """
     model.eval()
     images = [image for members in sources.values() for image in members]
-    options = search_options(decoding, vocabulary)
+    options = SearchOptions.from_config(decoding, vocabulary)
     share = range(rank(), len(images), world_size())
     found: dict[int, Hypothesis | str] = dict.fromkeys(share, "")  # or why it cannot be read
     grid_shape = (0, 0)
@@ -87,7 +87,7 @@ def validate(
         with torch.inference_mode():
             grid = model.encoder(inputs, from_frozen=cache is not None)
         grid_shape = (grid.height, grid.width)
-        results = search(model.decoder, grid, **options)
+        results = search(model.decoder, grid, options)
         found |= {image: result[0] for image, result in zip(batch, results, strict=True)}
     everyone = gathered(list(found.values()))
     grid_shape = max(gathered([grid_shape]), default=grid_shape)

@@ -19,7 +19,7 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
 from captioner.errors import CheckpointError
 from captioner.export import WeightPlaces, decoder_graphs
-from captioner.generation import score_captions, search
+from captioner.generation import SearchOptions, force_decode, search
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
@@ -86,11 +86,11 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
     decoder = decoder_of(kind, attention, settings)
     tensors, arrays = grids()
     options: dict[str, Any] = {"beam_size": 3, "max_words": 6, "no_repeat_ngram": 2}
-    expected = search(decoder, tensors, **options)
+    expected = search(decoder, tensors, SearchOptions(**options))
     given = [[[4, 5, 6], [7]]] * B
-    expected += score_captions(decoder, tensors, given)
+    expected += force_decode(decoder, tensors, given)
     graphs = as_graphs(decoder, tmp_path)
-    found = search(graphs, arrays, **options) + score_captions(graphs, arrays, given)
+    found = search(graphs, arrays, SearchOptions(**options)) + force_decode(graphs, arrays, given)
     if kind == "transformer":  # whose layers have values of their own
         assert not [name for name in graphs.prepare(arrays).arrays if "features" in name]
     for image, found_of_image in zip(expected, found, strict=True):

@@ -103,11 +103,9 @@ assert hard.score({PHOTO!r}, "a woman in a uniform").log_probs.shape == (5,)
 soft = Captioner.from_pretrained("soft", device="cpu", engine="runtime")
 (several,) = soft.n_best([{PHOTO!r}], 3)
 assert len({{c.text for c in several}}) == 3
-(diverse,) = soft.n_best([{PHOTO!r}], 2, diversity=2.0, beam_size=2)
-assert diverse
 drawn = [soft.sample({PHOTO!r}, 2, seed=4, top_k=20, top_p=0.9) for _ in range(2)]
 assert [c.text for c in drawn[0]] == [c.text for c in drawn[1]]
-assert soft.caption({PHOTO!r}, prefix="a woman", forbid=["uniform"]).text.startswith("a woman")
+assert len(soft.caption({PHOTO!r}, min_words=12).words) >= 12
 assert "torch" not in sys.modules
 assert not [name for name in sys.modules if "telemetry" in name]
 """

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from forced import force_decode_one
 
 from captioner.captioner import Captioner
 from captioner.evaluation.faithfulness import (
@@ -13,7 +14,6 @@ from captioner.evaluation.faithfulness import (
     AttentionMeasure,
     attention_summary,
 )
-from captioner.generation import score
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
@@ -54,7 +54,7 @@ def log_probs_with_context(
 def test_losses_are_those_of_contexts_replaced_by_hand(select: str) -> None:
     decoder, grid = tiny_decoder(select)
     losses = AttentionMeasure(decoder, seed=4)(grid, CAPTIONS)
-    own = [score(decoder, grid, tokens)[0] for tokens in CAPTIONS]
+    own = [force_decode_one(decoder, grid, tokens) for tokens in CAPTIONS]
     features = grid.features[0]
     for kind in ("frozen", "uniform"):
         expected = []
@@ -84,7 +84,7 @@ def test_losses_are_those_of_contexts_replaced_by_hand(select: str) -> None:
 def test_a_random_cell_is_one_of_the_cells(select: str) -> None:
     decoder, grid = tiny_decoder(select)
     drawn = AttentionMeasure(decoder, seed=4)(grid, [[5]])["random_cell"][0]
-    own = score(decoder, grid, [5])[0].log_probs[0]
+    own = force_decode_one(decoder, grid, [5]).log_probs[0]
     possible = [
         own - log_probs_with_context(decoder, grid, [5], [grid.features[0, cell]])[0]
         for cell in range(6)
@@ -98,13 +98,13 @@ def test_deletion_takes_the_most_attended_fifth_and_a_random_one_as_control() ->
     losses = AttentionMeasure(decoder)(grid, CAPTIONS)
     expected, possible = [], []
     for tokens in CAPTIONS:
-        own = score(decoder, grid, tokens)[0]
+        own = force_decode_one(decoder, grid, tokens)
         by_cell = []
         for cell in range(6):  # a fifth of six cells is one
             features = grid.features.clone()
             features[0, cell] = grid.features[0].mean(0)
             by_cell.append(
-                own.log_probs - score(decoder, Grid(features, 2, 3), tokens)[0].log_probs
+                own.log_probs - force_decode_one(decoder, Grid(features, 2, 3), tokens).log_probs
             )
         expected.append(by_cell[int(own.maps.sum(0).argmax())])
         possible.append(by_cell)
@@ -124,11 +124,11 @@ def test_before_mixing_the_local_cells_are_deleted_and_mixed_again() -> None:
 
     grid = Grid(mix(Grid(local, 2, 3)), 2, 3, local)
     losses = AttentionMeasure(decoder, mix)(grid, [[5, 7]])
-    own = score(decoder, grid, [5, 7])[0]
+    own = force_decode_one(decoder, grid, [5, 7])
     cell = int(own.maps.sum(0).argmax())
     changed = local.clone()
     changed[0, cell] = local[0].mean(0)
-    after = score(decoder, Grid(mix(Grid(changed, 2, 3)), 2, 3, changed), [5, 7])[0]
+    after = force_decode_one(decoder, Grid(mix(Grid(changed, 2, 3)), 2, 3, changed), [5, 7])
     expected = own.log_probs - after.log_probs
     np.testing.assert_allclose(losses["deleted_before_mixing"], expected, atol=1e-5)
     assert np.abs(losses["deleted_before_mixing"] - losses["deleted_in_grid"]).max() > 1e-4
@@ -136,11 +136,11 @@ def test_before_mixing_the_local_cells_are_deleted_and_mixed_again() -> None:
 
 def test_the_decoder_is_not_changed_by_measuring_it() -> None:
     decoder, grid = tiny_decoder("hard")
-    before = score(decoder, grid, CAPTIONS[0])[0].log_probs
+    before = force_decode_one(decoder, grid, CAPTIONS[0]).log_probs
     names = [name for name, _ in decoder.named_modules()]
     AttentionMeasure(decoder)(grid, CAPTIONS)
     assert [name for name, _ in decoder.named_modules()] == names
-    np.testing.assert_array_equal(score(decoder, grid, CAPTIONS[0])[0].log_probs, before)
+    np.testing.assert_array_equal(force_decode_one(decoder, grid, CAPTIONS[0]).log_probs, before)
 
 
 def test_summaries_are_means_over_words_with_intervals_over_images() -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forced import force_decode_one
 from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.generation import score, score_captions
-from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
+from captioner.generation import force_decode
+from captioner.models.attention.attention import Attention
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
@@ -24,8 +28,8 @@ def random_decoder(**settings: Any) -> LSTMDecoder:
     torch.manual_seed(0)
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
-        Window(AttentionConfig(), query_dim=H),
-        Select(AttentionConfig()),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
@@ -44,7 +48,7 @@ def random_photo(seed: int = 1) -> Grid:
 @torch.no_grad()
 def test_scoring_a_caption_equals_a_plain_loop_over_the_steps(gate: Any, tokens: list[int]) -> None:
     decoder, photo = random_decoder(gate=gate), random_photo()
-    found = score(decoder, photo, tokens)[0]
+    found = force_decode_one(decoder, photo, tokens)
     memory = decoder.prepare(photo)
     state = decoder.start(memory)
     total = 0.0
@@ -71,14 +75,14 @@ def test_scoring_a_caption_equals_a_plain_loop_over_the_steps(gate: Any, tokens:
 
 def test_another_caption_and_another_photo_are_scored_differently() -> None:
     decoder = random_decoder()
-    found = score(decoder, random_photo(), [4, 5, 6])[0]
-    assert abs(score(decoder, random_photo(), [4, 6, 5])[0].score - found.score) > 1e-2
-    assert abs(score(decoder, random_photo(2), [4, 5, 6])[0].score - found.score) > 1e-2
+    found = force_decode_one(decoder, random_photo(), [4, 5, 6])
+    assert abs(force_decode_one(decoder, random_photo(), [4, 6, 5]).score - found.score) > 1e-2
+    assert abs(force_decode_one(decoder, random_photo(2), [4, 5, 6]).score - found.score) > 1e-2
 
 
 def test_scoring_leaves_no_graph_and_draws_no_dropout_in_eval_mode() -> None:
     decoder = random_decoder(dropout=0.5, embed_dropout=0.5)
-    first, second = (score(decoder, random_photo(), [4, 5])[0] for _ in range(2))
+    first, second = (force_decode_one(decoder, random_photo(), [4, 5]) for _ in range(2))
     assert first.score == second.score
     assert all(parameter.grad is None for parameter in decoder.parameters())
 
@@ -86,10 +90,11 @@ def test_scoring_leaves_no_graph_and_draws_no_dropout_in_eval_mode() -> None:
 def test_several_photos_are_read_as_each_alone() -> None:
     decoder, photos = random_decoder(), [random_photo(1), random_photo(2)]
     together = Grid(torch.cat([photo.features for photo in photos]), 2, 3)
-    found = score(decoder, together, [4, 5], times=2)
+    of_images = force_decode(decoder, together, [[[4, 5], [4, 5]]] * 2)
+    found = [hypothesis for image in of_images for hypothesis in image]
     assert len(found) == 4
     for index, hypothesis in enumerate(found):
-        alone = score(decoder, photos[index // 2], [4, 5])[0]
+        alone = force_decode_one(decoder, photos[index // 2], [4, 5])
         assert hypothesis.score == pytest.approx(alone.score, abs=1e-5)
         assert hypothesis.end_log_prob == pytest.approx(alone.end_log_prob, abs=1e-5)
         np.testing.assert_allclose(hypothesis.maps, alone.maps, atol=1e-6)
@@ -98,8 +103,8 @@ def test_several_photos_are_read_as_each_alone() -> None:
 def test_a_caption_that_was_cut_off_has_no_end() -> None:
     decoder, photo = random_decoder(gate="vector"), random_photo()
     captions = [[[4, 5, 6], [7, 8]]]
-    (ended,) = score_captions(decoder, photo, captions)
-    (found,) = score_captions(decoder, photo, captions, max_words=3)
+    (ended,) = force_decode(decoder, photo, captions)
+    (found,) = force_decode(decoder, photo, captions, max_words=3)
     assert found[0].end_log_prob is None
     assert found[0].score == pytest.approx(ended[0].log_probs.sum(), abs=1e-5)
     assert found[1].end_log_prob == pytest.approx(ended[1].end_log_prob, abs=1e-5)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from forced import force_decode_one
 from test_search import END, Reader, random_decoder, random_grid
 
-from captioner.generation import sample, score, score_captions, truncate
+from captioner.generation import force_decode, sample, truncate
 
 
 def test_the_likeliest_words_are_kept() -> None:
@@ -61,10 +62,12 @@ def test_one_likeliest_word_is_greedy_and_a_seed_repeats_itself() -> None:
 def test_captions_of_several_lengths_are_scored_as_each_alone() -> None:
     decoder, grid = random_decoder(3, gate="vector"), random_grid(2)
     captions = [[[4], [5, 6, 7]], [[8, 9], []]]
-    found = score_captions(decoder, grid, captions)
+    found = force_decode(decoder, grid, captions)
     for image, texts in enumerate(captions):
         for text, together in zip(texts, found[image], strict=True):
-            alone = score(decoder, type(grid)(grid.features[image : image + 1], 2, 3), text)[0]
+            alone = force_decode_one(
+                decoder, type(grid)(grid.features[image : image + 1], 2, 3), text
+            )
             assert together.tokens == text
             np.testing.assert_allclose(together.log_probs, alone.log_probs, atol=1e-5)
             np.testing.assert_allclose(together.maps, alone.maps, atol=1e-6)

@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forced import force_decode_one
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.errors import CheckpointError
-from captioner.generation import Hypothesis, score, search
-from captioner.models.attention.attention import (
-    AdditiveScore,
-    Attention,
-    Memory,
-    Select,
-    Window,
-)
+from captioner.errors import CheckpointError, ConfigError
+from captioner.generation import Hypothesis, SearchOptions, search
+from captioner.models.attention.attention import Attention, Memory
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import AttentionOutput, Geometry, Grid
@@ -37,8 +35,8 @@ def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any)
     torch.manual_seed(seed)
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
-        Window(AttentionConfig(), query_dim=H),
-        Select(AttentionConfig()),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(
@@ -121,6 +119,7 @@ def plain_beam_search(
     length_penalty: float,
     no_repeat_ngram: int = 0,
     no_repeat_around: list[list[int]] | None = None,
+    min_words: int = 1,
 ) -> list[Found]:
     """What the docstring of `search` says, for one photo, over Python lists."""
     running: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -129,7 +128,7 @@ def plain_beam_search(
         candidates = []
         for total, words in running:
             for token, log_prob in enumerate(read(words)):
-                if token in (PAD, START, UNKNOWN) or (token == END and not words):
+                if token in (PAD, START, UNKNOWN) or (token == END and len(words) < min_words):
                     continue
                 if no_repeat_ngram and repeats((*words, token), no_repeat_ngram):
                     continue
@@ -164,7 +163,7 @@ def assert_same(found: list[Hypothesis], expected: list[Found]) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_beam_of_one_is_greedy_search(seed: int) -> None:
     decoder, grid = random_decoder(seed), random_grid(4, seed)
-    found = search(decoder, grid, beam_size=1, max_words=9)
+    found = search(decoder, grid, SearchOptions(beam_size=1, max_words=9))
     for photo in range(4):
         expected = plain_greedy(Reader(decoder, photo_of(grid, photo)), 9)
         assert_same(found[photo], [expected])
@@ -186,7 +185,11 @@ def test_beam_search_is_the_plain_one_for_each_photo(
     seed: int, end: float, beam_size: int, length_penalty: float
 ) -> None:
     decoder, grid, readers = case(seed, end)
-    found = search(decoder, grid, beam_size=beam_size, max_words=7, length_penalty=length_penalty)
+    found = search(
+        decoder,
+        grid,
+        SearchOptions(beam_size=beam_size, max_words=7, length_penalty=length_penalty),
+    )
     for hypotheses, read in zip(found, readers, strict=True):
         assert_same(hypotheses, plain_beam_search(read, beam_size, 7, length_penalty))
 
@@ -199,13 +202,15 @@ def test_without_repeats_beam_search_is_the_plain_one_that_drops_them(
 ) -> None:
     decoder, grid, readers = case(seed, end)
     settings = {"beam_size": beam_size, "max_words": 7}
-    found = search(decoder, grid, **settings, no_repeat_ngram=no_repeat_ngram)
+    found = search(decoder, grid, SearchOptions(**settings, no_repeat_ngram=no_repeat_ngram))
     for hypotheses, read in zip(found, readers, strict=True):
         expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_ngram)
         assert_same(hypotheses, expected)
         assert not any(repeats(tuple(h.tokens), no_repeat_ngram) for h in hypotheses)
     if seed == 2:  # where captions do repeat themselves if they may
-        free = [h for hypotheses in search(decoder, grid, **settings) for h in hypotheses]
+        free = [
+            h for hypotheses in search(decoder, grid, SearchOptions(**settings)) for h in hypotheses
+        ]
         assert any(repeats(tuple(h.tokens), no_repeat_ngram) for h in free)
 
 
@@ -224,11 +229,17 @@ def comes_again(words: tuple[int, ...], phrases: list[list[int]]) -> bool:
 def test_no_word_comes_again_right_after_a_phrase(seed: int, end: float, beam_size: int) -> None:
     decoder, grid, readers = case(seed, end)
     settings: dict[str, Any] = {"beam_size": beam_size, "max_words": 7}
-    free = [h.tokens for hypotheses in search(decoder, grid, **settings) for h in hypotheses]
+    free = [
+        h.tokens
+        for hypotheses in search(decoder, grid, SearchOptions(**settings))
+        for h in hypotheses
+    ]
     phrases = [[words[1]] for words in free if len(words) > 1] + [
         words[1:3] for words in free if len(words) > 2
     ]
-    found = search(decoder, grid, **settings, no_repeat_around=phrases)
+    phrases.append([])  # no word right after itself
+    options = SearchOptions(**settings, no_repeat_around=tuple(map(tuple, phrases)))
+    found = search(decoder, grid, options)
     for hypotheses, read in zip(found, readers, strict=True):
         expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_around=phrases)
         assert_same(hypotheses, expected)
@@ -236,9 +247,20 @@ def test_no_word_comes_again_right_after_a_phrase(seed: int, end: float, beam_si
         assert any(comes_again(tuple(w[: n + 1]), phrases) for w in free for n in range(len(w)))
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize(("seed", "end"), CASES)
+def test_no_caption_ends_before_its_shortest_length(seed: int, end: float, beam_size: int) -> None:
+    decoder, grid, readers = case(seed, end)
+    found = search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=7, min_words=4))
+    for hypotheses, read in zip(found, readers, strict=True):
+        assert_same(hypotheses, plain_beam_search(read, beam_size, 7, 0.0, min_words=4))
+
+
 def test_where_every_word_would_repeat_the_caption_ends() -> None:
     decoder, grid = random_decoder(0, words=3, end=-20.0), random_grid(2)
-    for hypotheses in search(decoder, grid, beam_size=3, max_words=8, no_repeat_ngram=1):
+    for hypotheses in search(
+        decoder, grid, SearchOptions(beam_size=3, max_words=8, no_repeat_ngram=1)
+    ):
         assert hypotheses
         for hypothesis in hypotheses:
             assert sorted(hypothesis.tokens) == [4, 5, 6]
@@ -250,7 +272,7 @@ def test_the_plain_comparison_sees_finished_and_cut_off_captions_of_many_lengths
     lengths: set[tuple[int, bool]] = set()
     for seed, end in CASES:
         decoder, grid, _ = case(seed, end)
-        for hypotheses in search(decoder, grid, beam_size=3, max_words=7):
+        for hypotheses in search(decoder, grid, SearchOptions(beam_size=3, max_words=7)):
             lengths |= {(len(h.tokens), h.end_log_prob is None) for h in hypotheses}
     assert lengths == {(7, True), *((length, False) for length in range(1, 7))}
 
@@ -270,7 +292,9 @@ def test_a_beam_that_holds_everything_finds_all_captions_in_order(
             rank = (sum(log_probs) + end) / (length + 1) ** length_penalty
             everything.append((words, rank, end))
     everything.sort(key=lambda found: -found[1])
-    found = search(decoder, grid, beam_size=120, max_words=4, length_penalty=length_penalty)
+    found = search(
+        decoder, grid, SearchOptions(beam_size=120, max_words=4, length_penalty=length_penalty)
+    )
     assert_same(found[0], everything)
 
 
@@ -278,7 +302,9 @@ def test_a_wider_beam_finds_a_better_caption_than_greedy_search() -> None:
     gains = []
     for seed in range(6, 12):
         decoder, grid = random_decoder(seed, words=3), random_grid(3, seed)
-        narrow, wide = (search(decoder, grid, beam_size=k, max_words=4) for k in (1, 120))
+        narrow, wide = (
+            search(decoder, grid, SearchOptions(beam_size=k, max_words=4)) for k in (1, 120)
+        )
         gains += [
             w[0].score - n[0].score
             for n, w in zip(narrow, wide, strict=True)
@@ -295,9 +321,11 @@ def test_a_wider_beam_finds_a_better_caption_than_greedy_search() -> None:
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_a_batch_gives_each_image_its_caption_alone(beam_size: int) -> None:
     decoder, grid = random_decoder(4, end=1.0), random_grid(8)
-    together = search(decoder, grid, beam_size=beam_size, max_words=12)
+    together = search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=12))
     for photo in range(8):
-        (alone,) = search(decoder, photo_of(grid, photo), beam_size=beam_size, max_words=12)
+        (alone,) = search(
+            decoder, photo_of(grid, photo), SearchOptions(beam_size=beam_size, max_words=12)
+        )
         assert len(alone) == len(together[photo])
         for one, other in zip(together[photo], alone, strict=True):
             assert one.tokens == other.tokens
@@ -305,7 +333,9 @@ def test_a_batch_gives_each_image_its_caption_alone(beam_size: int) -> None:
             for name in ("maps", "beta", "log_probs", "score"):
                 np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
     backwards = search(
-        decoder, Grid(grid.features.flip(0), ROWS, COLUMNS), beam_size=beam_size, max_words=12
+        decoder,
+        Grid(grid.features.flip(0), ROWS, COLUMNS),
+        SearchOptions(beam_size=beam_size, max_words=12),
     )
     assert [[h.tokens for h in hypotheses] for hypotheses in reversed(backwards)] == [
         [h.tokens for h in hypotheses] for hypotheses in together
@@ -327,7 +357,7 @@ def test_photos_that_are_done_leave_the_batch_and_the_keys_are_projected_once(
 
     monkeypatch.setattr(decoder, "step", counted)
     decoder.attention.score.key.register_forward_hook(lambda *_: projections.append(1))
-    search(decoder, grid, beam_size=2, max_words=12)
+    search(decoder, grid, SearchOptions(beam_size=2, max_words=12))
     assert rows == sorted(rows, reverse=True)
     assert rows[0] == 8
     assert len(set(rows)) >= 3
@@ -343,7 +373,7 @@ def test_special_tokens_are_never_written_however_likely(favoured: int, beam_siz
     decoder, grid = random_decoder(5), random_grid(4)
     with torch.no_grad():
         decoder.vocabulary.bias[favoured] += 30.0
-    for hypotheses in search(decoder, grid, beam_size=beam_size, max_words=6):
+    for hypotheses in search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=6)):
         assert hypotheses
         for hypothesis in hypotheses:
             assert min(hypothesis.tokens) > UNKNOWN
@@ -353,7 +383,9 @@ def test_special_tokens_are_never_written_however_likely(favoured: int, beam_siz
 @pytest.mark.parametrize("beam_size", [1, 3, 5])
 def test_no_caption_is_empty_however_likely_the_end(beam_size: int) -> None:
     decoder, grid = random_decoder(5, words=6, end=60.0), random_grid(4)
-    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=6)):
+    for photo, hypotheses in enumerate(
+        search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=6))
+    ):
         first = Reader(decoder, photo_of(grid, photo))(())
         best = sorted(range(4, 10), key=lambda word: -first[word])[:beam_size]
         assert [hypothesis.tokens for hypothesis in hypotheses] == [[word] for word in best]
@@ -365,7 +397,9 @@ def test_no_caption_is_empty_however_likely_the_end(beam_size: int) -> None:
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: float) -> None:
     decoder, grid = random_decoder(6, end=end), random_grid(3)
-    for hypotheses in search(decoder, grid, beam_size=beam_size, max_words=7, length_penalty=1.0):
+    for hypotheses in search(
+        decoder, grid, SearchOptions(beam_size=beam_size, max_words=7, length_penalty=1.0)
+    ):
         assert len(hypotheses) == beam_size
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)
@@ -378,7 +412,9 @@ def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_one_word_at_most_gives_the_likeliest_first_words(beam_size: int) -> None:
     decoder, grid = random_decoder(7), random_grid(2)
-    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=1)):
+    for photo, hypotheses in enumerate(
+        search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=1))
+    ):
         first = Reader(decoder, photo_of(grid, photo))(())
         best = sorted(range(4, 10), key=lambda word: -first[word])[:beam_size]
         assert [hypothesis.tokens for hypothesis in hypotheses] == [[word] for word in best]
@@ -391,7 +427,9 @@ def test_a_vocabulary_smaller_than_the_beam_is_searched_like_any_other(
     words: int, end: float
 ) -> None:
     decoder, grid = random_decoder(8, words=words, end=end), random_grid(3)
-    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=5, max_words=4)):
+    for photo, hypotheses in enumerate(
+        search(decoder, grid, SearchOptions(beam_size=5, max_words=4))
+    ):
         read = Reader(decoder, photo_of(grid, photo))
         assert_same(hypotheses, plain_beam_search(read, 5, 4, 0.0))
         texts = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
@@ -403,9 +441,11 @@ def test_a_vocabulary_smaller_than_the_beam_is_searched_like_any_other(
 def test_a_hypothesis_equals_the_scoring_of_its_words(gate: Any, beam_size: int) -> None:
     decoder, grid = random_decoder(18, end=1.5, gate=gate), random_grid(4)
     ended = []
-    for photo, hypotheses in enumerate(search(decoder, grid, beam_size=beam_size, max_words=10)):
+    for photo, hypotheses in enumerate(
+        search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=10))
+    ):
         for found in hypotheses:
-            forced = score(decoder, photo_of(grid, photo), found.tokens)[0]
+            forced = force_decode_one(decoder, photo_of(grid, photo), found.tokens)
             np.testing.assert_allclose(found.log_probs, forced.log_probs, atol=2e-5)
             np.testing.assert_allclose(found.maps, forced.maps, atol=1e-5)
             assert found.maps.shape == (len(found.tokens), L)
@@ -427,8 +467,8 @@ def test_a_hypothesis_equals_the_scoring_of_its_words(gate: Any, beam_size: int)
     ids=str,
 )
 def test_numbers_that_no_search_can_use_are_refused(setting: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        search(random_decoder(0), random_grid(1), **setting)
+    with pytest.raises(ConfigError, match="use a whole number from"):
+        SearchOptions(**setting)
 
 
 # --- any decoder ----------------------------------------------------------------------------------
@@ -485,7 +525,7 @@ def numbered_photos(count: int, cells: int = 9) -> Grid:
 def test_maps_and_sampled_cells_are_read_back_along_each_captions_own_way(beam_size: int) -> None:
     decoder = TableDecoder(random_table, words=5)
     crossings = 0
-    results = search(decoder, numbered_photos(12), beam_size=beam_size, max_words=8)
+    results = search(decoder, numbered_photos(12), SearchOptions(beam_size=beam_size, max_words=8))
     for photo, hypotheses in enumerate(results):
         for hypothesis in hypotheses:
             read = [START, *hypothesis.tokens[:-1]]
@@ -504,7 +544,9 @@ def test_maps_and_sampled_cells_are_read_back_along_each_captions_own_way(beam_s
 
 def test_photos_with_tables_of_their_own_are_searched_as_the_plain_search_does() -> None:
     decoder = TableDecoder(random_table, words=5)
-    results = search(decoder, numbered_photos(12), beam_size=3, max_words=6, length_penalty=0.5)
+    results = search(
+        decoder, numbered_photos(12), SearchOptions(beam_size=3, max_words=6, length_penalty=0.5)
+    )
     for photo, hypotheses in enumerate(results):
         one = Grid(torch.full((1, 9, 1), float(photo)), 1, 9)
         assert_same(hypotheses, plain_beam_search(Reader(decoder, one), 3, 6, 0.5))
@@ -517,15 +559,15 @@ def test_a_word_that_is_impossible_is_never_written() -> None:
         return logits
 
     decoder = TableDecoder(only_the_first_word, words=5)
-    (hypotheses,) = search(decoder, numbered_photos(1), beam_size=3, max_words=6)
+    (hypotheses,) = search(decoder, numbered_photos(1), SearchOptions(beam_size=3, max_words=6))
     assert [hypothesis.tokens for hypothesis in hypotheses] == [[4], [4, 4], [4, 4, 4]]
     assert all(np.isfinite(hypothesis.score) for hypothesis in hypotheses)
 
 
 def test_a_long_captions_log_probabilities_are_as_precise_as_a_short_ones() -> None:
     decoder, grid = random_decoder(10, words=40, end=-math.inf), random_grid(1)
-    ((found,),) = search(decoder, grid, beam_size=1, max_words=60)
-    forced = score(decoder, grid, found.tokens)[0]
+    ((found,),) = search(decoder, grid, SearchOptions(beam_size=1, max_words=60))
+    forced = force_decode_one(decoder, grid, found.tokens)
     np.testing.assert_allclose(found.log_probs, forced.log_probs, atol=5e-5)
 
 
@@ -568,8 +610,8 @@ def test_no_photos_have_no_hypotheses() -> None:
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_output_that_is_not_a_number_is_one_sentence(beam_size: int) -> None:
     decoder, grid = random_decoder(0), random_grid(2)
-    assert all(search(decoder, grid, beam_size=beam_size))
+    assert all(search(decoder, grid, SearchOptions(beam_size=beam_size)))
     with torch.no_grad():
         decoder.vocabulary.bias[5] = math.nan
     with pytest.raises(CheckpointError, match="not a number"):
-        search(decoder, grid, beam_size=beam_size)
+        search(decoder, grid, SearchOptions(beam_size=beam_size))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_search import END, START, log_softmax, photo_of, random_decoder, random_grid
 
-from captioner.generation import Hypothesis, search
+from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
@@ -59,7 +59,7 @@ def toy_searches(length_penalty: float, stop: str) -> list[tuple[Hypothesis, tup
     for seed in range(20):
         decoder, grid, log_probs = toy_model(seed)
         settings = {"beam_size": 50, "max_words": MAX_WORDS, "length_penalty": length_penalty}
-        hypotheses = search(decoder, grid, **settings, stop=stop)  # type: ignore[arg-type]
+        hypotheses = search(decoder, grid, SearchOptions(**settings, stop=stop))  # type: ignore[arg-type]
         for image, (first, *_) in enumerate(hypotheses):
             best, score = best_of_all(log_probs[image], length_penalty)
             if tuple(first.tokens) == best:
@@ -87,8 +87,8 @@ def test_the_bound_never_finds_a_worse_caption(beam_size: int, length_penalty: f
     for seed in range(8):
         decoder, grid = random_decoder(seed, end=1.0), random_grid(4, seed)
         settings = {"beam_size": beam_size, "max_words": 8, "length_penalty": length_penalty}
-        plain = search(decoder, grid, **settings)  # type: ignore[arg-type]
-        bound = search(decoder, grid, **settings, stop="bound")  # type: ignore[arg-type]
+        plain = search(decoder, grid, SearchOptions(**settings))  # type: ignore[arg-type]
+        bound = search(decoder, grid, SearchOptions(**settings, stop="bound"))  # type: ignore[arg-type]
         for one, other in zip(plain, bound, strict=True):
             if one[0].end_log_prob is not None:
                 assert other[0].score >= one[0].score - 1e-6
@@ -102,7 +102,7 @@ def test_the_bound_never_finds_a_worse_caption(beam_size: int, length_penalty: f
 def test_a_batch_with_the_bound_gives_each_image_its_caption_alone() -> None:
     decoder, grid = random_decoder(4, end=1.0), random_grid(8)
     settings = {"beam_size": 3, "max_words": 9, "length_penalty": 1.0, "stop": "bound"}
-    together = search(decoder, grid, **settings)  # type: ignore[arg-type]
+    together = search(decoder, grid, SearchOptions(**settings))  # type: ignore[arg-type]
     for image in range(8):
-        (alone,) = search(decoder, photo_of(grid, image), **settings)  # type: ignore[arg-type]
+        (alone,) = search(decoder, photo_of(grid, image), SearchOptions(**settings))  # type: ignore[arg-type]
         assert [h.tokens for h in alone] == [h.tokens for h in together[image]]

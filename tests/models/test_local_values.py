@@ -9,6 +9,7 @@ from typing import Any
 import plain
 import pytest
 import torch
+from forced import force_decode_one
 from torch import Tensor
 
 from captioner.config import (
@@ -19,7 +20,7 @@ from captioner.config import (
     PreprocessConfig,
     from_yaml,
 )
-from captioner.generation import score, search
+from captioner.generation import SearchOptions, search
 from captioner.models.build import build_attention, build_decoder, build_model
 from captioner.models.decoders.base import Decoder, pack_by_step
 from captioner.types import Grid
@@ -115,10 +116,10 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, select: Any) 
         logits.append(found[:, 0])
     assert close(pack_by_step(torch.stack(logits, 1), LENGTHS), forced.logits)
 
-    together = search(decoder, grid, beam_size=3, max_words=4)
-    (alone,) = search(decoder, grid.select(slice(1, 2)), beam_size=3, max_words=4)
+    together = search(decoder, grid, SearchOptions(beam_size=3, max_words=4))
+    (alone,) = search(decoder, grid.select(slice(1, 2)), SearchOptions(beam_size=3, max_words=4))
     assert [h.tokens for h in alone] == [h.tokens for h in together[1]]
-    again = score(decoder, grid.select(torch.tensor([1])), alone[0].tokens)[0]
+    again = force_decode_one(decoder, grid.select(torch.tensor([1])), alone[0].tokens)
     assert again.log_probs == pytest.approx(alone[0].log_probs, abs=1e-5)
 
 

@@ -18,7 +18,7 @@ from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.evaluation.cider import CiderD
-from captioner.generation import sample, search, writable
+from captioner.generation import SearchOptions, sample, search, writable
 from captioner.models.build import build_decoder
 from captioner.training import train
 from captioner.training.self_critical import SelfCriticalTask
@@ -81,7 +81,7 @@ def test_greedy_sampling_is_greedy_search(model: Model) -> None:
     grid = model.encoder(images(3).inputs, from_frozen=True)
     model.eval()
     tokens, lengths = sample(model.decoder, grid, samples=2, max_words=6, greedy=True)
-    found = search(model.decoder, grid, beam_size=1, max_words=6)
+    found = search(model.decoder, grid, SearchOptions(beam_size=1, max_words=6))
     for photo, hypotheses in enumerate(found):
         words = hypotheses[0].tokens
         ended = [] if hypotheses[0].end_log_prob is None else [END]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.config import AttentionConfig, require_divisor
+from captioner.config import AttentionConfig
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
@@ -23,7 +23,8 @@ class Memory:
         keys: [B, heads, L, A / heads], compared with the query by the score.
         values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
             cells themselves are the values, as in the paper.
-        expected: bool [B], images whose context is the expectation in this batch (HardSelect).
+        use_expectation: bool [B], images whose context is the expectation in this batch
+            (HardSelect).
         seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
         at_random: As in `Grid`.
     """
@@ -31,7 +32,7 @@ class Memory:
     grid: Grid
     keys: Tensor
     values: Tensor | None = None
-    expected: Tensor | None = None
+    use_expectation: Tensor | None = None
     seeds: Tensor | None = None
     at_random: bool = False
 
@@ -77,54 +78,15 @@ class Score(nn.Module, ABC):
         """Compare queries [B, heads, K, a] with keys [B, heads, L, a]: [B, heads, K, L]."""
 
 
-class AdditiveScore(Score):
-    """e_i = w . tanh(W_a a_i + W_h h), the MLP f_att of equation 4 (Bahdanau et al., 2015).
+class Window(nn.Module, ABC):
+    """Restricts attention to some of the cells.
 
-    Luong's `concat` has no bias (Luong et al., 2015, equation 8): v . tanh(W [h; a_i]) is the same
-    function, with one matrix for both halves; here the cells' half is applied once per image.
-
-    tanh(x) is computed as 2 sigmoid(2 x) - 1, whose kernel is seven times faster on a CPU; in
-    float32 the two differ by 2e-7 at most.
+    It does so by a bias on the scores before the softmax instead of a factor after it (equation 10
+    of Luong et al., 2015), so that the map inside the window is renormalised and stays a
+    distribution. Subclasses are built from the settings and `query_dim` (H).
     """
 
-    def __init__(
-        self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
-    ) -> None:
-        require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
-        super().__init__(
-            query=nn.Linear(query_dim, config.dim, bias=False),  # one bias is enough
-            key=nn.Linear(feature_dim, config.dim, bias=config.score == "additive"),
-            heads=config.heads,
-        )
-        self.energy = nn.Linear(config.dim, 1, bias=False)  # a bias would cancel in the softmax
-
-    def keys(self, features: Tensor) -> Tensor:
-        """Return twice the keys, so that `compare` need not double each sum."""
-        return 2 * super().keys(features)
-
-    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        # [B, heads, K, L, a], in place: it is by far the largest tensor of a step
-        hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid_()
-        weight = self.energy.weight.view(self.heads, 1, 1, -1)
-        # In an exported graph the product joins the sigmoid, and a sum is twice as fast as a
-        # matrix product with one column.
-        if self.heads == 1 and not torch.compiler.is_exporting():
-            sums = self.energy(hidden).squeeze(-1)
-        else:
-            sums = (hidden * weight).sum(-1)
-        return 2 * sums - weight.sum(-1)
-
-
-class Window(nn.Module):
-    """Every cell (Luong et al., 2015, section 3.1); subclasses restrict attention to some.
-
-    They do so by a bias on the scores before the softmax instead of a factor after it (equation
-    10), so that the map inside the window is renormalised and stays a distribution.
-    """
-
-    def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
-        super().__init__()
-
+    @abstractmethod
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         """Return the bias [B, K, L] in log space, -inf outside of the window; None for no bias.
 
@@ -133,42 +95,46 @@ class Window(nn.Module):
             grid: The cells, for their number of rows and columns.
             position: Number of the word to be written, from 0: one for all, or [K].
         """
-        return None
 
 
-class Select(nn.Module):
+class Select(nn.Module, ABC):
     """Turns scores into a distribution over the cells, and that into a context.
 
-    This is deterministic soft attention, the expectation of the context (equations 5, 6 and 13);
-    `HardSelect` is a subclass.
+    Subclasses are built from the settings.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.temperature = config.temperature
 
-    def draw_expected(
+    def draw_expectation(
         self, images: int, device: torch.device, seeds: Tensor | None = None
     ) -> Tensor | None:
-        """Draw which images [B] take the expectation, by a seed for each [B]; None for all."""
+        """Draw which images take the expectation in place of a sample, bool [B].
+
+        Args:
+            images: B.
+            seeds: int64 [B], one for each image; None takes PyTorch's own generator.
+
+        Returns:
+            None where the select treats all images alike.
+        """
         return None
 
+    @abstractmethod
     def forward(
         self,
         scores: Tensor,
         values: Tensor,
-        expected: Tensor | None = None,
+        use_expectation: Tensor | None = None,
         seeds: Tensor | None = None,
     ) -> AttentionOutput:
         """Attend by scores [B, K, L] to values [B, L, D].
 
         Args:
-            expected: bool [B], from `draw_expected`.
+            use_expectation: bool [B], from `draw_expectation`.
             seeds: int64 [B, K], seeds of the sampled cells; None takes PyTorch's own generator.
         """
-        _, weights, entropy = self.distribution(scores)
-        context = torch.bmm(weights.to(values.dtype), values)
-        return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
@@ -231,7 +197,7 @@ class Attention(nn.Module):
         return Memory(
             Grid(cells, grid.height, grid.width),
             self.score.keys(smoothed(grid, self.key_smoothing)),
-            expected=self.select.draw_expected(cells.shape[0], cells.device, grid.seeds),
+            use_expectation=self.select.draw_expectation(cells.shape[0], cells.device, grid.seeds),
             at_random=grid.at_random,
         )
 
@@ -241,7 +207,7 @@ class Attention(nn.Module):
         seeds = memory.seeds
         if seeds is not None:  # one for each word: [B, 1] or [B, K]
             seeds = child_seeds(seeds.unsqueeze(1), position)
-        return self.select(scores, memory.grid.features, memory.expected, seeds)
+        return self.select(scores, memory.grid.features, memory.use_expectation, seeds)
 
     def scores(self, query: Tensor, memory: Memory, position: int | Tensor) -> Tensor:
         """Return scores [B, heads, K, L], -inf outside of the window."""

@@ -61,15 +61,17 @@ class MultiHeadAttention(Attention):
         assert memory.values is not None
         scores = self.scores(query, memory, position)  # [B, heads, K, L]
         shape, heads = scores.shape[:2], scores.shape[1]
-        expected = memory.expected
-        if expected is not None:
-            expected = expected.repeat_interleave(heads)
+        use_expectation = memory.use_expectation
+        if use_expectation is not None:
+            use_expectation = use_expectation.repeat_interleave(heads)
         seeds = memory.seeds
         if seeds is not None:  # one for each head and word: [B * heads, 1] or [B * heads, K]
             head = torch.arange(heads, device=seeds.device)
             seeds = child_seeds(seeds.unsqueeze(1), head).flatten()
             seeds = child_seeds(seeds.unsqueeze(1), position)
-        attended = self.select(scores.flatten(0, 1), memory.values.flatten(0, 1), expected, seeds)
+        attended = self.select(
+            scores.flatten(0, 1), memory.values.flatten(0, 1), use_expectation, seeds
+        )
         maps = attended.weights.unflatten(0, shape)  # [B, heads, K, L]
         cells = attended.cells
         if cells is not None:

@@ -1,4 +1,4 @@
-"""Hard attention: the context is one sampled cell."""
+"""Soft attention mixes the cells; hard attention samples one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ from captioner.models.attention.attention import Select
 from captioner.models.attention.mode import given_mode
 from captioner.runtime.draws import uniform
 from captioner.types import AttentionOutput
+
+
+class SoftSelect(Select):
+    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
+
+    def forward(
+        self,
+        scores: Tensor,
+        values: Tensor,
+        use_expectation: Tensor | None = None,
+        seeds: Tensor | None = None,
+    ) -> AttentionOutput:
+        _, weights, entropy = self.distribution(scores)
+        context = torch.bmm(weights.to(values.dtype), values)
+        return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 
 
 class HardSelect(Select):
@@ -28,7 +43,7 @@ class HardSelect(Select):
         self.semi_sampling = config.semi_sampling
         self.at_test = config.at_test
 
-    def draw_expected(
+    def draw_expectation(
         self, images: int, device: torch.device, seeds: Tensor | None = None
     ) -> Tensor | None:
         if not self.training or self.semi_sampling == 0:
@@ -41,7 +56,7 @@ class HardSelect(Select):
         self,
         scores: Tensor,
         values: Tensor,
-        expected: Tensor | None = None,
+        use_expectation: Tensor | None = None,
         seeds: Tensor | None = None,
     ) -> AttentionOutput:
         log_map, weights, entropy = self.distribution(scores)
@@ -51,9 +66,9 @@ class HardSelect(Select):
             cells = _sample(log_map, seeds) if mode == "sample" else log_map.argmax(-1)  # [B, K]
             mixing = torch.zeros_like(weights).scatter_(-1, cells.unsqueeze(-1), 1.0)
             log_prob = log_map.gather(-1, cells.unsqueeze(-1)).squeeze(-1)
-            if expected is not None:
-                mixing = torch.where(expected.view(-1, 1, 1), weights, mixing)
-                log_prob = log_prob.masked_fill(expected.unsqueeze(-1), 0.0)
+            if use_expectation is not None:
+                mixing = torch.where(use_expectation.view(-1, 1, 1), weights, mixing)
+                log_prob = log_prob.masked_fill(use_expectation.unsqueeze(-1), 0.0)
         context = torch.bmm(mixing.to(values.dtype), values)
         return AttentionOutput(context, weights, entropy, log_prob, cells=cells)
 

@@ -1,4 +1,4 @@
-"""Luong's local windows on a grid."""
+"""Which cells may be attended to: all, or Luong's local windows on a grid."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Window
 from captioner.types import Grid
+
+
+class GlobalWindow(Window):
+    """Every cell, as in the paper (Luong et al., 2015, section 3.1)."""
+
+    def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
+        super().__init__()
+
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+        return None
 
 
 class PredictiveWindow(Window):
@@ -22,7 +32,7 @@ class PredictiveWindow(Window):
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
-        super().__init__(config, query_dim=query_dim)
+        super().__init__()
         self.radius = config.radius
         self.hidden = nn.Linear(query_dim, query_dim, bias=False)
         self.centre = nn.Linear(query_dim, 2, bias=False)
@@ -55,7 +65,7 @@ class MonotonicWindow(Window):
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
-        super().__init__(config, query_dim=query_dim)
+        super().__init__()
         self.radius = config.radius
         self.words = config.words
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,28 +16,34 @@ from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherFor
 from captioner.types import AttentionOutput, Grid
 
 
-class LSTMState(NamedTuple):
-    """State of the hypotheses of each image."""
+@dataclass(frozen=True, kw_only=True)
+class LSTMState:
+    """State of the hypotheses of each image.
 
-    h: Tensor  # hidden state [B, K, H]
-    c: Tensor  # cell state [B, K, H]
-    position: int = 0  # number of the next word, the same for all
-    # What the LSTM reads in addition to the word and h: the attentional vector of the last word
-    # [B, K, E] (luong), or the h of the second LSTM [B, K, H] (top_down).
-    input_feeding: Tensor | None = None
-    second_c: Tensor | None = None  # cell state of the second LSTM [B, K, H] (top_down)
-    mean_gates: Tensor | None = None  # share of the mean cell in the gates [B, K, 4H] (top_down)
+    Args:
+        h: Hidden state [B, K, H].
+        c: Cell state [B, K, H].
+        position: Number of the next word, the same for all.
+    """
 
-    def select(self, index: Any) -> LSTMState:
-        """Return the state of some hypotheses; `index` is applied to every tensor."""
-        tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
-        selected: dict[str, Any] = {name: x[index] for name, x in tensors.items()}
-        return self._replace(**selected)
+    h: Tensor
+    c: Tensor
+    position: int = 0
 
     @property
     def output(self) -> Tensor:
         """The vector that the word is predicted from."""
-        return self.h if self.input_feeding is None else self.input_feeding
+        return self.h
+
+    def select(self, index: Any) -> LSTMState:
+        """Return the state of some hypotheses; `index` is applied to every tensor."""
+        tensors: dict[str, Any] = {
+            name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)
+        }
+        return replace(self, **tensors)
+
+
+StateT = TypeVar("StateT", bound=LSTMState)
 
 
 class LSTMDecoder(Decoder):
@@ -103,7 +109,7 @@ class LSTMDecoder(Decoder):
         """h_0 and c_0 are tanh layers of the mean annotation vector, as in the original code."""
         mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
         h, c = torch.tanh(self.initial_h(mean)), torch.tanh(self.initial_c(mean))
-        return LSTMState(h.expand(-1, beams, -1), c.expand(-1, beams, -1))
+        return LSTMState(h=h.expand(-1, beams, -1), c=c.expand(-1, beams, -1))
 
     def step(
         self, tokens: Tensor, state: LSTMState, memory: Memory
@@ -184,11 +190,11 @@ class LSTMDecoder(Decoder):
         beta = torch.sigmoid(self.beta(h))  # [B, K, 1 or D]
         return replace(attended, context=beta * attended.context, beta=beta.mean(-1))
 
-    def advance(self, word_gates: Tensor, state: LSTMState, inputs: Tensor) -> LSTMState:
+    def advance(self, word_gates: Tensor, state: StateT, inputs: Tensor) -> StateT:
         """Advance the LSTM by equations 1 to 3; inputs [B, K, input_dim] come with word and h."""
         gates = word_gates + self.state_gates(torch.cat([state.h, inputs], dim=-1))
         h, c = lstm_cell(gates, state.c)
-        return state._replace(h=h, c=c, position=state.position + 1)
+        return replace(state, h=h, c=c, position=state.position + 1)
 
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
         """Return logits [..., V] from the embedded word [..., E], `state.output`, and context.

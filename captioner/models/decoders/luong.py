@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,21 @@ from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
 from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import AttentionOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class LuongState(LSTMState):
+    """State of the hypotheses of each image.
+
+    Args:
+        attentional: h~ of the last word, [B, K, E].
+    """
+
+    attentional: Tensor
+
+    @property
+    def output(self) -> Tensor:
+        return self.attentional
 
 
 class LuongDecoder(LSTMDecoder):
@@ -42,16 +59,17 @@ class LuongDecoder(LSTMDecoder):
         self.attentional = nn.Linear(size, config.embed_dim, bias=False)
         self.input_feeding = config.input_feeding
 
-    def start(self, memory: Memory, beams: int = 1) -> LSTMState:
+    def start(self, memory: Memory, beams: int = 1) -> LuongState:
         state = super().start(memory, beams)
         shape = (*state.h.shape[:2], self.embedding.embedding_dim)
-        return state._replace(input_feeding=state.h.new_zeros(shape))
+        return LuongState(h=state.h, c=state.c, attentional=state.h.new_zeros(shape))
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[AttentionOutput, LSTMState]:
-        inputs = state.output if self.input_feeding else state.output[..., :0]
+        assert isinstance(state, LuongState)
+        inputs = state.attentional if self.input_feeding else state.attentional[..., :0]
         state = self.advance(word_gates, state, inputs)
         attended = self.attend(state.h, memory, state.position - 1)
         attentional = torch.tanh(self.attentional(torch.cat([attended.context, state.h], dim=-1)))
-        return attended, state._replace(input_feeding=attentional)
+        return attended, replace(state, attentional=attentional)

@@ -44,8 +44,8 @@ class MeanDecoder(LSTMDecoder):
     def start(self, memory: Memory, beams: int = 1) -> LSTMState:
         image = self.photo(memory.grid.features.mean(1, keepdim=True))  # [B, 1, E]
         zero = image.new_zeros(image.shape[0], 1, self.word_gates.out_features // 4)
-        state = self.advance(self.word_gates(image), LSTMState(zero, zero), zero[..., :0])
-        return LSTMState(state.h.expand(-1, beams, -1), state.c.expand(-1, beams, -1))
+        state = self.advance(self.word_gates(image), LSTMState(h=zero, c=zero), zero[..., :0])
+        return LSTMState(h=state.h.expand(-1, beams, -1), c=state.c.expand(-1, beams, -1))
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory

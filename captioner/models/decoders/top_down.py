@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,25 @@ from captioner.models.decoders.lstm import (
     lstm_cell,
 )
 from captioner.types import AttentionOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopDownState(LSTMState):
+    """State of the hypotheses of each image; h and c are those of the attention LSTM.
+
+    Args:
+        language_h: Hidden state of the language LSTM, [B, K, H].
+        language_c: Its cell state, [B, K, H].
+        mean_gates: Share of the mean annotation vector in the attention LSTM's gates, [B, K, 4H].
+    """
+
+    language_h: Tensor
+    language_c: Tensor
+    mean_gates: Tensor
+
+    @property
+    def output(self) -> Tensor:
+        return self.language_h
 
 
 class TopDownDecoder(LSTMDecoder):
@@ -51,24 +72,23 @@ class TopDownDecoder(LSTMDecoder):
         self.from_context = nn.Linear(feature_dim, embed_dim, bias=False)
         init_gates(self.language_gates.bias, self.language_gates.weight[:, -hidden_dim:])
 
-    def start(self, memory: Memory, beams: int = 1) -> LSTMState:
+    def start(self, memory: Memory, beams: int = 1) -> TopDownState:
         state = super().start(memory, beams)
         mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
-        return state._replace(
-            input_feeding=state.h,
-            second_c=state.c,
+        return TopDownState(
+            h=state.h,
+            c=state.c,
+            language_h=state.h,
+            language_c=state.c,
             mean_gates=self.mean_gates(mean).expand(-1, beams, -1),
         )
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[AttentionOutput, LSTMState]:
-        assert state.input_feeding is not None
-        assert state.second_c is not None
-        assert state.mean_gates is not None
-        language_h, language_c = state.input_feeding, state.second_c
-        state = self.advance(word_gates + state.mean_gates, state, language_h)
+        assert isinstance(state, TopDownState)
+        state = self.advance(word_gates + state.mean_gates, state, state.language_h)
         attended = self.attend(state.h, memory, state.position - 1)
-        inputs = torch.cat([attended.context, state.h, language_h], dim=-1)
-        language_h, language_c = lstm_cell(self.language_gates(inputs), language_c)
-        return attended, state._replace(input_feeding=language_h, second_c=language_c)
+        inputs = torch.cat([attended.context, state.h, state.language_h], dim=-1)
+        h, c = lstm_cell(self.language_gates(inputs), state.language_c)
+        return attended, replace(state, language_h=h, language_c=c)

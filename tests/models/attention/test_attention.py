@@ -11,16 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import (
-    AdditiveScore,
-    Attention,
-    Memory,
-    Select,
-    Window,
-)
+from captioner.models.attention.attention import Attention, Memory, Select
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
-from captioner.models.attention.scores import DotScore
-from captioner.models.attention.select import HardSelect
+from captioner.models.attention.scores import AdditiveScore, DotScore
+from captioner.models.attention.select import HardSelect, SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.mean import uniform_attention
 from captioner.types import Grid
 
@@ -35,7 +30,7 @@ def random_attention(seed: int = 0, window: nn.Module | None = None) -> tuple[At
     for parameter in score.parameters():
         nn.init.normal_(parameter)
     attention = Attention(
-        score, window or Window(AttentionConfig(), query_dim=H), Select(AttentionConfig())
+        score, window or GlobalWindow(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
     ).double()
     return attention, Grid(torch.randn(B, L, D, dtype=torch.double), ROWS, COLUMNS)
 
@@ -48,7 +43,7 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     torch.manual_seed(1)
     scores = 3 * torch.randn(B, K, L, dtype=torch.double)
     values = torch.randn(B, L, D, dtype=torch.double)
-    attended = Select(AttentionConfig())(scores, values)
+    attended = SoftSelect(AttentionConfig())(scores, values)
     for b in range(B):
         for k in range(K):
             expected = plain.softmax(scores[b, k].tolist())
@@ -68,7 +63,7 @@ def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None
     values = torch.randn(B, L, D, dtype=torch.double)
 
     def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attended = Select(AttentionConfig())(scores, values)
+        attended = SoftSelect(AttentionConfig())(scores, values)
         return attended.context, attended.weights, attended.entropy
 
     assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
@@ -77,7 +72,7 @@ def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
-    attended = Select(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
+    attended = SoftSelect(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
     assert attended.weights[0].tolist() == [
         [0, 1, 0],
         [pytest.approx(1 / 3)] * 3,
@@ -196,8 +191,8 @@ def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -
     torch.manual_seed(0)
     attention = MultiHeadAttention(
         DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=HD),
-        Window(AttentionConfig(), query_dim=H),
-        select or Select(AttentionConfig()),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        select or SoftSelect(AttentionConfig()),
         values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
     )
     for parameter in attention.parameters():
@@ -222,8 +217,8 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
     values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
     ours = MultiHeadAttention(
         score,
-        Window(AttentionConfig(), query_dim=H),
-        Select(AttentionConfig()),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
         values=values,
     ).double()
     assert isinstance(score.query, nn.Linear)
@@ -316,18 +311,18 @@ def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: in
     torch.manual_seed(1)
     grid, query = wide_grid(), random_query()
     memory = attention.train().prepare(grid)
-    assert memory.expected is not None
-    assert 0 < memory.expected.sum() < B, "both kinds of photo are needed here"
+    assert memory.use_expectation is not None
+    assert 0 < memory.use_expectation.sum() < B, "both kinds of photo are needed here"
     again = memory.select(torch.tensor([2, 2, 0, 1]))
-    assert again.expected is not None
-    assert again.expected.tolist() == memory.expected[[2, 2, 0, 1]].tolist()
+    assert again.use_expectation is not None
+    assert again.use_expectation.tolist() == memory.use_expectation[[2, 2, 0, 1]].tolist()
     attended = attention(query, memory, 0)
     expected = soft(query, soft.prepare(grid), 0)
     for b in range(B):
         same = torch.isclose(attended.context[b], expected.context[b]).all(-1)
-        assert same.tolist() == [bool(memory.expected[b])] * K
-        assert (attended.log_prob[b] == 0).tolist() == [bool(memory.expected[b])] * K
-    assert attention.eval().prepare(grid).expected is None
+        assert same.tolist() == [bool(memory.use_expectation[b])] * K
+        assert (attended.log_prob[b] == 0).tolist() == [bool(memory.use_expectation[b])] * K
+    assert attention.eval().prepare(grid).use_expectation is None
 
 
 def test_selected_photos_keep_their_projected_values() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Select
 from captioner.models.attention.mode import hard_attention_mode
-from captioner.models.attention.select import HardSelect
+from captioner.models.attention.select import HardSelect, SoftSelect
 
 B, K, L, D = 3, 2, 5, 4
 
@@ -46,7 +46,7 @@ def test_argmax_takes_the_likeliest_cell() -> None:
 def test_the_expectation_at_test_is_soft_attention() -> None:
     scores, values = random_scores()
     found = HardSelect(AttentionConfig(at_test="expectation")).eval()(scores, values)
-    expected = Select(AttentionConfig())(scores, values)
+    expected = SoftSelect(AttentionConfig())(scores, values)
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.cells is None
@@ -105,7 +105,7 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
 def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool) -> None:
     scores, values = random_scores(scale=1e5)
     hard = HardSelect(AttentionConfig(semi_sampling=0.0)).train(training)(scores, values)
-    soft = Select(AttentionConfig())(scores, values)
+    soft = SoftSelect(AttentionConfig())(scores, values)
     assert soft.weights.max(-1).values.min() == 1
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(hard, name), getattr(soft, name)), name
@@ -118,7 +118,7 @@ def test_photos_of_the_expectation_have_soft_attentions_context_and_no_log_proba
     scores, values = random_scores()
     expected = torch.tensor([True, False, True])
     attended = HardSelect(AttentionConfig()).train()(scores, values, expected)
-    soft = Select(AttentionConfig())(scores, values)
+    soft = SoftSelect(AttentionConfig())(scores, values)
     assert attended.cells is not None
     for b, k in product(range(B), range(K)):
         cell = int(attended.cells[b, k])
@@ -136,17 +136,23 @@ def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
     device = torch.device("cpu")
     for share in (0.5, 0.2):
         drawn = (
-            HardSelect(AttentionConfig(semi_sampling=share)).train().draw_expected(10_000, device)
+            HardSelect(AttentionConfig(semi_sampling=share))
+            .train()
+            .draw_expectation(10_000, device)
         )
         assert drawn is not None
         error = math.sqrt(share * (1 - share) / 10_000)
         assert abs(drawn.double().mean().item() - share) < 4 * error
-    always = HardSelect(AttentionConfig(semi_sampling=1.0)).train().draw_expected(100, device)
+    always = HardSelect(AttentionConfig(semi_sampling=1.0)).train().draw_expectation(100, device)
     assert always is not None
     assert always.all()
-    assert HardSelect(AttentionConfig(semi_sampling=0.0)).train().draw_expected(100, device) is None
-    assert HardSelect(AttentionConfig(semi_sampling=0.5)).eval().draw_expected(100, device) is None
-    assert Select(AttentionConfig()).train().draw_expected(100, device) is None
+    assert (
+        HardSelect(AttentionConfig(semi_sampling=0.0)).train().draw_expectation(100, device) is None
+    )
+    assert (
+        HardSelect(AttentionConfig(semi_sampling=0.5)).eval().draw_expectation(100, device) is None
+    )
+    assert SoftSelect(AttentionConfig()).train().draw_expectation(100, device) is None
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -171,7 +177,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
 def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() -> None:
     scores, values = random_scores()
     gradients = []
-    for select in (Select(AttentionConfig()), HardSelect(AttentionConfig()).train()):
+    for select in (SoftSelect(AttentionConfig()), HardSelect(AttentionConfig()).train()):
         given = scores.clone().requires_grad_()
         attended = select(given, values, torch.tensor([True, False, True]))
         (attended.context**2).sum().backward()
@@ -189,7 +195,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
 
 @pytest.mark.parametrize(
     "build",
-    [Select, HardSelect],
+    [SoftSelect, HardSelect],
 )
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
 def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -> None:

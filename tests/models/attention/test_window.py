@@ -12,14 +12,10 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import (
-    AdditiveScore,
-    Attention,
-    Select,
-    Window,
-)
-from captioner.models.attention.select import HardSelect
-from captioner.models.attention.windows import MonotonicWindow, PredictiveWindow
+from captioner.models.attention.attention import Attention, Select, Window
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import HardSelect, SoftSelect
+from captioner.models.attention.windows import GlobalWindow, MonotonicWindow, PredictiveWindow
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H = 3, 4, 4, 6, 5, 7
@@ -51,7 +47,7 @@ def attention(window: Window, select: Select | HardSelect | None = None) -> Atte
     score = AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D)
     for parameter in score.parameters():
         nn.init.normal_(parameter)
-    return Attention(score, window, select or Select(AttentionConfig())).double().eval()
+    return Attention(score, window, select or SoftSelect(AttentionConfig())).double().eval()
 
 
 def plain_centre(window: PredictiveWindow, query: Vector, rows: int, columns: int) -> Vector:
@@ -128,7 +124,7 @@ def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
 )
 def test_a_window_over_everything_is_the_global_one(window: Window) -> None:
     grid, query = random_grid(), random_query()
-    everywhere = attention(Window(AttentionConfig(), query_dim=H))
+    everywhere = attention(GlobalWindow(AttentionConfig(), query_dim=H))
     expected = everywhere(query, everywhere.prepare(grid), 0)
     module = attention(window)
     for position in (0, 2, 9):
@@ -247,4 +243,4 @@ def test_local_m_reads_several_words_at_once_as_it_does_one_by_one() -> None:
 
 
 def test_the_global_window_excludes_nothing() -> None:
-    assert Window(AttentionConfig(), query_dim=H)(random_query(), random_grid(), 0) is None
+    assert GlobalWindow(AttentionConfig(), query_dim=H)(random_query(), random_grid(), 0) is None

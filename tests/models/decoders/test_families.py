@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from forced import force_decode_one
 from torch import Tensor
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.generation import score, search
+from captioner.generation import SearchOptions, search
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder, pack_by_step
 from captioner.types import Grid
@@ -106,13 +107,13 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
         if kind != "mean":
             assert forced.maps[0].std(0).max() > 1e-6, case  # words attend to different places
 
-        found_greedily = search(decoder, grid, beam_size=1, max_words=3)
+        found_greedily = search(decoder, grid, SearchOptions(beam_size=1, max_words=3))
         assert found_greedily[1][0].tokens == greedy(decoder, photo_of(grid, 1), 3), case
         if score_name == "additive":
-            together = search(decoder, grid, beam_size=3, max_words=4)
-            (alone,) = search(decoder, photo_of(grid, 1), beam_size=3, max_words=4)
+            together = search(decoder, grid, SearchOptions(beam_size=3, max_words=4))
+            (alone,) = search(decoder, photo_of(grid, 1), SearchOptions(beam_size=3, max_words=4))
             assert [h.tokens for h in alone] == [h.tokens for h in together[1]], case
-            forced_score = score(decoder, photo_of(grid, 1), alone[0].tokens)[0]
+            forced_score = force_decode_one(decoder, photo_of(grid, 1), alone[0].tokens)
             assert forced_score.log_probs == pytest.approx(alone[0].log_probs, abs=1e-5), case
             assert forced_score.maps == pytest.approx(alone[0].maps, abs=1e-5), case
 

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
+from captioner.models.attention.attention import Attention
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.base import pack_by_step
 from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
@@ -28,8 +31,8 @@ def random_decoder(seed: int = 0, *, local: bool = False, **settings: Any) -> LS
     torch.manual_seed(seed)
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
-        Window(AttentionConfig(), query_dim=H),
-        Select(AttentionConfig()),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
         local=local,
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
@@ -358,7 +361,7 @@ def test_hypotheses_of_a_photo_are_written_as_each_would_be_alone() -> None:
 def test_reorder_takes_the_named_hypotheses_of_the_named_photos() -> None:
     h = torch.arange(3 * 2 * H, dtype=torch.double).reshape(3, 2, H)
     photos, beams = torch.tensor([2, 0]), torch.tensor([[1, 1], [0, 1]])
-    state = random_decoder().reorder(LSTMState(h, -h), photos, beams)
+    state = random_decoder().reorder(LSTMState(h=h, c=-h), photos, beams)
     assert torch.equal(state.h, torch.stack([h[2, [1, 1]], h[0, [0, 1]]]))
     assert torch.equal(state.c, -state.h)
 
@@ -369,8 +372,8 @@ def test_reorder_takes_the_named_hypotheses_of_the_named_photos() -> None:
 def fresh_decoder(**settings: Any) -> LSTMDecoder:
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D),
-        Window(AttentionConfig(), query_dim=H),
-        Select(AttentionConfig()),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **settings)
     return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)

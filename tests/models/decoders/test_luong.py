@@ -14,8 +14,10 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.models.attention.attention import Attention, Select, Window
+from captioner.models.attention.attention import Attention
 from captioner.models.attention.scores import GeneralScore
+from captioner.models.attention.select import SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.luong import LuongDecoder
 from captioner.types import AttentionOutput, Grid
 
@@ -28,8 +30,8 @@ def random_decoder(**settings: Any) -> LuongDecoder:
     torch.manual_seed(0)
     attention = Attention(
         GeneralScore(AttentionConfig(), query_dim=H, feature_dim=D),
-        Window(AttentionConfig(), query_dim=H),
-        Select(AttentionConfig()),
+        GlobalWindow(AttentionConfig(), query_dim=H),
+        SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})
     decoder = LuongDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
@@ -99,9 +101,8 @@ def test_steps_are_the_equations_in_a_plain_loop(
             expected[b][k] = step["state"]
             assert logits[b, k].tolist() == pytest.approx(step["logits"], abs=1e-10)
             assert attended.weights[b, k].tolist() == pytest.approx(step["map"], abs=1e-10)
-            assert state.input_feeding is not None
             for found, wanted in zip(
-                (state.h, state.c, state.input_feeding), step["state"], strict=True
+                (state.h, state.c, state.attentional), step["state"], strict=True
             ):
                 assert found[b, k].tolist() == pytest.approx(wanted, abs=1e-10)
             if attended.beta is None:
@@ -128,9 +129,8 @@ def test_only_input_feeding_lets_the_context_change_the_next_state(input_feeding
     decoder, grid = random_decoder(input_feeding=input_feeding), random_grid()
     memory = decoder.prepare(grid)
     _, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
-    assert state.input_feeding is not None
     _, _, seen = decoder.step(torch.tensor(STEPS[1]), state, memory)
-    other = state._replace(input_feeding=-state.input_feeding)
+    other = replace(state, attentional=-state.attentional)
     _, _, unseen = decoder.step(torch.tensor(STEPS[1]), other, memory)
     assert torch.equal(seen.h, unseen.h) != input_feeding
     width = decoder.state_gates.in_features
@@ -142,12 +142,10 @@ def test_reorder_takes_the_input_feeding_along() -> None:
     memory = decoder.prepare(grid)
     tokens = torch.tensor([[4, 5], [6, 7], [3, 8]])
     _, _, state = decoder.step(tokens, decoder.start(memory, 2), memory)
-    assert state.input_feeding is not None
     photos, beams = torch.tensor([2, 0]), torch.tensor([[1, 1], [0, 1]])
     chosen = decoder.reorder(state, photos, beams)
-    assert chosen.input_feeding is not None
     assert chosen.position == state.position == 1
-    for name in ("h", "c", "input_feeding"):
+    for name in ("h", "c", "attentional"):
         given = getattr(state, name)
         assert torch.equal(
             getattr(chosen, name), torch.stack([given[2, [1, 1]], given[0, [0, 1]]])
@@ -160,9 +158,8 @@ def test_embeddings_can_be_tied_to_the_attentional_vectors_layer() -> None:
     grid = random_grid()
     memory = decoder.prepare(grid)
     logits, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
-    assert state.input_feeding is not None
     torch.testing.assert_close(
-        logits, state.input_feeding @ decoder.embedding.weight.T + decoder.vocabulary.bias
+        logits, state.attentional @ decoder.embedding.weight.T + decoder.vocabulary.bias
     )
 
 

@@ -14,7 +14,10 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.models.attention.attention import AdditiveScore, Attention, Select, Window
+from captioner.models.attention.attention import Attention
+from captioner.models.attention.scores import AdditiveScore
+from captioner.models.attention.select import SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.top_down import TopDownDecoder
 from captioner.types import Grid
 
@@ -26,7 +29,9 @@ State = tuple[Vector, Vector, Vector, Vector]  # h and c of the attention LSTM, 
 def random_decoder(**settings: Any) -> TopDownDecoder:
     torch.manual_seed(0)
     score = AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D)
-    attention = Attention(score, Window(AttentionConfig(), query_dim=H), Select(AttentionConfig()))
+    attention = Attention(
+        score, GlobalWindow(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
+    )
     config = DecoderConfig(hidden_dim=H, embed_dim=E, **{"gate": "none", **settings})
     decoder = TopDownDecoder(config, lambda _=None: attention, vocabulary_size=V, feature_dim=D)
     for parameter in decoder.parameters():
@@ -97,9 +102,7 @@ def test_steps_are_the_equations_in_a_plain_loop(gate: Any, local: bool) -> None
             expected[b][k] = step["state"]
             assert logits[b, k].tolist() == pytest.approx(step["logits"], abs=1e-10)
             assert attended.weights[b, k].tolist() == pytest.approx(step["map"], abs=1e-10)
-            assert state.input_feeding is not None
-            assert state.second_c is not None
-            found = (state.h, state.c, state.input_feeding, state.second_c)
+            found = (state.h, state.c, state.language_h, state.language_c)
             for value, wanted in zip(found, step["state"], strict=True):
                 assert value[b, k].tolist() == pytest.approx(wanted, abs=1e-10)
 
@@ -123,7 +126,7 @@ def test_reorder_takes_both_lstms_along() -> None:
     photos, beams = torch.tensor([2, 0]), torch.tensor([[1, 1], [0, 1]])
     chosen = decoder.reorder(state, photos, beams)
     assert chosen.position == state.position == 1
-    for name in ("h", "c", "input_feeding", "second_c", "mean_gates"):
+    for name in ("h", "c", "language_h", "language_c", "mean_gates"):
         before, after = getattr(state, name), getattr(chosen, name)
         for row, (photo, beam) in enumerate([(2, 1), (2, 1), (0, 0), (0, 1)]):
             assert torch.equal(after.flatten(0, 1)[row], before[photo, beam]), name

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from forced import force_decode_one
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import ConfigError
-from captioner.generation import score, search
-from captioner.models.attention.attention import Select, Window
+from captioner.generation import SearchOptions, search
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
-from captioner.models.attention.select import HardSelect
+from captioner.models.attention.select import HardSelect, SoftSelect
+from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.base import pack_by_step
 from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
@@ -28,7 +29,7 @@ def random_decoder(
     *,
     layers: int = LAYERS,
     grid_heads: int = HEADS,
-    select: Any = lambda: Select(AttentionConfig()),
+    select: Any = lambda: SoftSelect(AttentionConfig()),
     **settings: Any,
 ) -> TransformerDecoder:
     """In float64, in eval mode, far from its first weights."""
@@ -39,7 +40,7 @@ def random_decoder(
             DotScore(
                 AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=D
             ),
-            Window(AttentionConfig(), query_dim=H),
+            GlobalWindow(AttentionConfig(), query_dim=H),
             select(),
             values=HeadValues(feature_dim=D, context_dim=H, heads=grid_heads),
         )
@@ -263,15 +264,15 @@ def test_sinusoidal_positions_are_the_papers_in_a_plain_loop(dim: int) -> None:
 def test_learned_positions_refuse_a_longer_text_in_one_sentence() -> None:
     decoder = random_decoder(positions="learned", max_positions=4)
     grid, tokens = random_grid(1), random_tokens(1)
-    score(decoder, grid, [4, 5, 6])  # four steps, the end among them
-    score(decoder, grid, [4, 5, 6, 7], max_words=4)
-    search(decoder, grid, beam_size=2, max_words=4)
+    force_decode_one(decoder, grid, [4, 5, 6])  # four steps, the end among them
+    force_decode_one(decoder, grid, [4, 5, 6, 7], max_words=4)
+    search(decoder, grid, SearchOptions(beam_size=2, max_words=4))
     with torch.no_grad():
         decoder.vocabulary.bias[2] = -torch.inf
     for too_long in (
         lambda: decoder(decoder.prepare(grid), tokens, torch.tensor([5])),
-        lambda: score(decoder, grid, [4, 5, 6, 7]),
-        lambda: search(decoder, grid, beam_size=2, max_words=5),
+        lambda: force_decode_one(decoder, grid, [4, 5, 6, 7]),
+        lambda: search(decoder, grid, SearchOptions(beam_size=2, max_words=5)),
     ):
         with pytest.raises(ConfigError) as caught:
             too_long()

@@ -1,0 +1,100 @@
+"""Settings of the search and of sampling: one object, made once from a model's and a user's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from captioner.config import DecodingConfig, HardAttentionMode, validate_section
+from captioner.config.fields import (
+    BeamSize,
+    CaptionLength,
+    LengthPenalty,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    UnitInterval,
+)
+from captioner.data.vocabulary import Vocabulary
+from captioner.errors import ConfigError
+
+StopRule: TypeAlias = Literal["first", "bound"]
+
+# A word does not come again right after these either: "a baby a baby".
+ARTICLES = ("a", "an", "the")
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How captions are written.
+
+    Attributes:
+        beam_size: K, unfinished captions kept; 1 is greedy search.
+        max_words: Words after which captions are cut off. A finished one has fewer.
+        min_words: Words before which no caption ends.
+        length_penalty: p: captions rank by log P(y) / |y| ** p, |y| counting the end token.
+        no_repeat_ngram: n: no sequence of n words comes twice in a caption; 0 allows all.
+        no_repeat_around: Phrases of word indices: the word before one does not come again right
+            after it. The empty phrase keeps a word from coming twice in a row.
+        stop: When the search ends: `first` or `bound`, see `captioner.generation.search`.
+        at_test: How hard attention chooses its cell; None is the model's way.
+        paths: With hard attention, also sample this many sequences of cells for the same words.
+        num_captions: Captions of each image, best first; a search finds up to `beam_size`.
+        sample: Draw captions from the model's distribution, word by word, instead of searching.
+            They come as drawn: some may be the same, and rules on repeated words do not apply.
+        temperature: When sampling, logits are divided by it; below 1 likely words become likelier.
+        top_k: When sampling, draw only from this many likeliest words.
+        top_p: When sampling, draw only from the fewest likeliest words whose probabilities sum to
+            this.
+        seed: Seed of all that is sampled, to draw the same again; None does not fix it.
+    """
+
+    beam_size: BeamSize = 5
+    max_words: CaptionLength = 30
+    min_words: NonNegativeInt = 0
+    length_penalty: LengthPenalty = 0.0
+    no_repeat_ngram: NonNegativeInt = 0
+    no_repeat_around: tuple[tuple[int, ...], ...] = ()
+    stop: StopRule = "first"
+    at_test: HardAttentionMode | None = None
+    paths: NonNegativeInt = 0
+    num_captions: BeamSize = 1
+    sample: bool = False
+    temperature: PositiveFloat = 1.0
+    top_k: PositiveInt | None = None
+    top_p: UnitInterval | None = None
+    seed: Seed | None = None
+
+    def __post_init__(self) -> None:
+        validate_section(self)
+        if self.min_words >= self.max_words:
+            raise ConfigError(
+                f"min_words: {self.min_words} is not below max_words {self.max_words}; use fewer, "
+                "or more max_words"
+            )
+        if self.top_p == 0:
+            raise ConfigError("top_p: 0 leaves no words to draw from; use a number above 0")
+
+    @classmethod
+    def from_config(
+        cls, decoding: DecodingConfig, vocabulary: Vocabulary, **given: Any
+    ) -> SearchOptions:
+        """Return a model's settings, replaced by those that are given and not None.
+
+        Raises:
+            ConfigError: A value cannot be used; names it and what is accepted.
+        """
+        phrases = vocabulary.encode_phrases(decoding.no_repeat_around)
+        if decoding.no_double_words and vocabulary.tokenizer.name == "words":
+            phrases += [[], *vocabulary.encode_phrases(ARTICLES)]
+        options = cls(
+            beam_size=decoding.beam_size,
+            max_words=decoding.max_words,
+            min_words=decoding.min_words,
+            length_penalty=decoding.length_penalty,
+            no_repeat_ngram=decoding.no_repeat_ngram,
+            no_repeat_around=tuple(map(tuple, phrases)),
+            stop=decoding.stop,
+        )
+        return replace(options, **{name: x for name, x in given.items() if x is not None})
