@@ -26,7 +26,6 @@ KINDS = [
     {"decoder__kind": "top_down"},
     {"decoder__kind": "transformer"},
     {"encoder__trainable_from": "layer4", "encoder__self_attention_layers": 1},
-    {"loss__visual_concepts": 0.5, "loss__consensus": 0.5},
 ]
 
 

@@ -15,12 +15,14 @@ from jsonargparse import ArgumentParser, Namespace
 from captioner.cli import INTERRUPTED, end_at_next_interrupt, parsing, run_command, show
 from captioner.cli.suggestions import unknown_options
 from captioner.config import (
+    REMOVED,
     Config,
     instantiate,
     parser_for,
     read_recipe,
     set_defaults,
     shipped_recipes,
+    warn_of_removed,
     with_source_roots,
 )
 from captioner.errors import CaptionerError, ConfigError
@@ -174,8 +176,13 @@ def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]],
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         parser.add_argument(name, dest=name, action="append", default=[])
+    for key in REMOVED:  # options of earlier versions
+        parser.add_argument(f"--{key}", dest=key)
     try:
         found, others = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
+    for key in REMOVED:
+        if getattr(found, key) is not None:
+            warn_of_removed(key)
     return [getattr(found, name) for name in names], others

@@ -4,6 +4,7 @@ Importing this package imports no torch.
 """
 
 from captioner.config.files import (
+    REMOVED,
     from_yaml,
     instantiate,
     parser_for,
@@ -11,6 +12,7 @@ from captioner.config.files import (
     set_defaults,
     shipped_recipes,
     to_yaml,
+    warn_of_removed,
 )
 from captioner.config.settings import (
     AttentionConfig,
@@ -29,7 +31,6 @@ from captioner.config.settings import (
     ResizeMode,
     SelfCriticalConfig,
     SourceConfig,
-    TextConfig,
     TrainConfig,
 )
 from captioner.config.sources import data_sources, with_source_roots
@@ -41,6 +42,7 @@ from captioner.config.validation import (
 )
 
 __all__ = [
+    "REMOVED",
     "AttentionConfig",
     "Config",
     "DataConfig",
@@ -57,7 +59,6 @@ __all__ = [
     "ResizeMode",
     "SelfCriticalConfig",
     "SourceConfig",
-    "TextConfig",
     "TrainConfig",
     "data_sources",
     "from_yaml",
@@ -71,5 +72,6 @@ __all__ = [
     "unused_settings",
     "validate",
     "validate_section",
+    "warn_of_removed",
     "with_source_roots",
 ]

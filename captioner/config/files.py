@@ -28,6 +28,13 @@ Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
 # Settings of earlier versions with the values that did nothing, which run folders may hold.
 REMOVED: dict[str, Any] = {
     "data.check_photos": "sample",
+    "data.sources.style": None,
+    "loss.consensus": 0.0,
+    "loss.visual_concepts": 0.0,
+    "text.file": None,
+    "text.batch_size": 80,
+    "text.cells": 12,
+    "text.weight": 1.0,
 }
 _NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -181,15 +188,23 @@ def _sections_of(config_class: type[ModelConfig], document: Any) -> Sections:
         raise ConfigError(f"the settings are no sections; use {', '.join(accepted)}")
     sections: Sections = {}
     for section, settings in document.items():
+        if isinstance(settings, dict):
+            settings = _without_removed(settings, f"{section}.")
+            if section == "text" and not settings:  # all of its settings are gone
+                continue
         if section not in accepted:
             raise ConfigError(f"{section}: no such section; use one of {', '.join(accepted)}")
         settings = {} if settings is None else settings
         if not isinstance(settings, dict):
             raise ConfigError(f"{section}: holds no settings; write one 'key: value' a line")
-        settings = _without_removed(settings, f"{section}.")
         _check_keys(accepted[section], settings, f"{section}.")
         if section == "data" and isinstance(settings.get("sources"), list):
-            for position, source in enumerate(settings["sources"], start=1):
+            sources = [
+                _without_removed(source, "data.sources.") if isinstance(source, dict) else source
+                for source in settings["sources"]
+            ]
+            settings = {**settings, "sources": sources}
+            for position, source in enumerate(sources, start=1):
                 if not isinstance(source, dict):
                     raise ConfigError(
                         f"data.sources: the {position}. entry holds no settings; use "
@@ -204,8 +219,13 @@ def _without_removed(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Return settings without those of earlier versions; warn of one that did something."""
     for key in settings:
         if prefix + key in REMOVED and settings[key] != REMOVED[prefix + key]:
-            logger.warning(f"{prefix}{key}: this setting is gone and does nothing; remove it")
+            warn_of_removed(prefix + key)
     return {key: value for key, value in settings.items() if prefix + key not in REMOVED}
+
+
+def warn_of_removed(key: str) -> None:
+    """Say that a setting of earlier versions does nothing."""
+    logger.warning(f"{key}: this setting is gone and does nothing; remove it")
 
 
 def _check_keys(section: type, settings: dict[str, Any], prefix: str) -> None:

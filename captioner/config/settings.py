@@ -57,8 +57,6 @@ class SourceConfig:
             epoch, 2 shows each twice.
         loss_weight: Factor on the cross-entropy of its captions; the other terms of the loss are
             the same for all sources.
-        style: Name of a learned style of its captions; null is the style that captions are
-            written in at inference.
     """
 
     name: str = ""
@@ -70,7 +68,6 @@ class SourceConfig:
     val_split: str | None = "val"
     weight: PositiveFloat = 1.0
     loss_weight: NonNegativeFloat = 1.0
-    style: str | None = None
 
 
 @dataclass(frozen=True)
@@ -324,10 +321,6 @@ class LossConfig:
     Args:
         doubly_stochastic: lambda of equation 14, for the penalty summed over the cells.
         label_smoothing: Share of the target's probability spread over all words.
-        consensus: How far captions that agree with the image's others weigh more, from 0 (all
-            weigh alike) to 1 (by their CIDEr-D; Phan et al., 2017).
-        visual_concepts: Weight of also predicting from the cells which words an image's captions
-            hold (Fang et al., 2015).
         teachers: Models (folders or a bundled one's name, as [soft]) whose word probabilities are
             learnt in addition to the captions, their mean where there are several (Hinton et al.,
             2015).
@@ -346,34 +339,11 @@ class LossConfig:
 
     doubly_stochastic: NonNegativeFloat = 1.0
     label_smoothing: BelowOne = 0.0
-    consensus: UnitInterval = 0.0
-    visual_concepts: NonNegativeFloat = 0.0
     teachers: tuple[str, ...] = ()
     distillation: UnitInterval = 0.5
     attention_distillation: NonNegativeFloat = 0.0
     attention_effect: NonNegativeFloat = 0.0
     attention_effect_weight: NonNegativeFloat = 1.0
-
-
-@dataclass(frozen=True)
-class TextConfig:
-    """Captions without images, from which the decoder learns in addition to those of the data.
-
-    Such a caption is predicted from a grid whose cells are words of other captions of its image,
-    so at least two of each image are needed. Vocabulary and encoder are not changed by them.
-
-    Args:
-        file: Lines of image id, a tab and a caption, as Flickr30k's; null trains without. Captions
-            that the validation images have too are left out; leave out those of your test images.
-        batch_size: Such captions in a step.
-        cells: Words that each is predicted from.
-        weight: Weight of their cross-entropy.
-    """
-
-    file: str | None = None
-    batch_size: PositiveInt = 80
-    cells: PositiveInt = 12
-    weight: NonNegativeFloat = 1.0
 
 
 @dataclass(frozen=True)
@@ -529,7 +499,6 @@ class Config(ModelConfig):
 
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
-    text: TextConfig = field(default_factory=TextConfig)
     hard: HardConfig = field(default_factory=HardConfig)
     self_critical: SelfCriticalConfig = field(default_factory=SelfCriticalConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -13,7 +13,6 @@ from captioner.config.settings import (
     ModelConfig,
     OptimConfig,
     SourceConfig,
-    TextConfig,
 )
 from captioner.config.sources import check_sources
 from captioner.errors import ConfigError
@@ -107,11 +106,6 @@ def _validate_training(config: Config) -> None:
                 f"loss.teachers: {name} is in this run's folder, and would change while it "
                 "teaches; copy it, or name another train.output"
             )
-    if config.text.file is not None and config.attention.score == "location":
-        raise ConfigError(
-            "text.file: the score location needs grids of one size, and a text's words are "
-            "another grid; use another attention.score, or null"
-        )
     if config.self_critical.samples:
         _validate_self_critical(config)
 
@@ -124,9 +118,6 @@ def _validate_self_critical(config: Config) -> None:
             "self_critical.baseline for 1"
         )
     additional = {
-        "text.file": config.text.file,
-        "loss.visual_concepts": config.loss.visual_concepts,
-        "loss.consensus": config.loss.consensus,
         "loss.teachers": config.loss.teachers,
         "loss.attention_effect": config.loss.attention_effect,
     }
@@ -164,21 +155,12 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
                 sentences.append(
                     f"data.{key}: does nothing, because each of data.sources has its own; remove it"
                 )
-    if config.text.file is None and config.text != TextConfig():
-        sentences.append(
-            "text: nothing is read; name a file of captions without photos in text.file"
-        )
     if config.loss.attention_distillation and not config.loss.teachers:
         sentences.append(
             "loss.attention_distillation: there is nothing to learn from; name loss.teachers"
         )
     if config.loss.attention_effect and config.decoder.kind == "mean":
         sentences.append("loss.attention_effect: the decoder mean has no attention; use 0")
-    if config.self_critical.samples and any(s.style for s in data.sources or ()):
-        sentences.append(
-            "data.sources: style does nothing where the captions are the model's own "
-            "(self_critical.samples); use null"
-        )
     if not optim.name.startswith("rmsprop"):
         sentences += [
             f"optim.{key}: is of rmsprop, not of {optim.name}; remove it"

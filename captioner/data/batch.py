@@ -36,7 +36,6 @@ class Batch:
             the whole batch.
         captions: Number of captions, likewise.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
-        styles: int64 [N], style of each caption, 0 is the plain one; None if all are plain.
         seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
         image_seeds: int64 [B], seeds of random draws for the images.
         seed: Seed of dropout, a function of (seed, epoch, entries).
@@ -52,7 +51,6 @@ class Batch:
     words: float
     captions: float
     weights: Tensor | None = None
-    styles: Tensor | None = None
     seeds: Tensor | None = None
     image_seeds: Tensor | None = None
     seed: int = 0

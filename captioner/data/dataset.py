@@ -17,7 +17,7 @@ from captioner.data.feature_cache import FeatureCache, FeatureCrop
 from captioner.data.loading import load_items
 from captioner.data.tars import TarMember, read_members
 from captioner.data.transforms import ImageTransform, open_image
-from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.runtime.draws import child_seeds, seed_of
 
@@ -40,14 +40,6 @@ class EncodedCaptions:
 
     def __len__(self) -> int:
         return len(self.targets)
-
-    def words_of_images(self, count: int) -> list[np.ndarray]:
-        """Return for each of `count` images the known words of its captions, each once, sorted."""
-        words: list[set[int]] = [set() for _ in range(count)]
-        for image, target in zip(self.image_of.tolist(), self.targets, strict=True):
-            words[image].update(target.tolist())
-        special = range(len(SPECIAL_TOKENS))
-        return [np.array(sorted(known.difference(special)), dtype=np.int64) for known in words]
 
 
 def encode_captions(
@@ -78,7 +70,6 @@ class CaptionDataset(Dataset[Batch]):
 
     Args:
         weights: float32 [C], weights of the captions in the loss; None weighs all alike.
-        styles: int64 [C], styles of the captions; None if all are plain (0).
     """
 
     def __init__(
@@ -89,7 +80,6 @@ class CaptionDataset(Dataset[Batch]):
         *,
         seed: int,
         weights: np.ndarray | None = None,
-        styles: np.ndarray | None = None,
         cache: FeatureCache | None = None,
         cache_crop: FeatureCrop | None = None,
     ) -> None:
@@ -98,7 +88,6 @@ class CaptionDataset(Dataset[Batch]):
         self.transform = transform
         self.seed = seed
         self.weights = weights
-        self.styles = styles
         self.cache = cache
         self.cache_crop = cache_crop
 
@@ -141,7 +130,6 @@ class CaptionDataset(Dataset[Batch]):
             words=float(lengths.sum()),
             captions=float(len(lengths)),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
-            styles=None if self.styles is None else torch.from_numpy(self.styles[chosen]),
             seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self))),
             image_seeds=child_seeds(seed + 1, torch.tensor(list(inputs), dtype=torch.long)),
             seed=seed_of(self.seed, epoch, first + 1),

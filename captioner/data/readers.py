@@ -129,34 +129,13 @@ class SourceImages:
         """For each source, the number of times that an epoch shows each of its images."""
         return [source.weight for source in self.sources]
 
-    @property
-    def styles(self) -> list[str]:
-        """Names of the learned styles; captions of `styles[i]` have the style i + 1."""
-        names = (source.style for source in self.sources if source.train_split is not None)
-        return list(dict.fromkeys(name for name in names if name is not None))
-
-    def styles_of(self, captions: EncodedCaptions) -> np.ndarray | None:
-        """Return int64 [C], the style of each training caption; None if all are plain."""
-        if not self.styles:
-            return None
-        numbers = {name: number for number, name in enumerate(self.styles, start=1)}
-        by_source = np.array([numbers.get(source.style or "", 0) for source in self.sources])
-        styles: np.ndarray = by_source[self.source_of[captions.image_of]]
-        return styles
-
-    def loss_weights(
-        self, captions: EncodedCaptions, caption_weights: np.ndarray | None = None
-    ) -> np.ndarray | None:
-        """Return float32 [C], the weights of the training captions in the loss.
-
-        Args:
-            caption_weights: float32 [C], weights within the sources; None weighs all alike.
-        """
+    def loss_weights(self, captions: EncodedCaptions) -> np.ndarray | None:
+        """Return float32 [C], the weights of the captions in the loss; None weighs all alike."""
         by_source = np.array([source.loss_weight for source in self.sources], dtype=np.float32)
         if (by_source == 1).all():
-            return caption_weights
+            return None
         weights: np.ndarray = by_source[self.source_of[captions.image_of]]
-        return weights if caption_weights is None else weights * caption_weights
+        return weights
 
 
 def read_sources(

@@ -54,16 +54,6 @@ class CiderD:
             result[rows] = self._pairwise([captions[row] for row in rows], image).mean(1)
         return result
 
-    def agreement(self, image: int) -> np.ndarray:
-        """Return CIDEr-D, from 0 to 10, of each reference of an image against its others.
-
-        Zeros where there are no others.
-        """
-        references = self.references[image]
-        each = self._pairwise(references, image)
-        np.fill_diagonal(each, 0.0)
-        return each.sum(1) / max(1, len(references) - 1)
-
     def _pairwise(self, captions: Sequence[Sequence[str]], image: int) -> np.ndarray:
         """Return CIDEr-D [captions, references] of captions against each reference of an image."""
         references = self.references[image]

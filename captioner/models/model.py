@@ -130,16 +130,15 @@ class CaptionModel(nn.Module):
         image_index: Tensor,
         tokens: Tensor,
         lengths: Tensor,
-        style: Tensor | None = None,
         seeds: Tensor | None = None,
     ) -> TeacherForcingOutput:
         """Predict all words of given captions (teacher forcing).
 
         Args:
             image_index: [N], the image of each caption.
-            tokens, lengths, style: As in `Decoder.forward`.
+            tokens, lengths: As in `Decoder.forward`.
             seeds: int64 [N], of the cells that hard attention draws for each caption in training;
                 None draws from PyTorch's own generator.
         """
         memory = self.decoder.prepare(grid).select(image_index, seeds)
-        return self.decoder(memory, tokens, lengths, style)
+        return self.decoder(memory, tokens, lengths)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
-
 from captioner.config import Config, LossConfig
 from captioner.data.batch import Batch
 from captioner.models.model import CaptionModel
@@ -14,7 +12,6 @@ from captioner.training.distillation import Teachers, load_teachers
 from captioner.training.losses import attention_statistics, caption_losses
 from captioner.training.reinforce import Reinforce, build_reinforce, repeat_captions
 from captioner.training.task import LossOutput, TaskData, TrainingTask
-from captioner.training.word_concepts import WordConcepts, build_word_concepts
 
 
 class CrossEntropyTask(TrainingTask):
@@ -23,9 +20,6 @@ class CrossEntropyTask(TrainingTask):
     Args:
         reinforce: Terms of equation 12 that train hard attention; None for soft attention.
         teachers: Trained models whose word probabilities are learned in addition.
-        word_concepts: Loss that ties words to cells and learns from text alone, or None.
-        styles: Styles of captions in addition to the plain one, which inference uses; each gets a
-            learned embedding that is added to the start token's.
     """
 
     def __init__(
@@ -35,20 +29,11 @@ class CrossEntropyTask(TrainingTask):
         *,
         reinforce: Reinforce | None = None,
         teachers: Teachers | None = None,
-        word_concepts: WordConcepts | None = None,
-        styles: int = 0,
     ) -> None:
         super().__init__(model)
         self.loss = loss
         self.reinforce = reinforce
         self.teachers = teachers
-        self.word_concepts = word_concepts
-        self.styles: nn.Embedding | None = None
-        if styles:
-            self.styles = nn.Embedding(
-                1 + styles, model.decoder.embedding.embedding_dim, padding_idx=0
-            )
-            nn.init.zeros_(self.styles.weight)
 
     @classmethod
     def is_asked_for(cls, config: Config) -> bool:
@@ -63,8 +48,6 @@ class CrossEntropyTask(TrainingTask):
             config.loss,
             reinforce=build_reinforce(config) if hard else None,
             teachers=load_teachers(data) if teachers else None,
-            word_concepts=build_word_concepts(data),
-            styles=len(data.images.styles),
         )
 
     def forward(self, batch: Batch) -> LossOutput:
@@ -74,17 +57,17 @@ class CrossEntropyTask(TrainingTask):
             samples = self.reinforce.samples
             repeated = repeat_captions(batch, samples)
         if not len(batch):  # other processes have captions
-            return self._without_captions(repeated)
+            zero = self.zero_loss()
+            if self.reinforce is not None:
+                self.reinforce.baseline.observe(zero.detach(), repeated.words)
+            return LossOutput(zero, {"total": zero.detach()})
         grid, seeds = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen), None
         if self.reinforce is not None:
             grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
         taught = None if self.teachers is None else self.teachers(batch).repeated(samples)
-        style = None
-        if self.styles is not None and repeated.styles is not None:
-            style = self.styles(repeated.styles)
         targets, lengths = repeated.targets, repeated.lengths
         words, captions = repeated.words, repeated.captions
-        given = (repeated.image_index, repeated.tokens, lengths, style)
+        given = (repeated.image_index, repeated.tokens, lengths)
         output = self.model(grid, *given, seeds)
         metrics = caption_losses(
             output,
@@ -107,18 +90,4 @@ class CrossEntropyTask(TrainingTask):
             )
             total = total + self.loss.attention_effect_weight * effect_loss
             metrics |= effect_metrics
-        if self.word_concepts is not None:
-            concepts_loss, concepts_metrics = self.word_concepts(self.model, grid, batch)
-            total = total + concepts_loss
-            metrics |= concepts_metrics
-        return LossOutput(total, {**metrics, "total": total.detach()})
-
-    def _without_captions(self, batch: Batch) -> LossOutput:
-        """Return the loss of a process without a caption of the batch, in step with the others."""
-        total, metrics = self.zero_loss(), {}
-        if self.reinforce is not None:
-            self.reinforce.baseline.observe(total.detach(), batch.words)
-        if self.word_concepts is not None:
-            concepts_loss, metrics = self.word_concepts(self.model, None, batch)
-            total = total + concepts_loss
         return LossOutput(total, {**metrics, "total": total.detach()})

@@ -222,7 +222,7 @@ def repeat_captions(batch: Batch, times: int) -> Batch:
     """
     if times == 1:
         return batch
-    captions = ("image_index", "targets", "lengths", "weights", "styles")
+    captions = ("image_index", "targets", "lengths", "weights")
     values = {name: getattr(batch, name) for name in captions}
     repeated: dict[str, Any] = {
         name: value.repeat_interleave(times, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from captioner.config import Config
 from captioner.data.batch import Batch
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.captioned import CaptionedImage
+from captioner.data.tokenizer import Tokenizer
+from captioner.data.vocabulary import END, Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
 from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step
@@ -20,10 +23,16 @@ from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import draw_words
-from captioner.training.caption_consensus import caption_reward
 from captioner.training.losses import attention_statistics
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.types import Grid
+
+
+def caption_reward(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> CiderD:
+    """Return CIDEr-D against the images' captions, the end of each being a token of it."""
+    return CiderD(
+        [[[*tokenizer.split(caption), END] for caption in image.captions] for image in images]
+    )
 
 
 class SelfCriticalTask(TrainingTask):
@@ -163,5 +172,4 @@ class SelfCriticalTask(TrainingTask):
             targets=targets,
             lengths=falling,
             weights=advantage.flatten()[order],
-            styles=None,
         )

@@ -31,7 +31,6 @@ from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
 from captioner.runtime.distributed import rank
-from captioner.training.caption_consensus import consensus_weights
 from captioner.training.task import TaskData, TrainingTask
 
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
@@ -93,8 +92,7 @@ def prepare(
     for sentence in unused_settings(config, captions=len(captions)):
         _warn(sentence)
     kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
-    parts = TaskData(config, model, vocabulary, images, captions, validation, device)
-    task = kind.from_data(parts).to(device)
+    task = kind.from_data(TaskData(config, model, vocabulary, images, device)).to(device)
 
     data = config.data
     augmentation = Augmentation(data.flip, data.min_area, data.colour)
@@ -106,19 +104,13 @@ def prepare(
         cache = _cache(
             config, model, device, images.training, train_transform, views=data.cache_views
         )
-    caption_weights = None
-    if config.loss.consensus and not config.self_critical.samples:
-        caption_weights = consensus_weights(
-            images.training, captions, vocabulary.tokenizer, config.loss.consensus
-        )
     crop = FeatureCrop(data.cache_min_area, data.flip) if data.cache_min_area < 1 else None
     dataset = CaptionDataset(
         images.training,
         captions,
         train_transform,
         seed=config.train.seed,
-        weights=images.loss_weights(captions, caption_weights),
-        styles=images.styles_of(captions),
+        weights=images.loss_weights(captions),
         cache=cache,
         cache_crop=crop,
     )

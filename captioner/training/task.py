@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor, nn
 
 from captioner.config import Config
 from captioner.data.batch import Batch
-from captioner.data.captioned import CaptionedImage
-from captioner.data.dataset import EncodedCaptions
 from captioner.data.readers import SourceImages
 from captioner.data.vocabulary import Vocabulary
 from captioner.models.model import CaptionModel
@@ -39,17 +36,14 @@ class TaskData:
     model: CaptionModel
     vocabulary: Vocabulary
     images: SourceImages
-    captions: EncodedCaptions
-    validation: Sequence[CaptionedImage]
     device: torch.device
 
 
 class TrainingTask(nn.Module, ABC):
     """Owns the model and everything else that training learns or remembers.
 
-    All trainable parameters are parameters of the task (the model's, a learned baseline's, style
-    embeddings ...), so that `DistributedDataParallel(task)` synchronises them and `state_dict()`
-    holds all of them.
+    All trainable parameters are parameters of the task (the model's, a learned baseline's), so that
+    `DistributedDataParallel(task)` synchronises them and `state_dict()` holds all of them.
     """
 
     def __init__(self, model: CaptionModel) -> None:

@@ -1,10 +1,9 @@
-"""Training on several data sets at once: reading, weights, styles, and the order of an epoch."""
+"""Training on several data sets at once: reading, weights, and the order of an epoch."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from captioner.data.dataset import (
 from captioner.data.readers import (
     SourceImages,
     captions_digest,
-    content_digest,
-    files_digest,
     read_sources,
 )
 from captioner.data.transforms import Augmentation, ImageTransform
@@ -44,7 +41,7 @@ def table(folder: Path, **sizes: int) -> str:
 def two(tmp_path: Path) -> list[SourceConfig]:
     return [
         SourceConfig("first", "table", table(tmp_path / "a", train=6), loss_weight=0.5),
-        SourceConfig("second", "table", table(tmp_path / "b", train=4), weight=2.0, style="short"),
+        SourceConfig("second", "table", table(tmp_path / "b", train=4), weight=2.0),
     ]
 
 
@@ -97,58 +94,40 @@ def test_a_source_may_be_for_training_or_validation_alone(tmp_path: Path) -> Non
     data = read_sources(
         [
             SourceConfig("trained", "table", root, val_split=None),
-            SourceConfig("validated", "table", root, train_split=None, style="unused"),
+            SourceConfig("validated", "table", root, train_split=None),
         ],
         max_validation_images=2,
     )
     assert {image.source for image in data.training} == {0}
     assert [(name, len(images)) for name, images in data.validation] == [("validated", 2)]
-    assert data.styles == []
 
 
-def test_styles_and_loss_weights_are_per_caption(two: list[SourceConfig]) -> None:
+def test_loss_weights_are_per_caption(two: list[SourceConfig]) -> None:
     data = read_sources(two)
     captions = encode_captions(data.training, VOCABULARY)
-    assert data.styles == ["short"]
-    assert data.styles_of(captions).tolist() == [0] * 12 + [1] * 8
     weights = data.loss_weights(captions)
     assert weights.tolist() == [0.5] * 12 + [1.0] * 8
     assert weights.dtype == np.float32
-    agreement = np.linspace(0, 2, 20, dtype=np.float32)
-    np.testing.assert_array_equal(data.loss_weights(captions, agreement), weights * agreement)
     dataset = CaptionDataset(
         data.training,
         captions,
         ImageTransform(height_px=16, width_px=16),
         seed=1,
         weights=weights,
-        styles=data.styles_of(captions),
     )
     batch = dataset[0, [0, 1, 18, 19]]
     sources = data.source_of[batch.images.numpy()][batch.image_index.numpy()]
     assert sorted(sources.tolist()) == [0, 0, 1, 1]
-    assert batch.styles.tolist() == sources.tolist()
     assert batch.weights.tolist() == np.where(sources == 0, 0.5, 1.0).tolist()
     repeated = repeat_captions(batch, 3)
-    assert repeated.styles.tolist() == np.repeat(batch.styles.numpy(), 3).tolist()
     assert torch.equal(repeated.tokens[::3], batch.tokens)
     assert repeated.inputs is batch.inputs
 
 
-def test_a_style_of_validation_images_is_none_of_training(two: list[SourceConfig]) -> None:
-    validated = replace(two[0], name="other", train_split=None, style="unheard of")
-    data = read_sources([*two, validated])
-    captions = encode_captions(data.training, VOCABULARY)
-    assert data.styles_of(captions).tolist() == [0] * 12 + [1] * 8
-
-
-def test_one_plain_source_has_neither_styles_nor_weights(tmp_path: Path) -> None:
+def test_one_source_has_no_weights(tmp_path: Path) -> None:
     data = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))])
     captions = encode_captions(data.training, VOCABULARY)
-    assert data.styles_of(captions) is None
     assert data.loss_weights(captions) is None
-    agreement = np.ones(len(captions), dtype=np.float32)
-    assert data.loss_weights(captions, agreement) is agreement
 
 
 def test_a_source_without_captions_and_missing_files_are_reported(tmp_path: Path) -> None:
@@ -328,40 +307,6 @@ def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
     changed.write_text(changed.read_text().replace("a disc", "a disk"))
     data = read_sources([SourceConfig("only", "table", str(tmp_path / "b"))])
     assert captions_digest(data.training) != digest("a")
-
-
-@pytest.mark.parametrize("content", [False, True])
-def test_the_digest_of_files_follows_other_pixels(tmp_path: Path, content: bool) -> None:
-    import os
-
-    digest = content_digest if content else files_digest
-    images = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))]).training
-    before = digest(images)
-    assert digest(images) == before
-    status = images[3].path.stat()
-    os.utime(images[3].path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
-    assert (digest(images) == before) is content
-    images[3].path.write_bytes(images[2].path.read_bytes())
-    changed = digest(images)
-    assert changed != before
-    images[3].path.unlink()
-    assert digest(images) not in (before, changed)
-
-
-def test_of_many_bytes_those_of_some_files_are_taken_and_all_sizes(tmp_path: Path) -> None:
-    images = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))]).training
-    half = sum(image.path.stat().st_size for image in images) // 2
-    before = content_digest(images, max_bytes=half)
-    changed = set()
-    for number, image in enumerate(images):
-        content = bytearray(image.path.read_bytes())
-        image.path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-        if content_digest(images, max_bytes=half) != before:
-            changed.add(number)
-        image.path.write_bytes(content)
-    assert len(images) / 3 <= len(changed) <= len(images) / 2 + 1
-    images[1].path.write_bytes(images[1].path.read_bytes() + b"\0")
-    assert content_digest(images, max_bytes=half) != before
 
 
 def test_rows_of_a_misspelt_split_are_reported(tmp_path: Path) -> None:

@@ -43,29 +43,6 @@ def test_it_is_coco_captions_cider(seed: int) -> None:
     assert own.std() > 0.1
 
 
-def test_agreement_is_a_reference_s_score_against_the_photo_s_others() -> None:
-    """coco-caption's with the documents of all references, by means over single references."""
-    references, _ = made_up(4)
-    reward = CiderD(references)
-    for photo, own in enumerate(references):
-        expected = []
-        for index, caption in enumerate(own):
-            others = [
-                CiderD.scores(_with_frequencies(reward, [[other]]), [0], [caption])[0]
-                for at, other in enumerate(own)
-                if at != index
-            ]
-            expected.append(np.mean(others) if others else 0.0)
-        np.testing.assert_allclose(reward.agreement(photo), expected, atol=1e-12)
-
-
-def _with_frequencies(of: CiderD, references: list[list[list[str]]]) -> CiderD:
-    """Other references with the document frequencies of `of`."""
-    other = CiderD(references)
-    other.frequency, other.log_images = of.frequency, of.log_images
-    return other
-
-
 def test_several_captions_of_a_photo_in_any_order_are_scored_as_alone() -> None:
     references, captions = made_up(7)
     reward = CiderD(references)

@@ -53,8 +53,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "self_critical__baseline": "greedy",
         "data__batch_size": 2,  # fewer photos than processes now and then
     },
-    "concepts": {"loss__visual_concepts": 0.5, "text__batch_size": 1, "text__cells": 4},
-    "hard concepts": {**HARD, "text__batch_size": 3, "text__cells": 4},
     "sources": {},
     "self-critical sources": {"self_critical__samples": 2},
     "taught": {"loss__distillation": 0.5, "loss__attention_distillation": 0.5},
@@ -63,11 +61,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=13)
-    lines = [f"{i}#{n}\ta {c} square on a {g} field" for i, c in enumerate(("red", "blue", "green"))
-             for n, g in enumerate(("red", "green", "blue"))]  # fmt: skip
-    (folder / "texts.tsv").write_text("\n".join(lines))
-    return folder
+    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=13)
 
 
 def free_port() -> int:
@@ -113,14 +107,12 @@ def losses(run: Path, kind: str = "train") -> list[dict[str, float]]:
 
 def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
     changes = {**STILL, **RECIPES[name]}
-    if "concepts" in name:
-        changes["text__file"] = str(table / "texts.tsv")
     if name == "taught":
         changes |= {"loss__teachers": [str(teacher)], "train__start_from": str(teacher)}
     if "sources" in name:
         one = {"format": "table", "root": str(table), "name": "one", "loss_weight": 0.25}
-        two = {**one, "name": "two", "loss_weight": 2.0, "weight": 0.5, "style": "other"}
-        changes["data__sources"] = [one, {**two, "style": None} if "critical" in name else two]
+        two = {**one, "name": "two", "loss_weight": 2.0, "weight": 0.5}
+        changes["data__sources"] = [one, two]
     return changes
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig, TextConfig
+from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig
 from captioner.models.backbones.backbone import Backbone, Preprocessing
 from captioner.models.build import build_decoder
 from captioner.models.model import CaptionModel, Encoder
@@ -22,7 +22,6 @@ from captioner.training.optimizer import (
 )
 from captioner.training.reinforce import LearnedBaseline, Reinforce
 from captioner.training.step import learning_rate_factor
-from captioner.training.word_concepts import WordConcepts, WordConceptTable
 
 
 def small_model(
@@ -57,14 +56,6 @@ def full_task(model: CaptionModel) -> CrossEntropyTask:
         model,
         LossConfig(),
         reinforce=Reinforce(LearnedBaseline(5)),
-        word_concepts=WordConcepts(
-            WordConceptTable(11, 6),
-            [],
-            None,
-            loss=LossConfig(visual_concepts=1.0),
-            text=TextConfig(),
-        ),
-        styles=2,
     )
 
 
@@ -159,20 +150,10 @@ def test_parameters_of_the_task_outside_the_model_are_optimized_too(kind: Any) -
     assert set(found) == trainable
     added = {name for name in found if not name.startswith(("encoder.", "decoder."))}
     baseline = {"reinforce.baseline.value.weight", "reinforce.baseline.value.bias"}
-    table = ("words.weight", "norm.weight", "norm.bias", "bias")
-    assert added == {
-        *baseline,
-        "styles.weight",
-        *(f"word_concepts.table.{name}" for name in table),
-    }
+    assert added == baseline
     for name in added:
-        rate = BASELINE_LR if name in baseline else 1e-3
-        assert found[name] == {
-            "lr": rate,
-            "base_lr": rate,
-            "weight_decay": 0.0,
-            "clip": name not in baseline,
-        }, name
+        settings = {"lr": BASELINE_LR, "base_lr": BASELINE_LR, "weight_decay": 0.0, "clip": False}
+        assert found[name] == settings, name
 
 
 # --- schedule -------------------------------------------------------------------------------------

@@ -423,15 +423,11 @@ def test_each_sample_of_a_caption_keeps_its_words_and_weight_and_has_its_own_see
         image_index=torch.tensor([0, 1, 0]),
         targets=torch.tensor([[4, 2], [5, 2], [6, 2]]),
         weights=torch.tensor([1.0, 2.0, 3.0]),
-        styles=torch.tensor([2, 0, 1]),
     )
     twice = repeat_captions(batch, 2)
     assert twice.image_index.tolist() == [0, 0, 1, 1, 0, 0]
     assert twice.targets[:, 0].tolist() == [4, 4, 5, 5, 6, 6]
-    for values, expected in (
-        (twice.weights, [1, 1, 2, 2, 3, 3]),
-        (twice.styles, [2, 2, 0, 0, 1, 1]),
-    ):
+    for values, expected in ((twice.weights, [1, 1, 2, 2, 3, 3]),):
         assert values is not None
         assert values.tolist() == expected
     assert twice.seeds is not None

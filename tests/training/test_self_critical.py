@@ -38,8 +38,8 @@ class Model(torch.nn.Module):
     def encoder(self, inputs, *, from_frozen: bool):
         return Grid(inputs, 1, self.cells)
 
-    def forward(self, grid, image_index, tokens, lengths, style=None):
-        return self.decoder(self.decoder.prepare(grid).select(image_index), tokens, lengths, style)
+    def forward(self, grid, image_index, tokens, lengths, seeds=None):
+        return self.decoder(self.decoder.prepare(grid).select(image_index), tokens, lengths)
 
 
 def small_model(*, hidden_dim: int, embed_dim: int, dropout: float) -> Model:
@@ -296,10 +296,7 @@ def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(tmp_p
         ({"self_critical__samples": 1}, "self_critical.samples"),
         ({"self_critical__samples": -1}, "self_critical.samples"),
         ({"self_critical__samples": 2, "attention__select": "hard"}, "self_critical.samples"),
-        ({"self_critical__samples": 2, "text__file": "x.tsv"}, "text.file"),
-        ({"self_critical__samples": 2, "loss__consensus": 0.5}, "loss.consensus"),
-        ({"self_critical__samples": 2, "loss__visual_concepts": 0.5}, "loss.visual_concepts"),
-        ({"text__file": "x.tsv", "attention__score": "location"}, "text.file"),
+        ({"self_critical__samples": 2, "loss__attention_effect": 0.5}, "loss.attention_effect"),
     ],
 )
 def test_settings_that_cannot_be_used_are_one_sentence(

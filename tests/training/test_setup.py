@@ -41,15 +41,6 @@ def test_learned_positions_have_to_reach_the_longest_caption_before_anything_is_
         ready(table, **learned, data__max_words=9)
 
 
-def test_an_unreadable_text_is_reported_before_the_cache_is_made(
-    table: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    with pytest.raises(DataError, match=r"no\.tsv"):
-        ready(table, data__cache=str(cache), text__file=str(tmp_path / "no.tsv"))
-    assert not cache.exists()
-
-
 def test_the_vocabulary_is_of_the_training_captions_alone(table: Path) -> None:
     rows = (table / "captions.csv").read_text()
     (table / "captions.csv").write_text(rows + "17.jpg,zebra zebra,test\n13.jpg,yak yak,val\n")
@@ -80,7 +71,6 @@ def test_one_validation_photo_has_no_cider(table: Path) -> None:
         ({"data__cache": "cache", "data__cache_views": 2}, ""),
         ({"data__cache": "cache", "data__cache_min_area": 0.5}, ""),
         ({"data__cache_views": 2}, "data.cache_views: no cache"),
-        ({"text__cells": 3}, "text: nothing is read"),
         ({"data__min_count": 12}, "data.min_count: the vocabulary knows 71%"),
         ({"optim__warmup_steps": 7}, "optim.warmup_steps: training has about 6 steps"),
         ({"optim__warmup_steps": 6}, ""),

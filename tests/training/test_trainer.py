@@ -520,7 +520,6 @@ def test_an_output_that_cannot_be_a_folder_is_one_sentence(
         {"decoder__kind": "transformer", "attention__window": "local_m"},
         {"attention__select": "hard"},
         {"attention__select": "hard", "hard__baseline": "moving_average"},
-        {"loss__visual_concepts": 0.5, "loss__consensus": 0.5, "text__file": "texts.tsv"},
     ],
     ids=str,
 )
@@ -529,9 +528,6 @@ def test_a_step_asks_the_device_for_no_number(
 ) -> None:
     """A number asked of a GPU waits for all that is queued there; a meta tensor has none to give."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # it knows no such device
-    if "text__file" in changed:
-        (tmp_path / "texts.tsv").write_text("1\ta red disc\n1\ta blue disc\n")
-        changed = {**changed, "text__file": str(tmp_path / "texts.tsv")}
     recipe = tiny.recipe(table, tmp_path / "run", **changed)
     setup = prepare(recipe, torch.device("cpu"))
     device = torch.device("meta")

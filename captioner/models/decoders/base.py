@@ -99,15 +99,11 @@ class Decoder(nn.Module, ABC):
         """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""
 
     @abstractmethod
-    def forward(
-        self, memory: Any, tokens: Tensor, lengths: Tensor, style: Tensor | None = None
-    ) -> TeacherForcingOutput:
+    def forward(self, memory: Any, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
         """Predict all words of given captions (teacher forcing), equal to the steps.
 
         Args:
             memory: One row for each caption (N).
             tokens: [N, T], the words read, from the start token on.
             lengths: [N] on the CPU, falling: words to be predicted for each caption.
-            style: [N, E], added to the embedding of the first token, so that training can tell
-                captions of several sources apart. The steps add none, which is zeros here.
         """

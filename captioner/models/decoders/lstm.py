@@ -121,10 +121,8 @@ class LSTMDecoder(Decoder):
     def reorder(self, state: LSTMState, images: Tensor, beams: Tensor) -> LSTMState:
         return state.select((images.unsqueeze(1), beams))
 
-    def forward(
-        self, memory: Memory, tokens: Tensor, lengths: Tensor, style: Tensor | None = None
-    ) -> TeacherForcingOutput:
-        words = self.embed(tokens[:, : int(lengths[0])], style)  # [N, T, E]
+    def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
+        words = self.embed(tokens[:, : int(lengths[0])])  # [N, T, E]
         packed = pack_padded_sequence(words, lengths, batch_first=True)  # without the padding
         # unbind: the gradient of a slice for each step would be as large as all steps together
         word_gates = self.word_gates(words).unbind(1)
@@ -168,12 +166,8 @@ class LSTMDecoder(Decoder):
             cells=pad("cells"),
         )
 
-    def embed(self, tokens: Tensor, style: Tensor | None = None) -> Tensor:
-        """Embed tokens [N, T]; `style` [N, E] is added to the first."""
-        words = self.embedding(tokens)
-        if style is not None:
-            words = torch.cat([words[:, :1] + style.unsqueeze(1), words[:, 1:]], dim=1)
-        return self.embed_dropout(words)
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embed_dropout(self.embedding(tokens))
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory

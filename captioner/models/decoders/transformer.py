@@ -194,13 +194,13 @@ class TransformerDecoder(Decoder):
         return Cache(state.keys[rows, beams], state.values[rows, beams])
 
     def forward(
-        self, memory: LayeredMemory, tokens: Tensor, lengths: Tensor, style: Tensor | None = None
+        self, memory: LayeredMemory, tokens: Tensor, lengths: Tensor
     ) -> TeacherForcingOutput:
         longest = int(lengths.max())
         steps = torch.arange(longest)
         running = (steps < lengths.unsqueeze(1)).to(tokens.device, non_blocking=True)  # [N, T]
         position = steps.to(tokens.device, non_blocking=True)
-        words = self._embed(tokens[:, :longest], position, longest - 1, style)  # [N, T, H]
+        words = self._embed(tokens[:, :longest], position, longest - 1)  # [N, T, H]
         attended_layers, queries = [], []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):
             # A caption is padded at its end only, to which no earlier word attends.
@@ -223,14 +223,10 @@ class TransformerDecoder(Decoder):
     def _layers(self) -> list[TransformerLayer]:
         return list(self.layers)  # type: ignore[arg-type]  # a ModuleList of unknown modules
 
-    def _embed(
-        self, tokens: Tensor, position: Tensor, last: int, style: Tensor | None = None
-    ) -> Tensor:
+    def _embed(self, tokens: Tensor, position: Tensor, last: int) -> Tensor:
         """Embed tokens [N, T] at positions [T] or [1], of which `last` is the largest."""
         dim = self.embedding.embedding_dim
         words = self.embedding(tokens)
-        if style is not None:
-            words = torch.cat([words[:, :1] + style.unsqueeze(1), words[:, 1:]], dim=1)
         words = words * math.sqrt(dim)
         if self.positions is None:
             places = sinusoidal_positions(position, dim).to(words.dtype)
