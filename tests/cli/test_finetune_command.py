@@ -95,19 +95,6 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
 
 
-def test_a_refused_table_leaves_no_run_folder(
-    table: Path, tiny_model: Path, tmp_path: Path, capsys
-) -> None:
-    run = tmp_path / "runs" / "new"
-    table.write_text("picture,text\n")
-    assert main([str(table), "--from", str(tiny_model), "--output", str(run)]) == 2
-    assert "captions.csv" in capsys.readouterr().err
-    assert not run.exists()
-    run.mkdir()
-    assert main([str(table), "--from", str(tiny_model), "--output", str(run)]) == 2
-    assert run.exists(), "a folder that was there stays"
-
-
 def test_captions_of_another_language_than_the_models_are_reported(
     table: Path, tiny_model: Path, tmp_path: Path, capsys
 ) -> None:
