@@ -1,29 +1,27 @@
-"""Captions as alternative texts: XMP sidecars, a table, and the images of an HTML page."""
+"""What `--write` writes: sidecars, text files, a table, and pages with alternative texts."""
 
 from __future__ import annotations
 
-import codecs
-import contextlib
+import argparse
 import csv
-import html
 import io
-import posixpath
+import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from html.parser import HTMLParser
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
-from xml.sax.saxutils import escape
 
+from captioner.cli import parsing
+from captioner.cli.output import GALLERY, is_withheld
+from captioner.cli.pages import Page
+from captioner.cli.xmp import remove_sidecar, save_sidecar, sidecar_of
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
+from captioner.log import logger
 
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"
-HTML_SUFFIXES = frozenset((".html", ".htm", ".xhtml"))
+KINDS = ("xmp", "txt", "csv", "html")
 _COLUMNS = ("image", "caption", "confidence")  # of the table
-_TOOLKIT = "captioner"  # in x:xmptk; marks a sidecar that captioner wrote and may replace
 
 # Beginnings to leave out: a screen reader has already said "image".
 _PREFIX = re.compile(
@@ -59,84 +57,234 @@ def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
     return text[:1].upper() + text[1:]
 
 
-# ----------------------------------------------------------------------------------- XMP sidecars
+def add_write_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--write` and the options that go with it."""
+    files = parser.add_argument_group("alternative texts and caption files")
+    files.add_argument(
+        "--write",
+        type=parsing.names_of(KINDS),
+        default=(),
+        metavar="KINDS",
+        help="what to write, separated by commas: xmp (a sidecar PHOTO.xmp next to each photo), "
+        f"txt (the caption as PHOTO's name with .txt, as training programs read it), csv ({TABLE} "
+        "in --output), html (a copy of each page of HTML or Markdown given, with the missing "
+        "texts of its images)",
+    )
+    files.add_argument(
+        "--overwrite", action="store_true", help="replace texts that are there: --write txt and xmp"
+    )
+    files.add_argument("--prefix", default="", metavar="TEXT", help="begins each --write txt")
+    files.add_argument("--suffix", default="", metavar="TEXT", help="ends each --write txt")
+    files.add_argument(
+        "--xmp-merge",
+        action="store_true",
+        help="add the texts to sidecars that another program wrote, and leave all else in them",
+    )
+    files.add_argument(
+        "--xmp-name",
+        choices=("append", "replace"),
+        default="append",
+        help="append: dog.jpg.xmp, for digiKam and darktable; replace: dog.xmp, for Lightroom "
+        "(default: append)",
+    )
+    files.add_argument(
+        "--in-place", action="store_true", help="with --write html: change the page itself"
+    )
+    files.add_argument(
+        "--site-root",
+        type=Path,
+        metavar="DIR",
+        help="where addresses in pages that begin with / begin (default: the page's folder, or "
+        "one above it, whichever has the file)",
+    )
+    files.add_argument(
+        "--max-length",
+        type=parsing.whole_number_from(1, 10_000),
+        default=MAX_LENGTH,
+        metavar="N",
+        help=f"cut alternative texts to N characters, at a word (default: {MAX_LENGTH})",
+    )
 
 
-def save_sidecar(photo: Path, text: str) -> Path:
-    """Write a sidecar such as dog.jpg.xmp, which digiKam and darktable read, next to a photo.
+def check_write_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse options of `--write` that make no sense together."""
+    write = arguments.write
+    if "csv" in write and arguments.output is None:
+        parser.error("argument --write: csv needs --output, the folder for the table")
+    if write and arguments.compare:
+        parser.error("argument --write: takes the captions of one model, so not with --compare")
+    for option, kinds in {
+        "in_place": ("html",),
+        "site_root": ("html",),
+        "prefix": ("txt",),
+        "suffix": ("txt",),
+        "xmp_merge": ("xmp",),
+        "overwrite": ("txt", "xmp"),
+    }.items():
+        if getattr(arguments, option) and not {*kinds} & {*write}:
+            name = option.replace("_", "-")
+            parser.error(f"argument --{name}: needs --write {' or '.join(kinds)}")
 
-    It holds the text as `dc:description` and as IPTC's `AltTextAccessibility`.
+
+class TextWriter:
+    """Writes the captions of a run as `--write` says.
+
+    Args:
+        failed: Called with the reason why something cannot be written, which names its file.
 
     Raises:
-        CaptionerError: Another program wrote the existing sidecar, or it cannot be written.
+        CaptionerError: The table would replace a file of another program.
     """
-    file, is_ours = _sidecar(photo)
-    if is_ours is False:
-        raise CaptionerError(f"{file} was written by another program, so it is left as it is")
-    save_bytes(xmp(text).encode(), file)
-    return file
 
+    def __init__(self, arguments: argparse.Namespace, failed: Callable[[object], None]) -> None:
+        self.arguments, self.failed = arguments, failed
+        # The alternative text of each photo (empty where it is withheld) and its confidence.
+        self.rows: dict[Path | str, tuple[str, float | None]] = {}
+        self._owners: dict[Path, Path] = {}  # which photo each sidecar is of
+        self._kept: list[Path] = []  # files that have a text already
+        if "csv" in arguments.write:
+            check_table(arguments.output / TABLE)
 
-def remove_sidecar(photo: Path) -> Path | None:
-    """Remove the sidecar that captioner wrote next to a photo, and return it; None without one.
+    def add(self, photo: Path | str, caption: str, confidence: float | None) -> list[Path]:
+        """Write a photo's own files, and keep its caption for those of all photos.
 
-    Raises:
-        CaptionerError: It can be neither read nor removed.
-    """
-    file, is_ours = _sidecar(photo)
-    if not is_ours:
+        Returns:
+            The files written.
+        """
+        arguments = self.arguments
+        withheld = is_withheld(confidence, arguments.min_confidence)
+        alternative = "" if withheld else alt_text(caption, arguments.max_length)
+        self.rows[photo] = (alternative, confidence)
+        written = []
+        if isinstance(photo, Path):
+            for kind, write in (("xmp", self._write_xmp), ("txt", self._write_txt)):
+                if kind in arguments.write:
+                    try:
+                        file = write(photo, "" if withheld else caption)
+                    except CaptionerError as error:
+                        self.failed(error)
+                    else:
+                        written += [file] if file else []
+        return written
+
+    def _write_xmp(self, photo: Path, caption: str) -> Path | None:
+        arguments = self.arguments
+        file = self._claim(sidecar_of(photo, arguments.xmp_name), photo)
+        if caption:
+            text = alt_text(caption, arguments.max_length)
+            merge, overwrite = arguments.xmp_merge, arguments.overwrite
+            if save_sidecar(file, text, merge=merge, overwrite=overwrite):
+                return file
+            self._kept.append(file)
+        elif remove_sidecar(file):
+            logger.warning(f"{file}: removed, because its caption is now withheld")
         return None
-    try:
-        file.unlink()
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be removed ({error.strerror})") from None
-    return file
+
+    def _write_txt(self, photo: Path, caption: str) -> Path | None:
+        arguments = self.arguments
+        file = self._claim(photo.with_suffix(".txt"), photo)
+        if not caption:
+            return None
+        if os.path.lexists(file) and not arguments.overwrite:
+            self._kept.append(file)
+            return None
+        prefix, suffix = arguments.prefix.rstrip(), arguments.suffix
+        text = f"{prefix} {caption}" if prefix else caption
+        text += f" {suffix}" if suffix[:1].isalnum() else suffix
+        save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
+        return file
+
+    def _claim(self, file: Path, photo: Path) -> Path:
+        """Return a photo's sidecar; refuse one that another photo of this run has."""
+        owner = self._owners.setdefault(file, photo)
+        if owner != photo:
+            raise CaptionerError(f"{photo}: {file.name} is of {owner.name}, so it is not written")
+        return file
+
+    def finish(self, photos: Iterable[Path | str], pages: Collection[Page]) -> list[Path]:
+        """Write the table and the pages, and return their files.
+
+        Args:
+            photos: In the order in which the table lists them.
+        """
+        if self._kept:
+            more = f" and {len(self._kept) - 1} more" if len(self._kept) > 1 else ""
+            logger.info(
+                f"{self._kept[0]}{more}: has a text already, so it stays; --overwrite replaces it"
+            )
+        written = []
+        if "csv" in self.arguments.write:
+            file = self.arguments.output / TABLE
+            rows = [(p, *self.rows[p]) for p in dict.fromkeys(photos) if p in self.rows]
+            save_bytes(table(rows, file.parent), file)
+            written.append(file)
+        return [*written, *self._save_pages(pages)]
+
+    def _save_pages(self, pages: Collection[Page]) -> list[Path]:
+        """Write the pages with the texts filled in, and return their files.
+
+        With --in-place that is the page itself, else a copy: in --output, where none replaces
+        another, or next to it.
+        """
+        if not pages:
+            return []
+        from captioner.visualization import output_names
+
+        arguments = self.arguments
+        texts = {path: text for path, (text, _) in self.rows.items() if isinstance(path, Path)}
+        names = output_names([page.file for page in pages], with_suffix=True)
+        written = []
+        for page, name in zip(pages, names, strict=True):
+            file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
+            if arguments.in_place:
+                file = page.file
+            elif arguments.output is not None:
+                file = arguments.output / name
+                if os.path.abspath(file) == os.path.abspath(page.file):
+                    self.failed(f"{file}: would be replaced; add --in-place if that is meant")
+                    continue
+                if name == GALLERY and "html" in arguments.save:
+                    self.failed(
+                        f"{page.file}: its copy would replace the gallery {file}; leave out "
+                        "--save html, or add --in-place"
+                    )
+                    continue
+            try:
+                # Of a link to a page, the page is what changes.
+                save_bytes(page.filled(texts), file.resolve() if arguments.in_place else file)
+            except CaptionerError as error:
+                self.failed(error)
+                continue
+            written.append(file)
+        return written
 
 
-def _sidecar(photo: Path) -> tuple[Path, bool | None]:
-    """Return the file of a photo's sidecar, and whether captioner wrote it; None: it is missing."""
-    file = photo.with_name(f"{photo.name}.xmp")
-    try:
-        return file, f'x:xmptk="{_TOOLKIT}"'.encode() in file.read_bytes()
-    except FileNotFoundError:
-        return file, None
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
-
-
-def xmp(text: str) -> str:
-    """Return an XMP packet with a text as description and alternative text."""
-    allowed = "".join(c for c in text if c.isprintable())  # XML has no control characters
-    item = f'<rdf:Alt><rdf:li xml:lang="x-default">{escape(allowed)}</rdf:li></rdf:Alt>'
-    return f"""<?xml version="1.0" encoding="UTF-8"?>
-<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="{_TOOLKIT}">
- <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
-  <rdf:Description rdf:about=""
-    xmlns:dc="http://purl.org/dc/elements/1.1/"
-    xmlns:Iptc4xmpCore="http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/">
-   <dc:description>{item}</dc:description>
-   <Iptc4xmpCore:AltTextAccessibility>{item}</Iptc4xmpCore:AltTextAccessibility>
-  </rdf:Description>
- </rdf:RDF>
-</x:xmpmeta>
-"""
-
-
-# ------------------------------------------------------------------------------------------ tables
-
-
-def table(rows: Iterable[tuple[str, str, float | None]]) -> bytes:
+def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) -> bytes:
     """Return rows of image, alternative text and confidence as CSV in UTF-8.
 
-    A cell that a spreadsheet would compute as a formula gets a quote in front.
+    It can be read as a data set where it lies: paths lead from its folder to the photos. No cell
+    begins as a formula of a spreadsheet does: paths get `./` in front, texts a blank, which a
+    reader of captions drops.
+
+    Args:
+        folder: Folder of the table.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for image, caption, confidence in rows:
+        path = str(image)
+        if isinstance(image, Path):
+            # On Windows there is no way from one drive to another.
+            same_drive = image.absolute().drive == folder.absolute().drive
+            path = os.path.relpath(image, folder) if same_drive else str(image.absolute())
         shown = "" if confidence is None else f"{confidence:.4f}"
-        writer.writerow([_no_formula(image), _no_formula(caption), shown])
+        writer.writerow([_no_formula(path, "./"), _no_formula(caption, " "), shown])
     return text.getvalue().encode(errors="backslashreplace")
+
+
+def _no_formula(cell: str, before: str) -> str:
+    return before + cell if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 def check_table(file: Path) -> None:
@@ -156,131 +304,3 @@ def check_table(file: Path) -> None:
         raise CaptionerError(
             f"{file} is no table of captioner, so it is left as it is; choose another --output"
         )
-
-
-def _no_formula(cell: str) -> str:
-    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
-
-
-# -------------------------------------------------------------------------------------- HTML pages
-
-
-# Elements whose content is text; of these, HTMLParser knows none in some versions of Python.
-_PLAIN_TEXT = frozenset(("textarea", "title", "xmp", "iframe", "noembed", "noframes"))
-_LABELS = ("alt", "aria-label", "aria-labelledby")  # attributes that give an image a text
-
-
-@dataclass(frozen=True)
-class _Tag:
-    """An `img` tag without an alternative text."""
-
-    start: int  # offset in the page's text
-    text: str
-    image: Path
-
-
-class Page(HTMLParser):
-    """An HTML page whose images lack alternative texts.
-
-    Images with a text keep it, be it an ARIA label; those that are marked as decoration or hidden
-    from screen readers, on other hosts or in `data:` addresses are left alone. The rest of the page
-    stays as it is, byte by byte.
-
-    Args:
-        file: The page; addresses of images are relative to its folder, or to its `base`.
-
-    Raises:
-        CaptionerError: The page cannot be read.
-    """
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(convert_charrefs=True)
-        self.file = file
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
-        self._text, self._encoding = _decode(content)
-        self._lines = [0, *(match.end() for match in re.finditer("\n", self._text))]
-        self._tags: list[_Tag] = []
-        self.elsewhere = 0  # images whose bytes are not in a local file
-        self._base: SplitResult | None = None  # address of the page's first `base`
-        self.feed(self._text)
-        self.close()
-
-    @property
-    def images(self) -> list[Path]:
-        """The images to caption, each once, in the page's order."""
-        return list(dict.fromkeys(tag.image for tag in self._tags))
-
-    def filled(self, texts: Mapping[Path, str]) -> bytes:
-        """Return the page with these alternative texts, by the image's path."""
-        pieces, end = [], 0
-        for tag in self._tags:
-            if not texts.get(tag.image):
-                continue
-            pieces += [self._text[end : tag.start], _with_alt(tag.text, texts[tag.image])]
-            end = tag.start + len(tag.text)
-        pieces.append(self._text[end:])
-        return "".join(pieces).encode(self._encoding, errors="xmlcharrefreplace")
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _PLAIN_TEXT:
-            self.set_cdata_mode(tag)
-        values = dict(reversed(attrs))  # if an attribute is given twice, the first one counts
-        if tag == "base" and self._base is None and values.get("href"):
-            with contextlib.suppress(ValueError):
-                self._base = urlsplit((values["href"] or "").strip())
-        if tag != "img":
-            return
-        source = (values.get("src") or "").strip()
-        if not source or any((values.get(name) or "").strip() for name in _LABELS):
-            return
-        role = (values.get("role") or "").lower().split()[:1]
-        hidden = (values.get("aria-hidden") or "").strip().lower() == "true"
-        if hidden or role in (["presentation"], ["none"]):
-            return
-        try:
-            parts = urlsplit(source)
-        except ValueError:
-            return
-        base = self._base or urlsplit("")
-        if parts.scheme or parts.netloc or base.scheme or base.netloc:
-            self.elsewhere += 1
-            return
-        path = unquote(posixpath.join(posixpath.dirname(base.path), parts.path)).lstrip("/")
-        line, column = self.getpos()
-        text = self.get_starttag_text()
-        if parts.path and path and text:
-            start = self._lines[line - 1] + column
-            self._tags.append(_Tag(start, text, self.file.parent / path))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("base", "img"):
-            self.handle_starttag(tag, attrs)
-
-
-_ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+)?)?""")
-
-
-def _with_alt(tag: str, text: str) -> str:
-    """Return an `img` tag with `alt` in front of its other attributes, without an empty one."""
-    head, rest = tag[: len("<img")], tag[len("<img") :]
-    rest = _ATTRIBUTE.sub(lambda found: "" if found[1].lower() == "alt" else found[0], rest)
-    return f'{head} alt="{html.escape(text)}"{rest}'
-
-
-def _decode(content: bytes) -> tuple[str, str]:
-    """Return a page's text and its encoding: UTF-8, else the one that it declares, else Latin-1.
-
-    A byte order mark of UTF-16, as Windows writes it, counts more than a declaration.
-    """
-    declared = re.search(rb"""charset\s*=\s*["']?([\w-]+)""", content[:2048])
-    encodings = ["utf-8", declared[1].decode("ascii") if declared else "latin-1"]
-    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-    for encoding in [*filter(None, [marks.get(content[:2])]), *encodings]:
-        try:
-            return content.decode(encoding), encoding
-        except (LookupError, UnicodeError):  # the codec "undefined" raises a bare UnicodeError
-            continue
-    return content.decode("latin-1"), "latin-1"

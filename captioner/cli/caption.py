@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
 from captioner.cli import load_captioner, parsing, run_command, show
-from captioner.cli.alt_text import (
-    HTML_SUFFIXES,
-    MAX_LENGTH,
-    TABLE,
-    Page,
-    alt_text,
-    check_table,
-    remove_sidecar,
-    save_sidecar,
-    table,
-)
+from captioner.cli.alt_text import TextWriter, add_write_options, check_write_options
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
 from captioner.cli.output import (
-    GALLERY,
     CaptionWriter,
     add_output_options,
     attention_options,
@@ -31,29 +21,36 @@ from captioner.cli.output import (
     check_output_options,
     is_withheld,
 )
-from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in
+from captioner.cli.pages import PAGE_SUFFIXES, Page
+from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in, refusal_of
+from captioner.data.download import is_url
 from captioner.errors import CaptionerError
-from captioner.files import check_writable, save_bytes
+from captioner.files import check_writable
 from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
     from captioner.types import Caption
 
-_Batch: TypeAlias = "list[tuple[Path, Image.Image]]"
+_Photo: TypeAlias = Path | str  # a file; an address or standard input
+_Batch: TypeAlias = "list[tuple[_Photo, Image.Image]]"
 _Models: TypeAlias = "list[tuple[str, Captioner]]"
 
 # Options that change neither a caption nor a picture, so that --resume may be given others.
 _NOT_SETTINGS = frozenset(
     "photos output model checkpoint compare device engine json quiet verbose resume recursive "
-    "write in_place max_length min_confidence".split()
+    "write in_place max_length min_confidence overwrite prefix suffix xmp_merge xmp_name site_root "
+    "allow_urls".split()
 )
+# Options that came later. They count where they are given, so that older folders can be resumed.
+_LATER_SETTINGS = frozenset("num_captions min_words sample temperature top_p seed".split())
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     check_output_options(parser, arguments)
+    check_write_options(parser, arguments)
     _check(parser, arguments)
     return run_command(lambda: _CaptionRun(arguments).run())
 
@@ -68,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "photos",
         nargs="+",
         metavar="PHOTO",
-        help="a photo, a folder of them, - for one on standard input, or with --write html a page",
+        help="a photo, a folder of them, - for one on standard input, with --allow-urls an "
+        "address, or with --write html a page",
     )
     chosen = parsing.add_model_options(parser)
     chosen.add_argument(
@@ -80,6 +78,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_output_options(parser)
     parsing.add_search_options(parser)
+    parser.set_defaults(min_words=None)
+    captions = parser.add_argument_group("several captions")
+    captions.add_argument(
+        "--num-captions",
+        type=parsing.whole_number_from(1, parsing.MAX_BEAM_SIZE),
+        metavar="N",
+        help="captions a photo, best first; files and pictures are of the first",
+    )
+    captions.add_argument(
+        "--sample",
+        action="store_true",
+        help="draw captions at random from the model's probabilities, instead of a search",
+    )
+    captions.add_argument(
+        "--temperature",
+        type=parsing.number_from(0.01, 100),
+        metavar="T",
+        help="with --sample: below 1 likely words become likelier (default: 1)",
+    )
+    captions.add_argument(
+        "--top-p",
+        type=parsing.number_from(0.001, 1),
+        metavar="P",
+        help="with --sample: only from the likeliest words whose probabilities sum to P",
+    )
+    captions.add_argument(
+        "--seed",
+        type=parsing.whole_number_from(0, 2**63 - 1),
+        metavar="N",
+        help="with --sample: draw the same captions again",
+    )
     parser.add_argument(
         "--min-confidence",
         type=parsing.number_from(0, 1),
@@ -97,24 +126,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"skip photos that {JOURNAL} in --output lists as done with the same settings",
     )
     files.add_argument(
-        "--write",
-        type=parsing.names_of(("xmp", "csv", "html")),
-        default=(),
-        metavar="KINDS",
-        help="write alternative texts, separated by commas: xmp (a sidecar PHOTO.xmp next to each "
-        f"photo), csv ({TABLE} in --output), html (a copy of each page given, with the missing alt "
-        "of its images filled in)",
+        "--allow-urls", action="store_true", help="fetch photos whose address is given (https://…)"
     )
-    files.add_argument(
-        "--in-place", action="store_true", help="with --write html: change the page itself"
-    )
-    files.add_argument(
-        "--max-length",
-        type=parsing.whole_number_from(1, 10_000),
-        default=MAX_LENGTH,
-        metavar="N",
-        help=f"with --write: cut texts to N characters, at a word (default: {MAX_LENGTH})",
-    )
+    add_write_options(parser)
     return parser
 
 
@@ -122,23 +136,33 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     """Refuse options that make no sense together."""
     if arguments.resume and arguments.output is None:
         parser.error("argument --resume: needs --output, the folder that an earlier run wrote to")
-    if "csv" in arguments.write and arguments.output is None:
-        parser.error("argument --write: csv needs --output, the folder for the table")
-    if arguments.write and arguments.compare:
-        parser.error("argument --write: takes the captions of one model, so not with --compare")
-    if arguments.in_place and "html" not in arguments.write:
-        parser.error("argument --in-place: needs --write html")
     pages = [name for name in arguments.photos if _is_page(name)]
     if pages and "html" not in arguments.write:
-        parser.error(f"{pages[0]} is a page; to fill in its images' alt give --write html")
+        parser.error(f"{pages[0]} is a page; to fill in the texts of its images add --write html")
     if "html" in arguments.write and not pages:
         parser.error("argument --write: html needs a page among the photos, such as index.html")
     if arguments.photos.count("-") > 1:
         parser.error("- can be given once: standard input has one photo")
+    if arguments.sample:
+        for name in ("beam_size", "length_penalty", "min_words", "min_confidence", "at_test"):
+            if getattr(arguments, name) is not None:
+                option = name.replace("_", "-")
+                parser.error(f"argument --{option}: is for the search, so not with --sample")
+        if arguments.paths:
+            parser.error("argument --paths: is for the search, so not with --sample")
+    else:
+        for name in ("temperature", "top_p", "seed"):
+            if getattr(arguments, name) is not None:
+                parser.error(f"argument --{name.replace('_', '-')}: needs --sample")
+    count, beams = arguments.num_captions or 1, arguments.beam_size
+    if count > 1 and arguments.compare:
+        parser.error("argument --num-captions: shows one model, so not with --compare")
+    if not arguments.sample and beams is not None and count > beams:
+        parser.error(f"argument --num-captions: is at most --beam-size, which is {beams}")
 
 
 def _is_page(name: str) -> bool:
-    return Path(name).suffix.lower() in HTML_SUFFIXES and not os.path.isdir(name)
+    return Path(name).suffix.lower() in PAGE_SUFFIXES and not os.path.isdir(name)
 
 
 class _CaptionRun:
@@ -149,51 +173,50 @@ class _CaptionRun:
         self.failures = 0
         self.done = 0
         self.pages: list[Page] = []
-        # The image, its alternative text (empty where it is withheld) and its confidence.
-        self.rows: dict[Path, tuple[str, str, float | None]] = {}
+        self.texts = TextWriter(arguments, lambda reason: self._failed(None, reason))
         self.journal: Journal | None = None
 
     def run(self) -> int:
         """Caption the photos, write all output, and return the exit code."""
         arguments = self.arguments
-        if "csv" in arguments.write:
-            check_table(arguments.output / TABLE)
-        paths = self._collect()
-        if not paths and not self.pages:
+        photos = self._collect()
+        if not photos and not self.pages:
             return 2
-        names, records = self._names_and_records(paths)
-        todo = [path for path in paths if path not in records]
+        names, records = self._names_and_records(photos)
+        todo = [photo for photo in photos if photo not in records]
         models = self._load_models() if todo else []
         if self.journal is not None:  # not before: a call that is refused leaves no folder behind
             check_writable(self.journal.file)
             self.journal.begin()
         writer = CaptionWriter(arguments, names, self._failed)
-        for path, record in records.items():
-            self._restore(path, record, writer)
+        for photo, record in records.items():
+            self._restore(photo, record, writer)
         if todo:
             self._caption(todo, models, writer)
         writer.finish()
-        if "csv" in arguments.write:
-            file = arguments.output / TABLE
-            each = dict.fromkeys(paths)
-            save_bytes(table(self.rows[path] for path in each if path in self.rows), file)
-            self._show_file(file)
-        self._save_pages()
+        for file in self.texts.finish(photos, self.pages):
+            if not arguments.json:
+                show(printable(file))
+            self.done += 1
         if self.failures:
             return 1 if self.done else 2
         return 0
 
     # ------------------------------------------------------------------------------- before
 
-    def _collect(self) -> list[Path]:
+    def _collect(self) -> list[_Photo]:
         """Return the photos to caption, in the order given; say what is skipped."""
         arguments = self.arguments
         skipped = Skipped()
         outside = () if arguments.output is None else (os.path.abspath(arguments.output),)
-        paths: list[Path] = []
+        photos: list[_Photo] = []
         for name in arguments.photos:
-            if name == "-":
-                paths.append(STANDARD_INPUT)
+            if name == STANDARD_INPUT:
+                photos.append(STANDARD_INPUT)
+            elif refusal := refusal_of(name, allow_urls=arguments.allow_urls):
+                self._failed(name, refusal)
+            elif is_url(name):
+                photos.append(name)
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
                 unreadable = len(skipped.unreadable)
                 found = list(
@@ -203,25 +226,29 @@ class _CaptionRun:
                     self._failed(None, sentence)
                 if not found and len(skipped.unreadable) == unreadable:
                     self._failed(Path(name), "the folder holds no photos")
-                paths += found
+                photos += found
             elif _is_page(name):
-                try:
-                    page = Page(Path(name))
-                except CaptionerError as error:
-                    self._failed(None, error)
-                    continue
-                self.pages.append(page)
-                named = set(paths)  # pages of a site share images
-                paths += [image for image in page.images if image not in named]
-                if not page.images:
-                    logger.info(f"{name}: no image lacks an alternative text")
-                if page.elsewhere:
-                    logger.info(f"{name}: images left that are no local files: {page.elsewhere}")
+                photos += self._images_of(name, photos)
             else:
-                paths.append(Path(name))
+                photos.append(Path(name))
         if skipped.sentence():
             logger.info(skipped.sentence())
-        return paths
+        return photos
+
+    def _images_of(self, name: str, photos: Iterable[_Photo]) -> list[Path]:
+        """Return the images of a page that are not among the photos yet, as those of a site are."""
+        try:
+            page = Page(Path(name), self.arguments.site_root)
+        except CaptionerError as error:
+            self._failed(None, error)
+            return []
+        self.pages.append(page)
+        if not page.images:
+            logger.info(f"{name}: no image that is here lacks an alternative text")
+        if page.elsewhere:
+            logger.info(f"{name}: images left that are no local files: {page.elsewhere}")
+        known = set(photos)
+        return [image for image in page.images if image not in known]
 
     def _load_models(self) -> _Models:
         """Load the models, and refuse options that they cannot follow."""
@@ -240,8 +267,8 @@ class _CaptionRun:
         return self.arguments.compare or [parsing.chosen_model(self.arguments)]
 
     def _names_and_records(
-        self, paths: list[Path]
-    ) -> tuple[dict[Path, str], dict[Path, dict[str, Any]]]:
+        self, photos: list[_Photo]
+    ) -> tuple[dict[_Photo, str], dict[_Photo, dict[str, Any]]]:
         """Return the names of the photos' pictures, and the records of those that are done."""
         arguments = self.arguments
         if arguments.output is None:
@@ -250,27 +277,31 @@ class _CaptionRun:
         from captioner.visualization import output_names
 
         folders = [model_folder(name) for name in self._model_names()]
-        options = {key: vars(arguments)[key] for key in vars(arguments) if key not in _NOT_SETTINGS}
+        options = {
+            key: value
+            for key, value in vars(arguments).items()
+            if key not in _NOT_SETTINGS and (key not in _LATER_SETTINGS or value)
+        }
         # Only where they matter, so that other folders that earlier versions began go on.
         if arguments.compare:
             options["compare"] = True
         if arguments.min_confidence is not None and arguments.save:
             options["min_confidence"] = arguments.min_confidence  # decides what is drawn
         self.journal = Journal(arguments.output, settings_digest(folders, options))
-        shown = [Path("stdin") if path == STANDARD_INPUT else path for path in paths]
-        proposed = dict(zip(paths, output_names(shown), strict=True))
+        shown = [Path("stdin" if photo == STANDARD_INPUT else photo) for photo in photos]
+        proposed = dict(zip(photos, output_names(shown), strict=True))
         names, moved = self.journal.names(proposed)
         for path in moved if arguments.save else ():
             logger.info(
                 f"{path}: its pictures are named {names[path]}, because {arguments.output} has "
                 f"{proposed[path]} of another photo"
             )
-        records = {}
+        records: dict[_Photo, dict[str, Any]] = {}
         if arguments.resume:
-            found = {path: self.journal.done(path) for path in paths if path != STANDARD_INPUT}
-            records = {path: record for path, record in found.items() if record is not None}
+            found = {photo: self.journal.done(photo) for photo in photos if isinstance(photo, Path)}
+            records = {photo: record for photo, record in found.items() if record is not None}
             if records:
-                logger.info(f"{len(records)} of {len(paths)} photos were done before")
+                logger.info(f"{len(records)} of {len(photos)} photos were done before")
         unknown = self.journal.unknown_pictures(names.values()) if arguments.save else []
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -279,103 +310,89 @@ class _CaptionRun:
 
     # ------------------------------------------------------------------------------- during
 
-    def _caption(self, paths: list[Path], models: _Models, writer: CaptionWriter) -> None:
+    def _caption(self, photos: list[_Photo], models: _Models, writer: CaptionWriter) -> None:
         """Open the photos, caption them in batches by every model, and write the output."""
         from captioner.data.opening import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments
-        with progress_bar(total=len(paths), unit="photo", disable=len(paths) == 1) as bar:
+        captioners = [captioner for _, captioner in models]
+        with progress_bar(total=len(photos), unit="photo", disable=len(photos) == 1) as bar:
 
-            def unreadable(path: Path, reason: object) -> None:
-                self._failed(path, reason)
+            def unreadable(photo: _Photo, reason: object) -> None:
+                self._failed(photo, reason)
                 bar.update()
 
-            def captioned(batch: _Batch) -> tuple[_Batch, list[list[Caption]]]:
+            def captioned(batch: _Batch) -> tuple[_Batch, list[list[list[Caption]]]]:
                 images = [image for _, image in batch]
-                return batch, [
-                    captioner.caption_batch(
-                        images,
-                        beam_size=arguments.beam_size,
-                        max_words=arguments.max_words,
-                        length_penalty=arguments.length_penalty,
-                        **attention_options(arguments, captioner),
-                    )
-                    for _, captioner in models
-                ]
+                return batch, [self._captions_by(captioner, images) for captioner in captioners]
 
-            device = models[0][1].device
-            photos = ((path, path) for path in paths)
-            batches = opened(photos, unreadable, device, read=open_photo)
-            at_random = any(
-                captioner.samples_cells(arguments.at_test, arguments.paths)
-                for _, captioner in models
+            device = captioners[0].device
+            batches = opened(((p, p) for p in photos), unreadable, device, read=open_photo)
+            at_random = arguments.sample or any(
+                each.samples_cells(arguments.at_test, arguments.paths) for each in captioners
             )
             for batch, by_model in (
                 map(captioned, batches) if at_random else parallel_map(captioned, batches, device)
             ):
-                for place, (path, image) in enumerate(batch):
+                for place, (photo, image) in enumerate(batch):
                     captions = [
-                        (name, captions[place])
-                        for (name, _), captions in zip(models, by_model, strict=True)
+                        (name, found[place])
+                        for (name, _), found in zip(models, by_model, strict=True)
                     ]
-                    self._write(path, image, captions, writer)
+                    self._write(photo, image, captions, writer)
                     bar.update()
+
+    def _captions_by(self, captioner: Captioner, images: list[Image.Image]) -> list[list[Caption]]:
+        """Return a model's captions of each image, best first, or as they were drawn."""
+        arguments = self.arguments
+        count = arguments.num_captions or 1
+        if arguments.sample:
+            options = parsing.given(arguments, "temperature", "top_p", "max_words", "seed")
+            return [captioner.sample(image, count, **options) for image in images]
+        options = parsing.given(arguments, "beam_size", "max_words", "min_words", "length_penalty")
+        if count > captioner.config.decoding.beam_size:
+            options.setdefault("beam_size", count)
+        return captioner.n_best(images, count, **options, **attention_options(arguments, captioner))
 
     def _write(
         self,
-        path: Path,
+        photo: _Photo,
         image: Image.Image,
-        captions: list[tuple[str, Caption]],
+        found: list[tuple[str, list[Caption]]],
         writer: CaptionWriter,
     ) -> None:
-        """Print and draw a photo's caption, or those of several models, and record it."""
+        """Print and draw a photo's captions, by one model or several, and record them."""
         arguments = self.arguments
         failures = self.failures
-        if self.journal is not None and arguments.save:
-            self.journal.reopen(path)
-        pictures = writer.write(path, image, captions)
+        least = arguments.min_confidence
+        captions = [(name, several[0]) for name, several in found]
+        if self.journal is not None and arguments.save and isinstance(photo, Path):
+            self.journal.reopen(photo)
+        pictures = writer.draw(photo, image, captions)
+        caption = captions[0][1]
+        files = self.texts.add(photo, caption.text, caption.confidence) if arguments.write else []
+        others = [] if arguments.compare else found[0][1][1:]
+        writer.show(photo, captions, others=others, pictures=pictures, files=files)
         self.done += 1
-        for name, caption in captions:
-            if is_withheld(caption.confidence, arguments.min_confidence):
+        for name, each in captions:
+            if is_withheld(each.confidence, least):
                 by = f" by {name}" if len(captions) > 1 else ""
                 logger.warning(
-                    f"{path}: no caption{by}, because the confidence {caption.confidence:.2f} is "
-                    f"below {arguments.min_confidence:g}"
+                    f"{photo}: no caption{by}, because the confidence {each.confidence:.2f} is "
+                    f"below {least:g}"
                 )
-        caption = captions[0][1]
-        self._keep(path, caption.text, caption.confidence)
-        if self.journal is not None and self.failures == failures and path != STANDARD_INPUT:
-            content: dict[str, Any] = {
-                "caption": caption.text,
-                "confidence": caption.confidence,
-            }
-            if arguments.compare:
-                least = arguments.min_confidence
-                given = [c for c in captions if not is_withheld(c[1].confidence, least)]
-                content = {"captions": {name: each.text for name, each in given}}
-                caption = given[0][1] if given else caption
-            content["unsure"] = caption.is_unsure
-            self.journal.add(path, writer.names[path], content, pictures)
-
-    def _keep(self, path: Path, text: str, confidence: float | None) -> None:
-        """Write a caption as an alternative text, or keep it for the files of all photos."""
-        arguments = self.arguments
-        if not arguments.write:
+        if self.journal is None or self.failures > failures or not isinstance(photo, Path):
             return
-        withheld = is_withheld(confidence, arguments.min_confidence)
-        alternative = "" if withheld else alt_text(text, arguments.max_length)
-        self.rows[path] = (str(path), alternative, confidence)
-        if "xmp" in arguments.write and path != STANDARD_INPUT:
-            try:
-                if alternative:
-                    self._show_file(save_sidecar(path, alternative))
-                elif withheld and (removed := remove_sidecar(path)):
-                    logger.warning(f"{removed}: removed, because its caption is now withheld")
-            except CaptionerError as error:
-                self._failed(None, error)
+        content: dict[str, Any] = {"caption": caption.text, "confidence": caption.confidence}
+        if arguments.compare:
+            shown = [each for each in captions if not is_withheld(each[1].confidence, least)]
+            content = {"captions": {name: each.text for name, each in shown}}
+            caption = shown[0][1] if shown else caption
+        content["unsure"] = caption.is_unsure
+        self.journal.add(photo, writer.names[photo], content, pictures)
 
-    def _restore(self, path: Path, record: dict[str, Any], writer: CaptionWriter) -> None:
+    def _restore(self, photo: _Photo, record: dict[str, Any], writer: CaptionWriter) -> None:
         """Add a photo that an earlier run captioned to the files that list all photos."""
         self.done += 1
         text = record.get("caption")
@@ -383,60 +400,16 @@ class _CaptionRun:
             text = next(iter(record.get("captions", {}).values()), None)
         if not isinstance(text, str):
             return
-        self._keep(path, text, record.get("confidence"))
+        if self.arguments.write:
+            self.texts.add(photo, text, record.get("confidence"))
         withheld = is_withheld(record.get("confidence"), self.arguments.min_confidence)
         if "html" in self.arguments.save and not withheld:
             try:
                 unsure = record.get("unsure", False)
-                writer.add_to_gallery(path, open_photo(path), text, unsure=unsure)
+                writer.add_to_gallery(photo, open_photo(photo), text, unsure=unsure)
             except CaptionerError as error:
-                self._failed(path, error)
+                self._failed(photo, error)
 
-    # -------------------------------------------------------------------------------- after
-
-    def _save_pages(self) -> None:
-        """Write the pages with the alternative texts filled in.
-
-        With --in-place that is the page itself, else a copy: in --output, where none replaces
-        another, or next to it.
-        """
-        if not self.pages:
-            return
-        from captioner.visualization import output_names
-
-        arguments = self.arguments
-        names = output_names([page.file for page in self.pages], with_suffix=True)
-        texts = {path: text for path, (_, text, _) in self.rows.items()}
-        for page, name in zip(self.pages, names, strict=True):
-            if arguments.in_place:
-                file = page.file
-            elif arguments.output is not None:
-                file = arguments.output / name
-                if os.path.abspath(file) == os.path.abspath(page.file):
-                    self._failed(page.file, "would be replaced; add --in-place if that is meant")
-                    continue
-                if name == GALLERY and "html" in arguments.save:
-                    self._failed(
-                        page.file,
-                        f"its copy would replace the gallery {file}; leave out --save html, or add "
-                        "--in-place",
-                    )
-                    continue
-            else:
-                file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
-            try:
-                # Of a link to a page, the page is what changes.
-                save_bytes(page.filled(texts), file.resolve() if arguments.in_place else file)
-            except CaptionerError as error:
-                self._failed(None, error)
-                continue
-            self._show_file(file)
-            self.done += 1
-
-    def _show_file(self, file: Path) -> None:
-        if not self.arguments.json:
-            show(printable(file))
-
-    def _failed(self, path: Path | None, reason: object) -> None:
+    def _failed(self, photo: _Photo | None, reason: object) -> None:
         self.failures += 1
-        logger.warning(str(reason) if path is None else f"{path}: {reason}")
+        logger.warning(str(reason) if photo is None else f"{photo}: {reason}")

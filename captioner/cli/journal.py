@@ -14,12 +14,14 @@ import os
 from collections.abc import Iterable, Mapping
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 
 JOURNAL = "captions.jsonl"
+
+PhotoT = TypeVar("PhotoT", Path, str, Path | str)
 
 
 class Journal:
@@ -102,7 +104,7 @@ class Journal:
         except OSError as error:
             raise CaptionerError(f"{self.file} cannot be written ({error.strerror})") from None
 
-    def names(self, proposed: Mapping[Path, str]) -> tuple[dict[Path, str], list[Path]]:
+    def names(self, proposed: Mapping[PhotoT, str]) -> tuple[dict[PhotoT, str], list[PhotoT]]:
         """Choose for each photo a name that no picture of another photo has.
 
         A photo keeps the name that it had in an earlier run. Where the proposed one belongs to
@@ -110,7 +112,7 @@ class Journal:
         returned too.
         """
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
-        names: dict[Path, str] = {}
+        names: dict[PhotoT, str] = {}
         moved = []
         for path, wanted in proposed.items():
             image = os.path.abspath(path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -35,58 +35,114 @@ def is_withheld(confidence: float | None, least: float | None) -> bool:
     return least is not None and confidence is not None and confidence < least
 
 
+def caption_note(
+    caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
+) -> str:
+    """Return a caption with its figures, for people."""
+    confidence, notes = caption.confidence, []
+    withheld = is_withheld(confidence, min_confidence)
+    if confidence is not None:
+        unsure = caption.is_unsure and not withheld
+        below = f", below {caption.confidence_threshold:.2f}: unsure" if unsure else ""
+        notes.append(f"confidence {confidence:.2f}{below}")
+    if with_total:
+        steps = len(caption.words) + (caption.end_log_prob is not None)
+        notes.append(
+            f"log-probability {caption.log_prob:.2f}, {caption.log_prob / steps:.2f} a word"
+        )
+    text = "no caption" if withheld else printable(caption.text)
+    return f"{text} ({'; '.join(notes)})" if notes else text
+
+
 def json_line(
-    path: Path,
-    caption: Caption,
-    pictures: Sequence[Path],
+    photo: Path | str,
+    captions: Sequence[Caption],
+    pictures: Sequence[Path] = (),
     *,
     min_confidence: float | None = None,
     model: str | None = None,
+    as_list: bool = False,
+    own: Caption | None = None,
 ) -> str:
     """Return a caption as a line of JSON: `image`, `pictures`, and the keys of `Caption.to_dict`.
 
     Args:
-        caption: Caption of the photo; where it is withheld, all is null but its confidence.
+        captions: Captions of the photo, best first. Of one that is withheld all is null but its
+            confidence.
         model: Name of the model, where several are compared.
+        as_list: Also give all captions, as `captions`.
+        own: With a caption that was given to the model, the one that it writes itself.
     """
+    contents = []
+    for caption in captions:
+        content = caption.to_dict()
+        if is_withheld(caption.confidence, min_confidence):
+            content |= {key: None for key in content if not key.startswith("confidence")}
+        contents.append(content)
     line: dict[str, Any] = {} if model is None else {"model": model}
-    line |= {"image": str(path), **caption.to_dict()}
-    if is_withheld(caption.confidence, min_confidence):
-        line |= {key: None for key in caption.to_dict() if not key.startswith("confidence")}
+    line |= {"image": str(photo), **contents[0]}
+    if as_list:
+        line["captions"] = [
+            {**content, "log_prob": None if content["words"] is None else _log_prob(each)}
+            for content, each in zip(contents, captions, strict=True)
+        ]
+    if own is not None:
+        line["log_prob"] = _log_prob(captions[0])
+        line["model_caption"] = {**own.to_dict(), "log_prob": _log_prob(own)}
     if pictures:
         line["pictures"] = [str(picture) for picture in pictures]
-    return json.dumps(line, ensure_ascii=False)
+    return to_json(line)
+
+
+def _log_prob(caption: Caption) -> float:
+    return round(caption.log_prob, 6)
+
+
+def to_json(value: object) -> str:
+    """Return a value as JSON that standard output can show, whatever the locale."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
 
 
 def text_lines(
-    path: Path,
+    photo: Path | str,
     captions: Sequence[tuple[str, Caption]],
-    pictures: Sequence[Path],
+    files: Sequence[Path] = (),
     *,
+    others: Sequence[Caption] = (),
     min_confidence: float | None = None,
     with_total: bool = False,
 ) -> str:
-    """Return what a person reads: the photo and its caption, then the files, indented.
+    """Return what a person reads: the photo, its caption and its files on one line.
 
     Args:
-        captions: Names of models and their captions; of a single one the name is not shown.
-        with_total: Also the log-probability of the whole caption, its end included.
+        captions: Names of models and their captions. Several have a line each.
+        others: Further captions of the same model, a line each.
+        with_total: Also log-probabilities, with the caption's end. `others` is then the caption
+            that the model writes itself, as a yardstick.
     """
-    texts = []
-    for _, caption in captions:
-        text = printable(caption.text)
-        if caption.is_unsure:
-            text += " (unsure)"
-        if with_total:
-            text += f" (log-probability {caption.log_prob:.2f})"
-        if is_withheld(caption.confidence, min_confidence):
-            text = "(no caption)"
-        texts.append(text)
-    details = [printable(picture) for picture in pictures]
-    if len(captions) == 1:
-        return "\n  ".join([f"{printable(path)}: {texts[0]}", *details])
-    named = [f"{printable(name)}: {text}" for (name, _), text in zip(captions, texts, strict=True)]
-    return "\n  ".join([printable(path), *named, *details])
+    texts = [
+        caption_note(caption, with_total=with_total, min_confidence=min_confidence)
+        for caption in [*(caption for _, caption in captions), *others]
+    ]
+    written = ""
+    if files:
+        written = f" -> {printable(files[0])}"
+        if len(files) > 1:
+            written += f" and {len(files) - 1} more files" if len(files) > 2 else " and 1 more file"
+    if len(captions) > 1:
+        names = [name for name, _ in captions]
+        lines = [f"{printable(name)}: {text}" for name, text in zip(names, texts, strict=True)]
+        return "\n  ".join([f"{printable(photo)}{written}", *lines])
+    lines = [
+        f"the model's own: {text}" if with_total else f"{place}. {text}"
+        for place, text in enumerate(texts[1:], start=2)
+    ]
+    return "\n  ".join([f"{printable(photo)}: {texts[0]}{written}", *lines])
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +154,9 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help="with --output: what to save, separated by commas: png, pdf, svg (the sheet), words "
         "(one PNG a word), gif, html (a page to explore in a browser), matrix (words by cells), "
-        "npz (the raw maps), or all (default: png)",
+        "npz (the raw maps), or all (default: png); words come with a sheet",
     )
-    parser.add_argument("--words", action="store_true", help="with --output: also save words")
+    parser.add_argument("--words", action="store_true", help="the same as words in --save")
     parser.add_argument("--json", action="store_true", help="print one JSON object a photo")
     parser.add_argument(
         "--cells", action="store_true", help="draw the grid's cells instead of a smooth map"
@@ -162,19 +218,34 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     for option in ("save", "words", "paths"):
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
+    check_folder(parser, arguments.output)
     if arguments.words and arguments.compare:
         parser.error("argument --words: shows one model, so not with --compare")
     possible = COMPARED_KINDS if arguments.compare else KINDS
     # With --write, sheets are drawn only where the options name them.
-    kinds = arguments.save or (() if arguments.write and not arguments.words else ("png",))
+    kinds = arguments.save or (() if arguments.write or arguments.words else ("png",))
+    if arguments.words:
+        kinds = (*kinds, "words")
     if "all" in kinds:
         kinds = possible
     for kind in kinds:
         if kind not in possible:
             parser.error(f"argument --save: {kind} shows one model, so not with --compare")
-    if arguments.words:
-        kinds = (*kinds, "words")
+    if "words" in kinds and not {"png", "pdf", "svg"} & {*kinds}:
+        kinds = ("png", *kinds)  # single words say little without the sheet of all
     arguments.save = tuple(dict.fromkeys(kinds))
+
+
+def check_folder(parser: argparse.ArgumentParser, output: Path | None) -> None:
+    """Refuse an `--output` that names a file."""
+    if output is None or output.is_dir():
+        return
+    kinds = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg", ".html", ".npz", ".webp"}
+    if output.suffix.lower() in kinds | {".csv", ".json", ".jsonl", ".txt", ".xmp", ".md"}:
+        parser.error(
+            f"argument --output: {output} looks like a file, but a folder is meant, in which each "
+            f"photo gets its own files; give a folder, such as {output.with_suffix('')}"
+        )
 
 
 def check_attention_options(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
@@ -212,11 +283,11 @@ class CaptionWriter:
     def __init__(
         self,
         arguments: argparse.Namespace,
-        names: Mapping[Path, str],
-        failed: Callable[[Path, object], None],
+        names: Mapping[Path | str, str],
+        failed: Callable[[Path | str, object], None],
     ) -> None:
         self.arguments, self.names, self.failed = arguments, names, failed
-        self.entries: dict[Path, Entry] = {}
+        self.entries: dict[Path | str, Entry] = {}
         self.several = len(set(names.values())) > 1  # then a gallery leads to the pages
         self.content = "comparison" if arguments.compare else "attention"  # in the files' names
         if arguments.output is None:
@@ -231,54 +302,87 @@ class CaptionWriter:
             threshold=arguments.threshold,
         )
 
-    def write(
-        self,
-        path: Path,
-        image: Image.Image,
-        captions: list[tuple[str, Caption]],
-        *,
-        scored: bool = False,
+    def draw(
+        self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
     ) -> list[Path]:
-        """Print captions and save their pictures; if those cannot be saved, report why not.
+        """Save the pictures of captions, and report why if they cannot be saved.
 
         A caption that is withheld is not drawn.
 
         Args:
             captions: Names of models and their captions: of one, or of those to compare.
         """
-        arguments = self.arguments
-        chosen = captions
-        if arguments.layer is not None or arguments.head is not None:
-            chosen = [(n, c.of_head(arguments.layer, arguments.head)) for n, c in captions]
-        least = arguments.min_confidence
-        given = [not is_withheld(caption.confidence, least) for _, caption in captions]
+        least = self.arguments.min_confidence
+        drawn = [each for each in captions if not is_withheld(each[1].confidence, least)]
         pictures: list[Path] = []
-        problem: CaptionerError | None = None
-        if arguments.output is not None and any(given):
+        if self.arguments.output is not None and drawn:
             try:
-                for picture in self._save(
-                    path, image, list(compress(chosen, given)), list(compress(captions, given))
-                ):
-                    pictures.append(picture)
+                pictures.extend(self._save(photo, image, self._of_head(drawn), drawn))
             except CaptionerError as error:
-                problem = error
-        if arguments.json:
-            for name, caption in chosen:
-                model = name if arguments.compare else None
-                show(json_line(path, caption, pictures, min_confidence=least, model=model))
-        else:
-            show(text_lines(path, captions, pictures, min_confidence=least, with_total=scored))
-        if problem:
-            self.failed(path, problem)
+                self.failed(photo, error)
         return pictures
 
-    def add_to_gallery(self, path: Path, image: Image.Image, text: str, *, unsure: bool) -> None:
+    def show(
+        self,
+        photo: Path | str,
+        captions: Sequence[tuple[str, Caption]],
+        *,
+        others: Sequence[Caption] = (),
+        pictures: Sequence[Path] = (),
+        files: Sequence[Path] = (),
+        scored: bool = False,
+    ) -> None:
+        """Print captions.
+
+        Args:
+            others: Further captions of the same model.
+            files: Other files that were written for the photo.
+            scored: The caption was given; `others` is the one that the model writes itself.
+        """
+        arguments = self.arguments
+        least = arguments.min_confidence
+        if not arguments.json:
+            written = [*pictures, *files]
+            show(
+                text_lines(
+                    photo,
+                    captions,
+                    written,
+                    others=others,
+                    min_confidence=least,
+                    with_total=scored,
+                )
+            )
+            return
+        for name, caption in self._of_head(captions):
+            show(
+                json_line(
+                    photo,
+                    [caption] if scored else [caption, *others],
+                    pictures,
+                    min_confidence=least,
+                    model=name if arguments.compare else None,
+                    as_list=not scored and arguments.num_captions is not None,
+                    own=others[0] if scored else None,
+                )
+            )
+
+    def _of_head(self, captions: Sequence[tuple[str, Caption]]) -> list[tuple[str, Caption]]:
+        """Return captions with the maps of the layer and head that the options choose."""
+        layer, head = self.arguments.layer, self.arguments.head
+        if layer is None and head is None:
+            return list(captions)
+        return [(name, caption.of_head(layer, head)) for name, caption in captions]
+
+    def add_to_gallery(
+        self, photo: Path | str, image: Image.Image, text: str, *, unsure: bool
+    ) -> None:
         """List the page of a photo in the gallery."""
         from captioner.visualization import Entry, picture_name
 
-        page = picture_name(self.names[path], self.content, "html")
-        entry = Entry.of(image, name=path.name, page=page, caption=text, unsure=unsure)
-        self.entries[path] = entry
+        page = picture_name(self.names[photo], self.content, "html")
+        entry = Entry.of(image, name=Path(photo).name, page=page, caption=text, unsure=unsure)
+        self.entries[photo] = entry
 
     def finish(self) -> None:
         """Save the gallery of several photos' pages.
@@ -296,7 +400,7 @@ class CaptionWriter:
 
     def _save(
         self,
-        path: Path,
+        photo: Path | str,
         image: Image.Image,
         captions: list[tuple[str, Caption]],
         with_heads: list[tuple[str, Caption]],
@@ -304,12 +408,12 @@ class CaptionWriter:
         """Save the chosen kinds, yielding the name of each file once it is there."""
         from captioner import visualization as v
 
-        style, name, folder = self.style, self.names[path], self.arguments.output
+        style, name, folder = self.style, self.names[photo], self.arguments.output
         caption = replace(captions[0][1], image=image)
         for kind in self.arguments.save:
             file = folder / v.picture_name(name, self.content, kind)
             if kind == "html":
-                self._save_page(path, image, with_heads, file)
+                self._save_page(photo, image, with_heads, file)
             elif self.arguments.compare and kind == "png":
                 v.save_png(v.comparison_sheet(image, captions, style), file)
             elif self.arguments.compare:  # pdf or svg
@@ -332,7 +436,11 @@ class CaptionWriter:
                 yield file
 
     def _save_page(
-        self, path: Path, image: Image.Image, captions: list[tuple[str, Caption]], file: Path
+        self,
+        photo: Path | str,
+        image: Image.Image,
+        captions: list[tuple[str, Caption]],
+        file: Path,
     ) -> None:
         """Save a page of captions with all their heads, among which its reader can choose."""
         from captioner.visualization import caption_page
@@ -340,7 +448,7 @@ class CaptionWriter:
         page = caption_page(
             image,
             captions,
-            name=path.name,
+            name=Path(photo).name,
             style=self.style,
             layer=self.arguments.layer,
             head=self.arguments.head,
@@ -349,4 +457,4 @@ class CaptionWriter:
         save_bytes(page.encode(errors="replace"), file)
         if self.several:
             first = captions[0][1]
-            self.add_to_gallery(path, image, first.text, unsure=first.is_unsure)
+            self.add_to_gallery(photo, image, first.text, unsure=first.is_unsure)

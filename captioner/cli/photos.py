@@ -17,8 +17,9 @@ from captioner.cli.journal import pictures_in
 from captioner.errors import ImageError
 from captioner.log import printable
 
-STANDARD_INPUT = Path("-")
-MAX_INPUT_BYTES = 2**28  # of a photo on standard input
+STANDARD_INPUT = "-"
+MAX_INPUT_BYTES = 2**28  # of a photo on standard input or at an address
+DOWNLOAD_TIMEOUT_S = 60.0
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 # Whose reading could block or never end.
 _SPECIAL_FILES = {
@@ -109,23 +110,54 @@ def _holds_a_photo(folder: Path, suffixes: Collection[str]) -> bool:
     return False
 
 
-def open_photo(path: Path) -> Image.Image:
-    """Read the photo at a path, or on standard input where the path is `-`.
+def open_photo(photo: Path | str) -> Image.Image:
+    """Read the photo at a path or an address, or on standard input, which is `-`.
 
     Raises:
         ImageError: There is no photo that can be read; the message names a device or pipe as such.
     """
+    from captioner.data.download import fetch_image
     from captioner.data.transforms import open_image
 
-    if path == STANDARD_INPUT:
+    if photo == STANDARD_INPUT:
         content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
         if not content:
             raise ImageError("standard input is empty; send a photo: captioner caption - < PHOTO")
         if len(content) > MAX_INPUT_BYTES:
             raise ImageError(f"standard input is larger than {MAX_INPUT_BYTES >> 20} MiB")
         return open_image(content)
+    if isinstance(photo, str):
+        # The user chose the address, so it may be one of the user's own network.
+        return open_image(
+            fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
+        )
     with contextlib.suppress(OSError, ValueError):  # open_image says what is wrong
-        kind = _SPECIAL_FILES.get(stat.S_IFMT(path.stat().st_mode))
+        kind = _SPECIAL_FILES.get(stat.S_IFMT(photo.stat().st_mode))
         if kind:
             raise ImageError(f"is {kind}, not a file; a photo can be sent to: captioner caption -")
-    return open_image(path)
+    return open_image(photo)
+
+
+# Files that name photos, or hold them, by their suffix; and what to do with them.
+_LISTS = dict.fromkeys((".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet"), "a list of photos")
+_ARCHIVES = dict.fromkeys((".tar", ".zip", ".gz", ".tgz", ".7z", ".rar"), "an archive")
+
+
+def refusal_of(name: str, *, allow_urls: bool) -> str | None:
+    """Return why an argument can be no photo, judged by its name; None if it may be one."""
+    from captioner.data.download import is_url
+
+    if is_url(name):
+        if allow_urls:
+            return None
+        return (
+            "is an address, from which nothing is fetched without --allow-urls (or: curl -L "
+            "ADDRESS | captioner caption -)"
+        )
+    suffix = Path(name).suffix.lower()
+    kind = _LISTS.get(suffix) or _ARCHIVES.get(suffix)
+    if kind is None or not os.path.isfile(name):
+        return None
+    if suffix in (*_LISTS, ".tar"):
+        return f"is {kind}, not a photo; captioner batch {name} --output DIR reads such files"
+    return f"is {kind}, not a photo; unpack it and give its folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import unicodedata
 from pathlib import Path
 
 from captioner.cli import load_captioner, parsing, run_command
@@ -22,7 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.CommandParser(
         prog="captioner score",
         description="Score a given caption: the model's attention for each word, and how likely "
-        "each is. Exit code: 0 done, 1 the pictures failed, 2 nothing could be done.",
+        "each is, next to the caption that the model writes itself. Exit code: 0 done, 1 the "
+        "pictures failed, 2 nothing could be done.",
     )
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
@@ -41,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     failures = 0
 
-    def failed(path: Path, reason: object) -> None:
+    def failed(path: Path | str, reason: object) -> None:
         nonlocal failures
         failures += 1
         logger.warning(f"{path}: {reason}")
@@ -54,13 +56,14 @@ def _run(arguments: argparse.Namespace) -> int:
     captioner = load_captioner(model, arguments)
     check_attention_options(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **attention_options(arguments, captioner))
-    unknown = [
-        word
-        for word in captioner.vocabulary.tokenizer.split(arguments.text)
-        if word not in captioner.vocabulary
-    ]
+    own = captioner.caption(image, **attention_options(arguments, captioner))
+    words = captioner.vocabulary.tokenizer.split(arguments.text)
+    unknown = [word for word in words if word not in captioner.vocabulary]
     if unknown:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
+    left_out = _left_out(arguments.text, words)
+    if left_out:
+        logger.info(f"left out, because the model reads no such characters: {' '.join(left_out)}")
     names, journal = {arguments.photo: arguments.photo.stem}, None
     if arguments.output is not None:
         # So that no picture of another photo is replaced, and that `captioner caption --resume`
@@ -73,9 +76,21 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"{path.stem} of another photo"
             )
     writer = CaptionWriter(arguments, names, failed)
-    pictures = writer.write(arguments.photo, image, [(str(model), caption)], scored=True)
+    captions = [(str(model), caption)]
+    pictures = writer.draw(arguments.photo, image, captions)
+    writer.show(arguments.photo, captions, others=[own], pictures=pictures, scored=True)
     if journal is not None and pictures:
         journal.begin()
         content = {"caption": caption.text, "confidence": None}
         journal.add(arguments.photo, names[arguments.photo], content, pictures)
     return 1 if failures else 0
+
+
+def _left_out(text: str, words: list[str]) -> list[str]:
+    """Return the characters of a text that are in none of its words, but punctuation."""
+    read = set("".join(words))
+    return [
+        character
+        for character in dict.fromkeys(unicodedata.normalize("NFKC", text).lower())
+        if character not in read and unicodedata.category(character)[0] not in "PZC"
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -386,6 +389,86 @@ def test_a_huge_photo_is_named_and_not_decoded(program: Caption, tmp_path: Path)
     assert "over the limit" in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("list.txt", "captioner batch list.txt --output DIR"),
+        ("table.csv", "captioner batch table.csv --output DIR"),
+        ("shard.tar", "captioner batch shard.tar --output DIR"),
+        ("photos.zip", "unpack it and give its folder"),
+        ("https://example.org//dog.jpg", "--allow-urls"),
+    ],
+)
+def test_lists_archives_and_addresses_name_what_reads_them(
+    caption: Caption, photos: list[Path], tmp_path: Path, name: str, remedy: str
+) -> None:
+    if "//" not in name:
+        (tmp_path / name).write_text("photos/one.jpg")
+    outcome = caption(name, photos[0])
+    assert outcome.code == 1
+    assert outcome.stderr.startswith(f"{name}: is a")
+    assert remedy in outcome.stderr
+    assert len(outcome.stdout.splitlines()) == 1
+
+
+def test_an_address_is_fetched_when_that_is_allowed(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        site = f"http://127.0.0.1:{server.server_port}"
+        given = (f"{site}/photos/one.jpg?size=2", f"{site}/none.jpg", "--json", "--output", "out")
+        outcome = caption(*given, "--allow-urls")
+        server.shutdown()
+    assert outcome.code == 1
+    assert f"{site}/none.jpg: cannot be fetched: the site answers 404" in outcome.stderr
+    (fetched,) = as_json(outcome)
+    (local,) = as_json(caption(photos[0], "--json"))
+    assert fetched["image"] == given[0]
+    assert fetched["words"] == local["words"]
+    assert by_name(tmp_path / "out") == [Path(path).name for path in fetched["pictures"]]
+
+
+# --------------------------------------------------------------------------------- several captions
+
+
+def test_several_captions_are_those_of_python_best_first(
+    caption: Caption, photos: list[Path], tiny_model: Path
+) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    (expected,) = captioner.n_best([photos[0]], 7, beam_size=7)
+    (line,) = as_json(caption(photos[0], "--num-captions", 7, "--json"))
+    assert [each["caption"] for each in line["captions"]] == [each.text for each in expected]
+    assert line["caption"] == line["captions"][0]["caption"]
+    for each, python in zip(line["captions"], expected, strict=True):
+        assert each["log_prob"] == pytest.approx(python.log_prob, abs=1e-4)
+        assert each["words"] == python.words
+    text = caption(photos[0], "--num-captions", 3).stdout.splitlines()
+    assert [line[:5] for line in text[1:]] == ["  2. ", "  3. "]
+    (one,) = as_json(caption(photos[0], "--num-captions", 1, "--json"))
+    assert len(one["captions"]) == 1
+
+
+def test_captions_are_sampled_and_a_seed_repeats_them(caption: Caption, photos: list[Path]) -> None:
+    options = ("--sample", "--num-captions", 3, "--temperature", 2, "--top-p", 0.9, "--json")
+    first, again, other = (
+        [line["captions"] for line in as_json(caption(*photos, *options, "--seed", seed))]
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert len({each["caption"] for each in first[0]}) > 1
+
+
+def test_json_is_json_in_every_locale(tmp_path: Path, tiny_model: Path) -> None:
+    tiny.photo(0)[0].save(tmp_path / "hündin \U0001f415.jpg")
+    command = [sys.executable, "-m", "captioner", "caption", tmp_path, "--json"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(REPOSITORY)}
+    found = subprocess.run(command, capture_output=True, check=True, env=environment)
+    line = json.loads(found.stdout.decode("ascii"))
+    assert line["image"] == str(tmp_path / "hündin \U0001f415.jpg")
+
+
 # ---------------------------------------------------------------------------------- unusable calls
 
 
@@ -410,7 +493,13 @@ def test_no_photo_is_exit_code_2(program: Caption) -> None:
         ["--resume"],
         ["--write", "csv"],
         ["--write", "html"],
-        ["--write", "txt", "--output", "out"],
+        ["--output", "result.png"],
+        ["--write", "csv", "--output", "captions.csv"],
+        ["--temperature", "2"],
+        ["--sample", "--beam-size", "3"],
+        ["--sample", "--paths", "3"],
+        ["--num-captions", "3", "--beam-size", "2"],
+        ["--num-captions", "2", "--compare", "soft", "hard"],
         ["--write", "csv", "--output", "out", "--compare", "soft"],
         ["--in-place"],
         ["--quiet", "--verbose"],

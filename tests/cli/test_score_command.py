@@ -57,11 +57,27 @@ def test_the_text_says_how_likely_the_whole_is(
     commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
 ) -> None:
     outcome = run(commands, tiny_model, tmp_path, photo, "a red disc")
-    scored = Captioner.from_pretrained(tiny_model, device="cpu").score(photo, "a red disc")
-    assert scored.end_log_prob is not None
-    total = float(scored.log_probs.sum()) + scored.end_log_prob
-    assert outcome.stdout == f"{photo}: a red disc (log-probability {total:.2f})\n"
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    lines = outcome.stdout.splitlines()
+    for line, start, caption in (
+        (lines[0], f"{photo}: a red disc", captioner.score(photo, "a red disc")),
+        (lines[1], "  the model's own: ", captioner.caption(photo)),
+    ):
+        assert line.startswith(start)
+        total = float(caption.log_probs.sum()) + (caption.end_log_prob or 0)
+        a_word = total / (len(caption.words) + 1)
+        assert line.endswith(f" (log-probability {total:.2f}, {a_word:.2f} a word)")
     assert outcome.stderr == ""
+    as_json = json.loads(run(commands, tiny_model, tmp_path, photo, "a red disc", "--json").stdout)
+    assert as_json["model_caption"]["log_prob"] == pytest.approx(total, abs=1e-5)
+
+
+def test_words_and_characters_that_the_model_does_not_know_are_named(
+    commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    outcome = run(commands, tiny_model, tmp_path, photo, "a Zebra! \U0001f415 €")
+    assert "read as unknown words: zebra" in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].endswith("no such characters: \U0001f415 €")
 
 
 def test_hard_attention_shows_its_cells_and_paths(
@@ -108,7 +124,7 @@ def test_pictures_of_another_photo_are_kept_and_those_of_this_one_drawn_again_by
         (["photo.jpg"], "CAPTION"),
         (["photo.jpg", "a", "--words"], "needs --output"),
         (["photo.jpg", "a", "--at-test", "sample"], "hard attention"),
-        (["photo.jpg", "a", "--beam-size", "3"], "unrecognized"),
+        (["photo.jpg", "a", "--beam-size", "3"], "there is no option --beam-size"),
     ],
 )
 def test_unusable_input_of_score_is_one_sentence(

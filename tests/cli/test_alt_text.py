@@ -1,0 +1,221 @@
+"""What `--write` writes: texts, sidecars, tables and pages."""
+
+from __future__ import annotations
+
+import csv
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import tiny
+from programs import Commands, ProgramResult
+
+from captioner.cli.alt_text import alt_text, table
+from captioner.data.readers import read_split
+
+PAGE = '<img src="photos/one.jpg"><img src="photos/two.png" alt=""><img src="x" alt="mine">'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "photos").mkdir()
+    for number, name in enumerate(("one.jpg", "two.png")):
+        tiny.photo(number)[0].save(tmp_path / "photos" / name)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def run(commands: Commands, tiny_model: Path, tmp_path: Path):
+    def caption(*arguments: object) -> ProgramResult:
+        options = ("--checkpoint", tiny_model, "--device", "cpu", "--beam-size", 1)
+        return commands.run("captioner", "caption", *arguments, *options, cwd=tmp_path)
+
+    return caption
+
+
+def captions_in(outcome: ProgramResult) -> list[str]:
+    return [json.loads(line)["caption"] for line in outcome.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a photo of two dogs", "Two dogs"),
+        ("this is a black and white picture of a man", "A man"),
+        ("a close up of an image of a cat", "A cat"),
+        ("a man takes a photo of a dog", "A man takes a photo of a dog"),
+        ("", ""),
+    ],
+)
+def test_a_photo_of_is_never_written(caption: str, expected: str) -> None:
+    assert alt_text(caption) == expected
+
+
+@pytest.mark.parametrize("length", range(1, 40))
+def test_texts_are_no_longer_than_they_may_be(length: int) -> None:
+    text = alt_text("a woman in a red coat walks a dog", max_length=length)
+    assert len(text) <= length
+    assert len(text) == 33 or text.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--write", "csv"], "csv needs --output"),
+        (["--write", "pdf"], "'pdf' is none of xmp, txt, csv, html"),
+        (["--write", "html"], "needs a page"),
+        (["page.html"], "add --write html"),
+        (["--in-place"], "needs --write html"),
+        (["--site-root", "x", "--write", "csv", "--output", "o"], "needs --write html"),
+        (["--prefix", "x", "--write", "xmp"], "needs --write txt"),
+        (["--overwrite"], "needs --write txt or xmp"),
+        (["--xmp-merge", "--write", "txt"], "needs --write xmp"),
+        (["--write", "xmp", "--compare", "soft", "hard"], "not with --compare"),
+    ],
+)
+def test_options_of_writing_that_do_nothing_are_refused(
+    commands: Commands, options: list[str], problem: str
+) -> None:
+    assert problem in commands.run("captioner", "caption", "a.jpg", *options).sentence()
+
+
+# ------------------------------------------------------------------------------------------ txt
+
+
+def test_texts_for_training_are_written_next_to_photos_and_kept(run, folder: Path) -> None:
+    options = ("--write", "txt", "--prefix", "sks style,", "--suffix", ", night")
+    (folder / "two.txt").write_text("mine")
+    outcome = run("photos", *options, "--json")
+    assert outcome.code == 0, outcome.stderr
+    one, two = captions_in(outcome)
+    assert (folder / "one.txt").read_text() == f"sks style, {one}, night\n"
+    assert (folder / "two.txt").read_text() == "mine"
+    assert "photos/two.txt: has a text already" in outcome.stderr
+    assert run("photos", "--write", "txt", "--suffix", "x", "--overwrite").code == 0
+    assert (folder / "two.txt").read_text() == f"{two} x\n"
+
+
+def test_photos_that_differ_in_the_suffix_do_not_share_a_text(run, folder: Path) -> None:
+    tiny.photo(3)[0].save(folder / "one.png")
+    outcome = run("photos", "--write", "txt")
+    assert outcome.code == 1
+    assert "photos/one.png: one.txt is of one.jpg" in outcome.stderr
+
+
+# ------------------------------------------------------------------------------------------ XMP
+
+
+def test_sidecars_are_written_next_to_photos_and_those_of_others_are_kept(
+    run, folder: Path
+) -> None:
+    (folder / "two.png.xmp").write_text("<x:xmpmeta x:xmptk='another program'/>")
+    outcome = run("photos", "--write", "xmp")
+    assert outcome.code == 1
+    assert "two.png.xmp was written by another program" in outcome.stderr
+    assert "--xmp-merge" in outcome.stderr
+    assert (folder / "two.png.xmp").read_text() == "<x:xmpmeta x:xmptk='another program'/>"
+    assert "AltTextAccessibility" in (folder / "one.jpg.xmp").read_text()
+    assert outcome.stdout.splitlines()[0].endswith(" -> photos/one.jpg.xmp")
+    assert run("photos/one.jpg", "--write", "xmp").code == 0, "our own sidecar is replaced"
+    assert run("photos", "--write", "xmp", "--xmp-name", "replace").code == 0
+    assert (folder / "two.xmp").exists()
+
+
+# ---------------------------------------------------------------------------------------- table
+
+
+def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(run, folder: Path) -> None:
+    names = ["@user.jpg", "+1.jpg", "=a.jpg", "-b.jpg", "é, ü.jpg"]
+    for number, name in enumerate(names):
+        tiny.photo(number)[0].save(folder / name)
+    outcome = run("photos", "--write", "csv", "--output", "out/deeper", "--json")
+    assert outcome.code == 0, outcome.stderr
+    split = read_split(
+        format="table", root=str(folder.parent / "out/deeper/captions.csv"), split="all"
+    )
+    assert not split.missing
+    expected = dict(
+        zip(
+            sorted([*names, "one.jpg", "two.png"]),
+            (text.capitalize() for text in captions_in(outcome)),
+            strict=True,
+        )
+    )
+    found = {Path(str(each.path)).name: each.captions[0] for each in split.images}
+    assert found == expected
+
+
+def test_no_cell_of_the_table_is_a_formula(tmp_path: Path) -> None:
+    rows = [(tmp_path / "=1+1.jpg", "=1+1", 0.5), (tmp_path / "a/b.jpg", "A dog", None)]
+    assert list(csv.reader(table(rows, tmp_path).decode().splitlines())) == [
+        ["image", "caption", "confidence"],
+        ["./=1+1.jpg", " =1+1", "0.5000"],
+        ["a/b.jpg", "A dog", ""],
+    ]
+
+
+# ---------------------------------------------------------------------------------------- pages
+
+
+def test_pages_are_copied_and_changed_in_place_only_when_asked(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(PAGE)
+    assert run("page.html", "--write", "html").code == 0
+    assert file.read_text() == PAGE
+    copy = (tmp_path / "page.alt.html").read_text()
+    assert copy.count('alt="') == 3
+    assert run("page.html", "--write", "html", "--output", ".").code in (1, 2)
+    assert file.read_text() == PAGE
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "page.html").write_text('<img alt="mine">')
+    copies = run("page.html", "other/page.html", "--write", "html", "--output", "out")
+    assert copies.code == 0
+    found = [path.read_text() for path in sorted((tmp_path / "out").glob("*page.html"))]
+    assert sorted(found) == sorted([copy, '<img alt="mine">']), "none replaces another"
+    (tmp_path / "README.md").write_text("![](photos/one.jpg)")
+    assert run("README.md", "page.html", "--write", "html", "--in-place").code == 0
+    assert file.read_text() == copy
+    assert "![]" not in (tmp_path / "README.md").read_text()
+
+
+def test_the_copy_of_a_page_does_not_replace_the_gallery(run, folder: Path, tmp_path: Path) -> None:
+    (folder / "gallery.html").write_text('<img src="one.jpg"><img src="two.png">')
+    page = "photos/gallery.html"
+    outcome = run(page, "--write", "html", "--output", "out", "--save", "html")
+    assert outcome.code == 1
+    assert f"{page}: its copy would replace the gallery" in outcome.stderr
+    assert 'href="one.attention.html"' in (tmp_path / "out" / "gallery.html").read_text()
+    assert run(page, "--write", "html", "--output", "copies").code == 0
+
+
+def test_a_photo_of_several_pages_is_captioned_and_listed_once(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("index.html", "about.html"):
+        (tmp_path / name).write_text(PAGE)
+    options = ("--write", "html,csv", "--output", "out", "--save", "html", "--json")
+    outcome = run("index.html", "about.html", "photos/two.png", *options)
+    assert outcome.code == 0, outcome.stderr
+    assert len(captions_in(outcome)) == 3
+    rows = list(csv.reader((tmp_path / "out" / "captions.csv").open()))
+    assert [row[0] for row in rows] == ["image", "../photos/one.jpg", "../photos/two.png"]
+    assert "2 photos with captions" in (tmp_path / "out" / "gallery.html").read_text()
+    assert 'alt="' in (tmp_path / "out" / "about.html").read_text()
+
+
+def test_a_page_changed_in_place_keeps_its_link_and_its_permissions(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_bytes(PAGE.encode())
+    (tmp_path / "page.html").chmod(0o600)
+    link = folder / "link.html"
+    link.symlink_to("../page.html")
+    (folder / "photos").symlink_to(".")  # addresses begin at the folder of the link
+    outcome = run("photos/link.html", "--write", "html", "--in-place", "--json")
+    assert outcome.code == 0, outcome.stderr
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").read_bytes() != PAGE.encode()
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600

@@ -1,0 +1,192 @@
+"""Pages of HTML and Markdown: which images lack a text, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from captioner.cli.pages import Page
+
+PAGE = """<!DOCTYPE html>\r
+<!-- <img src="comment.jpg"> --><script>var s = '<img src="script.jpg">';</script>
+<IMG SRC='photos/one.jpg'   ALT=''  width=3><img alt src="photos/two.png"/>
+<img src="photos/one.jpg" alt="mine" title="a > b"><img src="https://elsewhere/x.jpg">
+<img title='alt="no"' src="photos/one.jpg?size=2">Größe
+"""
+
+
+def page_of(folder: Path, text: str, name: str = "page.html", **options: Path) -> Page:
+    (folder / name).write_text(text, encoding="utf-8")
+    return Page(folder / name, **options)
+
+
+def test_only_missing_texts_of_a_page_are_filled_in(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_bytes(PAGE.encode())
+    page = Page(file)
+    assert page.images == [tmp_path / "photos/one.jpg", tmp_path / "photos/two.png"]
+    assert page.elsewhere == 1
+    filled = page.filled({tmp_path / "photos/one.jpg": 'A "dog"'}).decode()
+    text = 'alt="A &quot;dog&quot;"'
+    expected = PAGE.replace(
+        "<IMG SRC='photos/one.jpg'   ALT=''  width=3>",
+        f"<IMG {text} SRC='photos/one.jpg'  width=3>",
+    ).replace("<img title='alt=\"no\"'", f"<img {text} title='alt=\"no\"'")
+    assert filled == expected
+
+
+@pytest.mark.parametrize("alt", ["alt", "alt=", "ALT = ", "alt=''"])
+def test_an_empty_alt_leaves_nothing_behind(tmp_path: Path, alt: str) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(f"<img src=a.jpg {alt}>")
+    page = Page(file)
+    assert page.filled({tmp_path / "a.jpg": "A dog"}) == b'<img alt="A dog" src=a.jpg>'
+
+
+@pytest.mark.parametrize(
+    "element", ["textarea", "title", "xmp", "iframe", "noembed", "noframes", "TextArea"]
+)
+def test_what_is_plain_text_in_a_page_is_left_alone(tmp_path: Path, element: str) -> None:
+    file = tmp_path / "page.html"
+    text = f"<{element} id=a><img src=a.jpg> <b> & </{element}>"
+    file.write_text(f"{text}<img src=b.jpg>")
+    page = Page(file)
+    assert page.images == [tmp_path / "b.jpg"]
+    filled = page.filled({tmp_path / "b.jpg": "A dog"}).decode()
+    assert filled == f'{text}<img alt="A dog" src=b.jpg>'
+
+
+@pytest.mark.parametrize(
+    ("attribute", "is_filled"),
+    [
+        ("role=presentation", False),
+        ("role=' None'", False),
+        ("role=img", True),
+        ('aria-hidden="true"', False),
+        ('aria-hidden="false"', True),
+        ('aria-label="my dog"', False),
+        ('aria-label=""', True),
+        ("aria-labelledby=caption", False),
+    ],
+)
+def test_decoration_and_labelled_images_are_left_alone(
+    tmp_path: Path, attribute: str, is_filled: bool
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(f"<img {attribute} src=a.jpg>")
+    assert bool(Page(file).images) == is_filled
+
+
+@pytest.mark.parametrize("charset", ["undefined", "none-such", "idna"])
+def test_a_page_of_an_unusable_encoding_is_read_as_latin_1(tmp_path: Path, charset: str) -> None:
+    file = tmp_path / "page.html"
+    file.write_bytes(f'<meta charset="{charset}">Größe<img src=a.jpg>'.encode("latin-1"))
+    assert Page(file).filled({}) == file.read_bytes()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_page_of_utf_16_is_filled_in(tmp_path: Path, encoding: str) -> None:
+    """As Windows saves it, with a byte order mark."""
+    file = tmp_path / "page.html"
+    file.write_bytes('\ufeff<p>ü<img src="a.jpg">'.encode(encoding))
+    page = Page(file)
+    assert page.images == [tmp_path / "a.jpg"]
+    filled = page.filled({tmp_path / "a.jpg": "A dög"}).decode(encoding)
+    assert filled == '\ufeff<p>ü<img alt="A dög" src="a.jpg">'
+
+
+@pytest.mark.parametrize(
+    ("base", "image"),
+    [
+        ("img/", "img/a.jpg"),
+        ("../up/x.html", "../up/a.jpg"),
+        ("https://example.org/img/", None),
+        ("//example.org", None),
+    ],
+)
+def test_the_base_of_a_page_says_where_its_images_are(
+    tmp_path: Path, base: str, image: str | None
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(f'<base target="_top"><base href="{base}"/><base href="no"><img src="a.jpg">')
+    page = Page(file)
+    assert page.images == ([] if image is None else [tmp_path / image])
+    assert page.elsewhere == (image is None)
+
+
+# --------------------------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("tag", "image"),
+    [
+        ('<img data-src="a.jpg">', "a.jpg"),
+        ('<img src="blank.gif" data-src="a.jpg">', "a.jpg"),
+        ('<img src="data:image/gif;base64,R0" data-original="a.jpg">', "a.jpg"),
+        ('<img srcset="a.jpg 1x, b.jpg 2x">', "a.jpg"),
+        ('<img srcset="a.jpg, b.jpg 2x" src="b.jpg">', "b.jpg"),
+        ('<img data-srcset="a.jpg 480w">', "a.jpg"),
+        ('<picture><source srcset="a.jpg 2x"><img src=""></picture>', "a.jpg"),
+        ('<picture><source srcset="no.webp"/><img src="b.jpg"></picture>', "b.jpg"),
+        ('<picture><source srcset="a.jpg"></picture><img src="https://x.org/y.jpg">', None),
+        ('<img srcset="https://x.org/a.jpg 2x">', None),
+        ('<img data-src="{{ image }}.jpg" src="b.jpg">', "b.jpg"),
+    ],
+)
+def test_images_that_scripts_load_are_found_or_counted(
+    tmp_path: Path, tag: str, image: str | None
+) -> None:
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
+    page = page_of(tmp_path, tag)
+    assert page.images == ([tmp_path / image] if image else [])
+    assert page.elsewhere == (image is None)
+    if image:
+        assert page.filled({tmp_path / image: "A dog"}).decode() == tag.replace(
+            "<img", '<img alt="A dog"'
+        )
+
+
+def test_an_address_from_the_root_begins_at_the_site_root_or_a_folder_above(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for place in ("blog", "img", "other/img"):
+        (site / place).mkdir(parents=True)
+    (site / "img/a.jpg").touch()
+    tag = '<img src="/img/a.jpg"><img src="/img/none.jpg">'
+    found = page_of(site / "blog", tag)
+    assert found.images == [site / "img/a.jpg", site / "blog/img/none.jpg"]
+    rooted = page_of(site / "blog", tag, site_root=site / "other")
+    assert rooted.images == [site / "other/img/a.jpg", site / "other/img/none.jpg"]
+
+
+# --------------------------------------------------------------------------------- Markdown
+
+
+MARKDOWN = """# Dogs ![mine](a.jpg)
+![](a.jpg) and ![ ](<img/my dog.jpg> "title") ![][far] ![](img/b_(1).jpg)
+![](https://example.org/x.jpg) \\![](a.jpg) `![](a.jpg)`
+<img src="a.jpg"> ``<textarea>`` <img src="b.jpg" alt="mine">
+
+```html
+<img src="a.jpg"> ![](a.jpg)
+```
+
+[FAR]: img/far.jpg "Far"
+"""
+
+
+def test_images_of_markdown_without_a_text_are_filled_in(tmp_path: Path) -> None:
+    page = page_of(tmp_path, MARKDOWN, "README.md")
+    names = ["a.jpg", "img/my dog.jpg", "img/far.jpg", "img/b_(1).jpg"]
+    assert page.images == [tmp_path / name for name in names]
+    assert page.elsewhere == 1
+    texts = dict.fromkeys(page.images, "A [dog]")
+    expected = (
+        MARKDOWN.replace("\n![](a.jpg)", "\n![A \\[dog\\]](a.jpg)")
+        .replace("![ ](<", "![A \\[dog\\]](<")
+        .replace("![][far]", "![A \\[dog\\]][far]")
+        .replace("![](img", "![A \\[dog\\]](img")
+        .replace('\n<img src="a.jpg"> ``', '\n<img alt="A [dog]" src="a.jpg"> ``')
+    )
+    assert page.filled(texts).decode() == expected
