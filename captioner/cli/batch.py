@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parsing.add_model_options(
         parser, engine="--model-engine"
     )  # --engine is what distributes the work
-    parsing.add_search_options(parser)
+    parsing.add_search_options(parser, min_words=True)
     parser.add_argument(
         "--maps", action="store_true", help="also write the attention maps, as float16"
     )
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         device=device,
         precision=arguments.precision,
         engine=arguments.model_engine,
-        search=parsing.given(arguments, "beam_size", "max_words", "length_penalty"),
+        search=parsing.given(arguments, "beam_size", "max_words", "min_words", "length_penalty"),
         batch_size=arguments.batch_size,
         maps=arguments.maps,
         retry_errors=arguments.retry_errors,

@@ -42,6 +42,7 @@ _NOT_SETTINGS = frozenset(
     "write in_place max_length min_confidence overwrite prefix suffix xmp_merge xmp_name site_root "
     "allow_urls".split()
 )
+_SEARCH = "beam_size max_words min_words length_penalty num_captions temperature top_p seed".split()
 # Options that came later. They count where they are given, so that older folders can be resumed.
 _LATER_SETTINGS = frozenset("num_captions min_words sample temperature top_p seed".split())
 
@@ -77,8 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "row a model",
     )
     add_output_options(parser)
-    parsing.add_search_options(parser)
-    parser.set_defaults(min_words=None)
+    parsing.add_search_options(parser, min_words=True)
     captions = parser.add_argument_group("several captions")
     captions.add_argument(
         "--num-captions",
@@ -144,12 +144,10 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     if arguments.photos.count("-") > 1:
         parser.error("- can be given once: standard input has one photo")
     if arguments.sample:
-        for name in ("beam_size", "length_penalty", "min_words", "min_confidence", "at_test"):
+        for name in ("beam_size", "length_penalty", "min_confidence"):
             if getattr(arguments, name) is not None:
                 option = name.replace("_", "-")
                 parser.error(f"argument --{option}: is for the search, so not with --sample")
-        if arguments.paths:
-            parser.error("argument --paths: is for the search, so not with --sample")
     else:
         for name in ("temperature", "top_p", "seed"):
             if getattr(arguments, name) is not None:
@@ -346,14 +344,11 @@ class _CaptionRun:
     def _captions_by(self, captioner: Captioner, images: list[Image.Image]) -> list[list[Caption]]:
         """Return a model's captions of each image, best first, or as they were drawn."""
         arguments = self.arguments
-        count = arguments.num_captions or 1
-        if arguments.sample:
-            options = parsing.given(arguments, "temperature", "top_p", "max_words", "seed")
-            return [captioner.sample(image, count, **options) for image in images]
-        options = parsing.given(arguments, "beam_size", "max_words", "min_words", "length_penalty")
-        if count > captioner.config.decoding.beam_size:
-            options.setdefault("beam_size", count)
-        return captioner.n_best(images, count, **options, **attention_options(arguments, captioner))
+        options = parsing.given(arguments, *_SEARCH)
+        if options.get("num_captions", 1) > captioner.config.decoding.beam_size:
+            options.setdefault("beam_size", options["num_captions"])
+        options |= attention_options(arguments, captioner)
+        return captioner.captions(images, captioner.options(sample=arguments.sample, **options))
 
     def _write(
         self,

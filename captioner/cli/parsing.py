@@ -160,8 +160,19 @@ def chosen_model(arguments: argparse.Namespace) -> str | Path:
     return arguments.model if arguments.checkpoint is None else Path(arguments.checkpoint)
 
 
-def add_search_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options of the search, except `--beam-size`."""
+def add_search_options(parser: argparse._ActionsContainer, *, min_words: bool = False) -> None:
+    """Add the options of the search, except `--beam-size`.
+
+    Args:
+        min_words: Also add `--min-words`.
+    """
+    if min_words:
+        parser.add_argument(
+            "--min-words",
+            type=whole_number_from(0, MAX_WORDS),
+            metavar="N",
+            help="shortest caption (default: 1)",
+        )
     parser.add_argument(
         "--max-words",
         type=whole_number_from(1, MAX_WORDS),
