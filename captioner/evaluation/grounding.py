@@ -74,7 +74,9 @@ def ground(
         chance = float(np.average(hits, weights=seen))
         figures["hit"] = float(hits.flat[(attention * seen).argmax()])
         figures["hit_uniform"] = chance
-        figures["hit_centre"] = float(point_hits(mask, mask.shape[1] / 2, mask.shape[0] / 2))
+        # of several cells that are as near to the middle, the mean
+        nearest = np.isclose(centre * seen, (centre * seen).max())
+        figures["hit_centre"] = float(hits[nearest].mean())
         figures["hit_others"] = (
             float(hits.flat[(others * seen).argmax()]) if others_count else chance
         )

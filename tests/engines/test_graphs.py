@@ -15,11 +15,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from captioner.checkpoint import model_folder
-from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config import AttentionConfig, DecoderConfig, HardAttentionMode
+from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
 from captioner.errors import CheckpointError
 from captioner.export import WeightPlaces, decoder_graphs
 from captioner.generation import SearchOptions, force_decode, search
+from captioner.models.attention.attention import Memory
+from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
@@ -104,14 +107,57 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
     assert len({tuple(image[0].tokens) for image in found}) > 1 or kind == "mean"
 
 
-def test_items_computed_at_once_come_in_their_order_and_a_wrong_one_leaves_the_graph_usable(
-    tmp_path: Path,
+@pytest.fixture(scope="module")
+def graph_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GraphDecoder]:
+    """The graphs of the first case and their folder."""
+    folder = tmp_path_factory.mktemp("graphs")
+    return folder, as_graphs(decoder_of(*CASES[0]), folder)
+
+
+def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(
+    graph_folder: tuple[Path, GraphDecoder],
 ) -> None:
-    as_graphs(decoder_of(*CASES[0]), tmp_path)
-    graph = Graph(tmp_path / GRAPHS[1], streams=2)
+    """Each share of 5,000 samples within five of its standard errors."""
+    decoder, count = decoder_of(*CASES[0]), 5000
+    _, graphs = graph_folder
+    features = grids()[1].features[:1]
+
+    def first_step(mode: HardAttentionMode, images: int) -> tuple[Any, Any]:
+        """Return logits and attention of the graphs."""
+        grid = Grid(np.repeat(features, images, axis=0), ROWS, COLUMNS)
+        memory = graphs.prepare(grid)
+        with hard_attention_mode(mode):
+            tokens = np.full((images, 1), Vocabulary.start)
+            return graphs.step(tokens, graphs.start(memory), memory)[:2]
+
+    logits, sampled = first_step("sample", count)
+    cells, shares = sampled.cells[:, 0], sampled.weights[0, 0]
+    found = np.bincount(cells, minlength=len(shares)) / count
+    assert (np.abs(found - shares) <= 5 * np.sqrt(shares * (1 - shares) / count)).all()
+    mixed, expectation = first_step("expectation", 1)
+    assert expectation.cells is None
+    grid = Grid(torch.from_numpy(features), ROWS, COLUMNS)
+    memory = decoder.prepare(grid)
+    start = torch.full((1, 1), Vocabulary.start)
+    with hard_attention_mode("expectation"), torch.no_grad():
+        expected = decoder.step(start, decoder.start(memory), memory)[0]
+    np.testing.assert_allclose(mixed, expected, rtol=2e-4, atol=2e-5)
+    for cell in set(cells.tolist()):  # one cell everywhere is what a sample of it gives
+        same = Grid(grid.features[:, cell : cell + 1].expand_as(grid.features), ROWS, COLUMNS)
+        only = Memory(same, memory.keys)
+        with torch.no_grad():
+            expected = decoder.step(start, decoder.start(memory), only)[0]
+        np.testing.assert_allclose(logits[cells == cell][0], expected[0], rtol=2e-4, atol=2e-5)
+
+
+def test_items_computed_at_once_come_in_their_order_and_a_wrong_one_leaves_the_graph_usable(
+    graph_folder: tuple[Path, GraphDecoder],
+) -> None:
+    path = graph_folder[0] / GRAPHS[1]
+    graph = Graph(path, streams=2)
     _, grid = grids()
     items = [{"features": np.asarray(grid.features[i % B, None]) * (1 + i)} for i in range(7)]
-    one_by_one = [Graph(tmp_path / GRAPHS[1])(item) for item in items]
+    one_by_one = [Graph(path)(item) for item in items]
     for _ in range(2):
         for found, expected in zip(graph.map(iter(items)), one_by_one, strict=True):
             assert found.keys() == expected.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,12 @@ def test_reported_confidence_was_predicted_without_the_image() -> None:
     assert seen > report["all"]["auc"] + 0.05
 
 
+def test_a_caption_is_right_from_the_threshold_on() -> None:
+    data = drawn(300, 0)
+    at_threshold = CalibrationData(data.name, data.features, 0.5 * data.scores)
+    assert fit([at_threshold], right_from=0.5)[0] == fit([data], right_from=0.5)[0]
+
+
 def test_features_without_a_value_count_as_the_mean() -> None:
     calibrator, _ = fit([drawn(300, 0)])
     features = np.array([calibrator.mean] * 2)
@@ -105,6 +112,9 @@ def test_the_report_by_hand() -> None:
     right = np.array([True] * 2 + [False] * 8 + [True] * 8 + [False] * 2)
     found = calibration_report(confidence, right, threshold=0.5)
     assert found["right"] == 0.5
+    # eleven captions: two in the first of ten bins
+    uneven = calibration_report(np.arange(11) / 10, np.arange(11) > 1, threshold=0.5)
+    assert uneven["ece"] == pytest.approx((2 * 0.05 + sum(1 - n / 10 for n in range(2, 11))) / 11)
     assert len(found["bins"]) == 10
     assert found["unsure"] == 0.5
     assert found["unsure_right"] == 0.2
@@ -147,6 +157,20 @@ def test_a_caption_is_scored_as_the_text_that_users_read(drawn_photos: Path) -> 
     assert collect(captioner, "drawn", images).scores.max() == pytest.approx(10)
 
 
+def test_collected_scores_use_the_document_frequencies_of_the_training_captions(
+    tiny_model: Path, drawn_photos: Path
+) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    photos = sorted(drawn_photos.glob("*.jpg"))[:3]
+    texts = [caption.text for caption in captioner.caption_batch(photos)]
+    references = [(f"{text} here",) for text in texts]
+    images = [CaptionedImage(*each) for each in zip(photos, references, range(3), strict=True)]
+    training = [replace(image, captions=(texts[0],)) for image in images]
+    expected = caption_scores(texts, references, [image.captions for image in training])
+    assert expected.tolist() != caption_scores(texts, references).tolist()
+    assert collect(captioner, "drawn", images, training).scores.tolist() == expected.tolist()
+
+
 def hypothesis(tokens: list[int], log_probs: list[float], end: float | None) -> Hypothesis:
     maps = np.full((len(tokens), 4), 0.25)
     return Hypothesis(tokens, np.array(log_probs), end, maps, None, None, 0.0)
@@ -156,23 +180,24 @@ IMAGE = ImageStatistics(np.array([1.0, 2.0, 3.0, 6.0]), 2.5)
 
 
 def test_features_by_hand() -> None:
-    best = hypothesis([5, 23], [-1.0, -3.0], -2.0)
-    other = hypothesis([5, 7], [-2.0, -4.0], None)
-    assert confidence_features([best, other], IMAGE) == pytest.approx(
+    best = hypothesis([5, 23], [-1.0, -3.0], -5.0)
+    other = hypothesis([5, 7], [-2.0, -5.0], None)
+    worst = hypothesis([8, 9], [-6.0, -6.0], None)
+    assert confidence_features([best, worst, other], IMAGE) == pytest.approx(
         {
-            "mean_log_prob": -2.0,
+            "mean_log_prob": -3.0,
             "rare_log_prob": -3.0,  # token 5 is common, and 23 the 24th of the vocabulary
             "rarity": np.log(24 / 12) / 2,
             "attended_norm": np.log(3.0),
             "image_norm": 2.5,
-            "margin": 1.0,
+            "margin": 0.5,
             "least_log_prob": -3.0,
             "length": 2,
             "entropy": 1.0,
-            "agreement": 0.5 / 4,
+            "agreement": 0.5 / 4 / 2,
         }
     )
-    assert confidence_features([best, other], IMAGE, 1)["margin"] == pytest.approx(-1.0)
+    assert confidence_features([best, other], IMAGE, 1)["margin"] == pytest.approx(-0.5)
     alone = confidence_features([best], IMAGE)
     assert np.isnan(alone["margin"])
     assert np.isnan(alone["agreement"])

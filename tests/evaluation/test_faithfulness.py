@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
+
 import numpy as np
 import pytest
 import tiny
@@ -27,12 +30,15 @@ def captioner(tiny_model: object) -> Captioner:
 CAPTIONS = [[5, 7, 4, 9], [8, 6]]
 
 
-def tiny_decoder(select: str) -> tuple[Decoder, Grid]:
-    model, _, _ = tiny.model(select=select)
+def tiny_decoder(select: str, *, columns: int = 3, **attention: object) -> tuple[Decoder, Grid]:
+    model, _, _ = tiny.model(select=select, **attention)
     with torch.no_grad():
-        model.decoder.attention.score.query.weight *= 20  # the cell depends on the word
+        # The map depends on the word; of hard attention, the cell too.
+        model.decoder.attention.score.query.weight *= 20 if select == "hard" else 4
     generator = torch.Generator().manual_seed(1)
-    return model.eval().decoder, Grid(torch.randn(1, 6, 16, generator=generator), 2, 3)
+    return model.eval().decoder, Grid(
+        torch.randn(1, 2 * columns, 16, generator=generator), 2, columns
+    )
 
 
 @torch.no_grad()
@@ -50,10 +56,12 @@ def log_probs_with_context(
     return np.array(found)
 
 
-@pytest.mark.parametrize("select", ["soft", "hard"])
-def test_losses_are_those_of_contexts_replaced_by_hand(select: str) -> None:
-    decoder, grid = tiny_decoder(select)
-    losses = AttentionMeasure(decoder, seed=4)(grid, CAPTIONS)
+@pytest.mark.parametrize(("select", "temperature"), [("soft", 1.0), ("hard", 1.0), ("soft", 0.5)])
+def test_losses_are_those_of_contexts_replaced_by_hand(select: str, temperature: float) -> None:
+    decoder, grid = tiny_decoder(select, temperature=temperature)
+    measure = AttentionMeasure(decoder, seed=4)
+    measure(replace(grid, features=grid.features.flip(1)), CAPTIONS)  # no image changes the next
+    losses = measure(grid, CAPTIONS)
     own = [force_decode_one(decoder, grid, tokens) for tokens in CAPTIONS]
     features = grid.features[0]
     for kind in ("frozen", "uniform"):
@@ -94,24 +102,32 @@ def test_a_random_cell_is_one_of_the_cells(select: str) -> None:
 
 
 def test_deletion_takes_the_most_attended_fifth_and_a_random_one_as_control() -> None:
-    decoder, grid = tiny_decoder("soft")
+    """The decoder reads local cells, which are deleted with those that its keys are made of."""
+    decoder, grid = tiny_decoder("soft", columns=4, values="local")
+    grid = replace(grid, local=grid.features.flip(2))
     losses = AttentionMeasure(decoder)(grid, CAPTIONS)
-    expected, possible = [], []
-    for tokens in CAPTIONS:
-        own = force_decode_one(decoder, grid, tokens)
-        by_cell = []
-        for cell in range(6):  # a fifth of six cells is one
-            features = grid.features.clone()
-            features[0, cell] = grid.features[0].mean(0)
-            by_cell.append(
-                own.log_probs - force_decode_one(decoder, Grid(features, 2, 3), tokens).log_probs
-            )
-        expected.append(by_cell[int(own.maps.sum(0).argmax())])
-        possible.append(by_cell)
+
+    def lost(tokens: list[int], cells: list[int]) -> np.ndarray:
+        assert grid.local is not None
+        features, local = grid.features.clone(), grid.local.clone()
+        features[0, cells], local[0, cells] = features[0].mean(0), local[0].mean(0)
+        changed = force_decode_one(decoder, Grid(features, 2, 4, local), tokens)
+        return force_decode_one(decoder, grid, tokens).log_probs - changed.log_probs
+
+    expected = []
+    for tokens in CAPTIONS:  # a fifth of eight cells is two
+        attention = force_decode_one(decoder, grid, tokens).maps.sum(0)
+        expected.append(lost(tokens, np.argsort(-attention)[:2].tolist()))
     np.testing.assert_allclose(losses["deleted_in_grid"], np.concatenate(expected), atol=1e-5)
     np.testing.assert_array_equal(losses["deleted_before_mixing"], losses["deleted_in_grid"])
-    control = losses["deleted_in_grid_control"][:4]
-    assert min(np.abs(control - one).max() for one in possible[0]) < 1e-5
+    pairs = np.array([lost([5], list(cells)) for cells in combinations(range(8), 2)])
+    drawn = set()
+    for seed in range(8):
+        control = AttentionMeasure(decoder, seed=seed)(grid, [[5]])["deleted_in_grid_control"]
+        distance = np.abs(pairs - control).max(1)
+        assert distance.min() < 1e-5
+        drawn.add(int(distance.argmin()))
+    assert len(drawn) > 3
 
 
 def test_before_mixing_the_local_cells_are_deleted_and_mixed_again() -> None:

@@ -18,8 +18,10 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
 from captioner.evaluation.evaluate import AttentionSettings, measure_attention
 from captioner.evaluation.grounding import (
+    CENTRE_SIGMA,
     GroundedWord,
     cell_hits,
+    centred_map,
     coverage,
     ground,
     in_whole_words,
@@ -117,7 +119,18 @@ def test_a_word_is_grounded_by_the_attention_on_its_object(tmp_path: Path) -> No
     # Three cells: its own, the one to the left, whose centre (30, 15) is 10 px away; the one to
     # the right, at (70, 15), too; below, at (50, 45), 15 px and half a pixel.
     assert found[0].figures["hit_uniform"] == pytest.approx(3 / 8)
-    assert found[0].figures["hit_centre"] == 1  # (40, 30) touches its corner
+    assert found[0].figures["hit_centre"] == 0.5  # of the four cells at the centre, two hit
+
+
+def test_the_centred_map_is_a_gaussian_at_the_middle_of_the_photo() -> None:
+    """Also of a mirrored crop, which the middle of the photo is not the middle of."""
+    geometry = Geometry(WIDTH, HEIGHT, 20, 0, HEIGHT, HEIGHT, flipped=True)
+    expected = np.zeros((3, 4))
+    for row, column in np.ndindex(3, 4):
+        x0, y0, x1, y1 = geometry.cell_box_px(row, column, 3, 4)
+        across, down = (x0 + x1) / 2 / WIDTH - 0.5, (y0 + y1) / 2 / HEIGHT - 0.5
+        expected[row, column] = np.exp(-0.5 * (across**2 + down**2) / CENTRE_SIGMA**2)
+    np.testing.assert_allclose(centred_map(geometry, 3, 4), expected / expected.sum())
 
 
 def test_a_mirrored_photo_is_grounded_alike(tmp_path: Path) -> None:

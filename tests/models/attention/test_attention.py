@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from dataclasses import replace
+from itertools import combinations, product
 
 import plain
 import pytest
@@ -17,6 +18,7 @@ from captioner.models.attention.scores import AdditiveScore, DotScore
 from captioner.models.attention.select import HardSelect, SoftSelect
 from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.mean import uniform_attention
+from captioner.runtime.draws import child_seeds
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H, A = 3, 2, 2, 3, 5, 4, 6
@@ -300,6 +302,23 @@ def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> N
         assert attended.context[b, k].tolist() == pytest.approx(expected, abs=1e-10)
     if heads > 1:
         assert (cells[..., 0] != cells[..., 1]).any()
+
+
+def test_cells_drawn_by_seed_are_independent_among_heads_and_words() -> None:
+    """One image 5,000 times: all pairs of cells come equally often where all scores are zero."""
+    count, heads = 5000, 2
+    attention = multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.0))).train()
+    grid, query = wide_grid().select(slice(1)), random_query(beams=1)[:1]
+    seeds = child_seeds(torch.tensor(0), torch.arange(count))
+    memory = attention.prepare(replace(grid, at_random=True))
+    memory = memory.select(torch.zeros(count, dtype=torch.long), seeds)
+    words = [attention(query.expand(count, -1, -1), memory, position) for position in range(2)]
+    cells = torch.cat([word.cells[:, 0] for word in words if word.cells is not None], dim=1)
+    expected = 1 / L**2
+    error = math.sqrt(expected * (1 - expected) / count)
+    for one, other in combinations(range(2 * heads), 2):
+        pairs = torch.bincount(cells[:, one] * L + cells[:, other], minlength=L * L)
+        assert (pairs / count - expected).abs().max() < 5 * error, (one, other)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
