@@ -1,68 +1,123 @@
-"""Inputs of `captioner batch`: photos of a folder, list or manifest, or WebDataset shards."""
+"""Inputs of `captioner batch`, and the shards that they are divided into.
+
+`plan.parquet` of the output has a row for each photo and a row group for each shard. So a worker
+reads the rows of its shard alone, and no process holds those of all shards.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
+import os
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from captioner.errors import DataError
-from captioner.storage import expand, file_system, is_url, os_errors
+from captioner.storage import Folder, expand, file_system, is_url, os_errors
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+PLAN = "plan.parquet"
+# Usual names of the column of photos, in the order in which they are chosen.
+IMAGE_COLUMNS = (
+    "path image file_name filename image_path file_path filepath image_file file img photo "
+    "image_id url".split()
+)
+# As bytes: a path on Linux need not be UTF-8.
+_SCHEMA = pa.schema([("id", pa.binary()), ("path", pa.binary())])
+
+Row = tuple[str, str]  # id and path or URL of a photo, or of a tar file of photos
 
 
-@dataclass(frozen=True)
-class Source:
-    """An input that can be read several times, a row at a time.
+def is_tar(name: str) -> bool:
+    """Return whether an input is tar files of any number of photos each."""
+    return name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
-    Attributes:
-        name: Path, URL or pattern, as the user gave it.
+
+def write_plan(source: str, shard_size: int, output: Folder) -> list[str]:
+    """Divide an input into shards; write their rows into the output and return their digests.
+
+    The same input gives the same plan.
+
+    Raises:
+        DataError: The input cannot be read, or holds no photos.
     """
-
-    name: str
-
-    @property
-    def is_tars(self) -> bool:
-        """Whether a row is a tar file of any number of photos rather than a photo."""
-        return self.name.lower().endswith((".tar", ".tar.gz", ".tgz"))
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file).
-
-        Raises:
-            DataError: The input is missing or not of its form.
-        """
-        try:
-            with os_errors(self.name):
-                yield from self._rows()
-        except UnicodeDecodeError:
-            raise DataError(
-                f"{self.name}: is no list or table of photos, which is text in UTF-8; for single "
-                "photos there is captioner caption"
-            ) from None
-        except OSError as error:
-            reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error
-            raise DataError(f"{self.name}: cannot be read ({reason})") from None
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        lower = self.name.lower()
-        if self.is_tars:
-            return ((path, path) for path in expand(self.name))
-        if lower.endswith(".parquet"):
-            return _parquet_rows(self.name)
-        system, path = file_system(self.name)
-        if system.isdir(path):
-            return _folder_rows(self.name, system, path)
-        if lower.endswith((".csv", ".tsv")):
-            return _table_rows(self.name, system, path)
-        return _list_rows(self.name, system, path)
+    rows = input_rows(source)
+    size = 1 if is_tar(source) else shard_size
+    shard = list(islice(rows, size))
+    if not shard:
+        raise DataError(f"{source}: holds no photos")
+    digests = []
+    with (
+        output.system.open(output.path(PLAN), "wb") as file,
+        pq.ParquetWriter(file, _SCHEMA) as writer,
+    ):
+        while shard:
+            columns = [[os.fsencode(text) for text in texts] for texts in zip(*shard, strict=True)]
+            writer.write_table(pa.table(columns, schema=_SCHEMA), row_group_size=len(shard))
+            digests.append(rows_digest(shard))
+            shard = list(islice(rows, size))
+    return digests
 
 
-def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]:
+def rows_digest(rows: list[Row]) -> str:
+    """Return a digest of a shard's rows."""
+    return hashlib.sha256(repr(rows).encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+class Plan:
+    """The shards of an output, as `write_plan` wrote them."""
+
+    def __init__(self, output: Folder) -> None:
+        self._file = pq.ParquetFile(output.system.open(output.path(PLAN), "rb"))
+
+    def rows(self, shard: int) -> list[Row]:
+        """Return the rows of a shard."""
+        columns = self._file.read_row_group(shard).to_pydict()
+        ids, paths = (map(os.fsdecode, columns[name]) for name in ("id", "path"))
+        return list(zip(ids, paths, strict=True))
+
+
+def input_rows(name: str) -> Iterator[Row]:
+    """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file).
+
+    Raises:
+        DataError: The input is missing or not of its form.
+    """
+    try:
+        with os_errors(name):
+            yield from _input_rows(name)
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{name}: is no list or table of photos, which is text in UTF-8; for single photos "
+            "there is captioner caption"
+        ) from None
+    except (csv.Error, json.JSONDecodeError, pa.ArrowInvalid) as error:
+        raise DataError(f"{name}: is no table that can be read ({error})") from None
+    except OSError as error:
+        reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error
+        raise DataError(f"{name}: cannot be read ({reason})") from None
+
+
+def _input_rows(name: str) -> Iterator[Row]:
+    lower = name.lower()
+    if is_tar(name):
+        return ((path, path) for path in expand(name))
+    if lower.endswith(".parquet"):
+        return (row for each in expand(name) for row in _table_rows(each, _parquet(each)))
+    system, path = file_system(name)
+    if system.isdir(path):
+        return _folder_rows(name, system, path)
+    if lower.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".json")):
+        return _table_rows(name, _records(system, path))
+    return _list_rows(name, system, path)
+
+
+def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
     """Yield the photos in a folder and the folders in it, by name, without hidden ones."""
     from captioner.data.codecs import HEIF_SUFFIXES
     from captioner.data.transforms import IMAGE_SUFFIXES
@@ -79,80 +134,57 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[tuple[str, str]]
                 yield identity, system.unstrip_protocol(path) if is_url(name) else path
 
 
-def _list_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
+def _list_rows(name: str, system: Any, path: str) -> Iterator[Row]:
     """Yield the photos of a text file with a path or URL a line."""
     with system.open(path, "r", encoding="utf-8-sig") as lines:
         for line in lines:
-            photo = line.rstrip("\r\n")
-            if photo.strip():
+            if photo := line.strip("\r\n"):
                 yield photo, _resolve(name, photo)
 
 
-def _table_rows(name: str, system: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the photos of a CSV or TSV file with a header."""
+def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
+    """Yield the photos of a table, whose id, where it has one, may be a number."""
+    column = None
+    for number, record in enumerate(records, start=1):
+        if column is None:
+            column = next((each for each in IMAGE_COLUMNS if each in record), None)
+            if column is None:
+                raise DataError(
+                    f"{name}: has no column path, image or file_name; its columns are "
+                    f"{', '.join(record) or 'none'}"
+                )
+        photo = record.get(column)
+        if not isinstance(photo, str) or not photo:
+            raise DataError(f"{name}, row {number}: the {column} is {photo!r}; use a path or URL")
+        yield str(record.get("id") or photo), _resolve(name, photo)
+
+
+def _records(system: Any, path: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a CSV or TSV file with a header, JSON lines or a JSON list."""
     with system.open(path, "r", encoding="utf-8-sig", newline="") as text:
-        delimiter = "\t" if path.lower().endswith(".tsv") else ","
-        try:
-            rows = csv.DictReader(text, delimiter=delimiter)
-            column, ids = _columns(name, list(rows.fieldnames or ()))
-            for row in rows:
-                if not row[column]:
-                    raise DataError(f"{name}, line {rows.line_num}: has no {column}")
-                yield row.get(ids) or row[column], _resolve(name, row[column])
-        except csv.Error as error:
-            raise DataError(f"{name}, line {rows.line_num}: {error}") from None
+        suffix = posixpath.splitext(path)[1].lower()
+        if suffix in (".csv", ".tsv"):
+            yield from csv.DictReader(text, delimiter="\t" if suffix == ".tsv" else ",")
+        elif suffix == ".json":
+            content = json.load(text)
+            rows = content if isinstance(content, list) else [content]
+            yield from (row if isinstance(row, dict) else {} for row in rows)
+        else:
+            yield from (json.loads(line) for line in text if line.strip())
 
 
-def _parquet_rows(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the photos of Parquet files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for each in expand(name):
-        system, path = file_system(each)
-        try:
-            with system.open(path, "rb") as file:
-                table = pq.ParquetFile(file)
-                column, ids = _columns(each, table.schema_arrow.names)
-                columns = [column, *{ids} & set(table.schema_arrow.names)]
-                for batch in table.iter_batches(columns=columns):
-                    paths = _texts(each, batch, column)
-                    identities = _texts(each, batch, ids) if ids in columns else paths
-                    for identity, photo in zip(identities, paths, strict=True):
-                        if not photo:
-                            raise DataError(f"{each}: a row has no {column}")
-                        yield identity or photo, _resolve(each, photo)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{each}: is no Parquet file that can be read ({error})") from None
+def _parquet(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file, of the columns that `_table_rows` reads."""
+    system, path = file_system(name)
+    with system.open(path, "rb") as file:
+        table = pq.ParquetFile(file)
+        columns = [each for each in table.schema_arrow.names if each in ("id", *IMAGE_COLUMNS)]
+        for batch in table.iter_batches(columns=columns or None):
+            yield from batch.to_pylist()
 
 
-def _texts(name: str, batch: pa.RecordBatch, column: str) -> list[str | None]:
-    """Return a column of a Parquet file as texts; ids may be numbers."""
-    import pyarrow as pa
-
-    values = batch.column(column)
-    try:
-        texts: list[str | None] = values.cast(pa.string()).to_pylist()
-    except pa.ArrowNotImplementedError:
-        raise DataError(
-            f"{name}: column {column} holds {values.type}, not text; give a file whose column "
-            "path or image has a path or URL a row, and whose id, if any, is text or a number"
-        ) from None
-    return texts
-
-
-def _columns(name: str, columns: list[str]) -> tuple[str, str]:
-    """Return the names of a table's path column and of its id column, which it may lack."""
-    for column in ("path", "image"):
-        if column in columns:
-            return column, "id"
-    raise DataError(
-        f"{name}: has no column path (or image); its columns are {', '.join(columns) or 'none'}"
-    )
-
-
-def _resolve(manifest: str, photo: str) -> str:
+def _resolve(table: str, photo: str) -> str:
     """Return the path or URL of a photo in a list; relative paths start at the list's folder."""
     if is_url(photo) or photo.startswith("/"):
         return photo
-    return posixpath.join(posixpath.dirname(manifest), photo)
+    return posixpath.join(posixpath.dirname(table), photo)

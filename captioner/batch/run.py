@@ -1,4 +1,4 @@
-"""Caption a collection: plan its shards, skip finished ones, give the others to an engine."""
+"""Caption a collection: plan its shards, skip those that are done, give the others to an engine."""
 
 from __future__ import annotations
 
@@ -10,62 +10,54 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tqdm import tqdm
-
-from captioner import __version__
-from captioner.batch.inputs import Source
-from captioner.batch.plan import Plan, write_plan
-from captioner.batch.shard import SHARD_FOLDERS, Job, Statistics, shard_file, verified
+from captioner.batch.inputs import is_tar, write_plan
+from captioner.batch.shard import MAX_EXAMPLES, Job, Part, part_name, read_part
 from captioner.checkpoint import MANIFEST, model_folder, verify
 from captioner.engines.choice import choose_engine
 from captioner.errors import CaptionerError
-from captioner.files import locked_folder, remove_temporary_files
+from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
 from captioner.storage import Folder, absolute
 
-Engine = Callable[[Job, Sequence[int]], Iterator[Statistics]]
+Engine = Callable[[Job, Sequence[int]], Iterator[Part]]
 
 SETTINGS = "settings.json"
 SUMMARY = "summary.json"
-MAX_NAMED = 20  # failed photos that are named on stderr
 _LOG_INTERVAL_S = 60.0
-_CHECKS = 8  # threads that verify finished shards
+_CHECKS = 8  # threads that read the facts of finished parts
 
 
 @dataclass
 class Totals:
-    """Sums over finished shards.
-
-    Attributes:
-        shards, photos, errors: Their numbers; a photo with an error counts as both.
-        bytes: Size of the parts.
-        worker_seconds: Sum of the durations of the shards.
-    """
+    """Sums over finished shards; a photo with an error counts as both."""
 
     shards: int = 0
     photos: int = 0
     errors: int = 0
-    bytes: int = 0
-    worker_seconds: float = 0.0
+    named: int = 0  # failed photos named so far
 
-    def add(self, statistics: Statistics) -> None:
+    def add(self, part: Part) -> None:
         self.shards += 1
-        self.photos += statistics.photos
-        self.errors += statistics.errors
-        self.bytes += statistics.bytes
-        self.worker_seconds += statistics.seconds
+        self.photos += part.photos
+        self.errors += part.errors
+        for path, reason in part.failed[: MAX_EXAMPLES - self.named]:
+            logger.warning(f"{path}: {reason}")
+            self.named += 1
 
 
-def run_batch(source: Source, job: Job, engine: Engine, *, shard_size: int) -> Totals:
+def run_batch(
+    source: str, job: Job, engine: Engine, *, shard_size: int, retry_errors: bool = False
+) -> Totals:
     """Caption all photos of a source that are not captioned yet.
 
     Args:
-        source: The photos.
+        source: Path, URL or pattern of the photos.
         job: What to do with them; `settings` and `tars` are filled in.
-        engine: Function that processes shards and yields their statistics, in any order.
+        engine: Function that processes shards and yields those that are done, in any order.
         shard_size: Photos in a shard.
+        retry_errors: Repeat shards with failed photos.
 
     Returns:
         The sums over all shards, those of earlier runs included.
@@ -73,44 +65,50 @@ def run_batch(source: Source, job: Job, engine: Engine, *, shard_size: int) -> T
     Raises:
         CaptionerError: The input, the model or the output cannot be used.
     """
-    source = Source(absolute(source.name))
+    source = absolute(source)
     model = job.model.absolute() if isinstance(job.model, Path) else job.model
-    job = replace(job, output=absolute(job.output), model=model)
-    output = Folder(job.output)
-    with _locked(output):
-        begun_with = _read_settings(output)
-        job = replace(job, engine=_engine(job, begun_with))
-        settings = _settings(job, shard_size)
-        if begun_with is not None:
-            _check_settings(output, begun_with, settings)
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-        job = replace(job, settings=digest, tars=source.is_tars)
-        plan = write_plan(source, shard_size, output)
+    output = Folder(absolute(job.output))
+    lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if output.is_local:
+        lock = locked_folder(Path(output.root), name=output.name, remedy="choose another --output")
+    with lock:
+        job = replace(job, output=output.name, model=model, tars=is_tar(source))
+        job, settings = _settled(output, job, shard_size)
+        digests = write_plan(source, shard_size, output)
         output.write(SETTINGS, json.dumps(settings, indent=1).encode())
-        totals, failures = Totals(), Failures()
-        found = _verify(output, plan, job)
-        todo = [shard for shard in range(len(plan.digests)) if shard not in found]
-        if found:
-            logger.info(f"{len(found)} of {len(plan.digests)} shards were done before")
-        for statistics in found.values():
-            totals.add(statistics)
-            failures.add(statistics)
+        totals = Totals()
+        done = _finished(output, digests, job, retry_errors=retry_errors)
+        if done:
+            logger.info(f"{len(done)} of {len(digests)} shards were done before")
+        for part in done.values():
+            totals.add(part)
         before, started = totals.photos, time.monotonic()
-        with _progress(plan, totals, job) as show_progress:
-            for statistics in engine(job, todo) if todo else ():
-                totals.add(statistics)
-                failures.add(statistics)
-                show_progress()
-        failures.finish(totals.errors, job.output)
-        if output.is_local:  # left by workers that were killed while writing
-            for folder in SHARD_FOLDERS:
-                remove_temporary_files(Path(output.path(folder)), older_than_s=0)
-        seconds = time.monotonic() - started
+        todo = [shard for shard in range(len(digests)) if shard not in done]
+        with progress_bar(total=len(digests), initial=len(done), unit="shard") as bar:
+            reported = started
+            for part in engine(job, todo) if todo else ():
+                totals.add(part)
+                bar.update()
+                bar.set_postfix(photos=totals.photos, failed=totals.errors, refresh=False)
+                if bar.disable and time.monotonic() - reported >= _LOG_INTERVAL_S:
+                    reported = time.monotonic()
+                    rate = (totals.photos - before) / (reported - started)
+                    logger.info(
+                        f"{totals.shards} of {len(digests)} shards, {totals.photos} photos, "
+                        f"{totals.errors} failed, {rate:.1f} photos a second"
+                    )
+        if totals.errors > totals.named:
+            logger.warning(
+                f"{totals.errors} photos failed in all; the column error in {output.name}/parts "
+                "says why"
+            )
+        seconds = round(time.monotonic() - started, 3)
         summary = {
-            **vars(totals),
-            "worker_seconds": round(totals.worker_seconds, 3),
-            "run": {"photos": totals.photos - before, "seconds": round(seconds, 3)},
-            "input": source.name,
+            "shards": totals.shards,
+            "photos": totals.photos,
+            "errors": totals.errors,
+            "run": {"photos": totals.photos - before, "seconds": seconds},
+            "input": source,
             "settings": settings,
         }
         content = json.dumps(summary, indent=1, ensure_ascii=False)
@@ -119,126 +117,55 @@ def run_batch(source: Source, job: Job, engine: Engine, *, shard_size: int) -> T
     return totals
 
 
-def _locked(output: Folder) -> contextlib.AbstractContextManager[None]:
-    """Return a context that keeps other runs on this machine away from a local folder."""
-    if not output.is_local:
-        return contextlib.nullcontext()
-    return locked_folder(Path(output.root), name=str(output.name), remedy="choose another --output")
+def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, Any]]:
+    """Return the job with its engine and digest, and every setting that decides the output.
 
-
-def _engine(job: Job, before: dict[str, Any] | None) -> Literal["torch", "runtime"]:
-    """Return the engine; for `auto` that of the run that began the output, else the best here."""
-    wanted = job.engine
-    on_cpu = job.device in ("auto", "cpu") and job.precision == "float32"
-    if wanted == "auto" and before is not None and on_cpu:
-        wanted = "runtime" if before.get("engine") == "runtime" else "torch"
+    Raises:
+        CaptionerError: The output was begun with other settings.
+    """
+    content = output.read(SETTINGS)
+    before: dict[str, Any] | None = None if content is None else json.loads(content)
+    engine = job.engine
+    if engine == "auto" and before is not None and job.device in ("auto", "cpu"):
+        engine = before.get("engine", "torch")  # the last bits of another one would differ
     folder = model_folder(job.model)
     verify(folder)
-    graphs, _ = choose_engine(folder, engine=wanted, device=job.device, precision=job.precision)
-    return "torch" if graphs is None else "runtime"
-
-
-def _settings(job: Job, shard_size: int) -> dict[str, Any]:
-    """Return every setting that the written bytes depend on, in readable form."""
-    manifest = (model_folder(job.model) / MANIFEST).read_bytes()
-    return {
-        "captioner": __version__,
-        "model": hashlib.sha256(manifest).hexdigest()[:16],
+    graphs, _ = choose_engine(folder, engine=engine, device=job.device, precision=job.precision)
+    job = replace(job, engine="torch" if graphs is None else "runtime")
+    settings = {
+        "model": hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16],
         "precision": job.precision,
-        # Left out for torch: earlier versions, which had no other engine, did not write it.
-        **({} if job.engine == "torch" else {"engine": job.engine}),
+        "engine": job.engine,
         "batch_size": job.batch_size,
         "shard_size": shard_size,
         "maps": job.maps,
         **job.search,
     }
-
-
-def _read_settings(output: Folder) -> dict[str, Any] | None:
-    """Return the settings that an output was begun with; None for a new output."""
-    content = output.read(SETTINGS)
-    try:
-        return None if content is None else dict(json.loads(content))
-    except (ValueError, TypeError):
-        raise CaptionerError(
-            f"{output.name}/{SETTINGS} is damaged; choose another --output, or remove it if the "
-            "settings are the same"
-        ) from None
-
-
-def _check_settings(output: Folder, before: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Refuse to mix captions of several models or settings."""
-    before, settings = ({"engine": "torch", **each} for each in (before, settings))
-    keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-    if keys:
-        named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)
-        raise CaptionerError(
-            f"{output.name} was begun with other settings ({named}); choose another --output"
-        )
-
-
-def _verify(output: Folder, plan: Plan, job: Job) -> dict[int, Statistics]:
-    """Return the statistics of finished shards by number; remove files of no shard."""
-    count = len(plan.digests)
-    with_statistics: set[int] = set()
-    for folder in SHARD_FOLDERS:
-        for name in sorted(output.names(folder)):
-            stem = name.partition(".")[0]
-            if not stem.isdigit() or shard_file(folder, int(stem)) != f"{folder}/{name}":
-                continue
-            if folder == "attempts" or int(stem) >= count:  # the input was longer before
-                output.remove(f"{folder}/{name}")
-            elif folder == "statistics":
-                with_statistics.add(int(stem))
-    with ThreadPoolExecutor(_CHECKS) as pool:
-        shards = sorted(with_statistics)
-        checked = pool.map(lambda k: verified(output, k, plan.digests[k], job), shards)
-        return {k: found for k, found in zip(shards, checked, strict=True) if found is not None}
-
-
-class Failures:
-    """Logs some of the photos that failed, and where all of them are listed."""
-
-    def __init__(self) -> None:
-        self.named = 0
-
-    def add(self, statistics: Statistics) -> None:
-        for path, reason in statistics.examples[: MAX_NAMED - self.named]:
-            logger.warning(f"{path}: {reason}")
-            self.named += 1
-
-    def finish(self, errors: int, output: str) -> None:
-        if errors > self.named:
-            logger.warning(
-                f"{errors} photos failed in all; the column error in {output}/parts says why"
+    if before is not None:
+        before = {"engine": "torch", **before}  # earlier versions left it out
+        before.pop("captioner", None)
+        keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        if keys:
+            named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)
+            raise CaptionerError(
+                f"{output.name} was begun with other settings ({named}); choose another --output"
             )
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    return replace(job, settings=digest), settings
 
 
-@contextlib.contextmanager
-def _progress(plan: Plan, totals: Totals, job: Job) -> Iterator[Callable[[], None]]:
-    """Context with a function that shows how far the totals are.
-
-    That is a bar on a terminal, else a line a minute: photos done, rate and time left.
-    """
-    unit = "tar file" if job.tars else "photo"
-
-    def done() -> int:
-        return totals.shards if job.tars else totals.photos
-
-    initial, started = done(), time.monotonic()
-    reported = started
-    with progress_bar(total=plan.rows, initial=initial, unit=unit, smoothing=0.05) as bar:
-
-        def update() -> None:
-            nonlocal reported
-            bar.update(done() - bar.n)
-            bar.set_postfix(failed=totals.errors, refresh=False)
-            now = time.monotonic()
-            if bar.disable and now - reported >= _LOG_INTERVAL_S:
-                reported = now
-                line = tqdm.format_meter(
-                    done(), plan.rows, now - started, initial=initial, ncols=0, unit=unit
-                )
-                logger.info(f"{line}, failed={totals.errors}")
-
-        yield update
+def _finished(
+    output: Folder, digests: list[str], job: Job, *, retry_errors: bool
+) -> dict[int, Part]:
+    """Return the complete parts by shard; remove parts of no shard, as of a longer input before."""
+    shards = []
+    for name in sorted(output.names("parts")):
+        stem = name.partition(".")[0]
+        if stem.isdigit() and part_name(int(stem)) == f"parts/{name}":
+            if int(stem) < len(digests):
+                shards.append(int(stem))
+            else:
+                output.remove(f"parts/{name}")
+    with ThreadPoolExecutor(_CHECKS) as pool:
+        parts = pool.map(lambda k: read_part(output, k, digests[k], job.settings), shards)
+        return {part.shard: part for part in parts if part and not (retry_errors and part.errors)}

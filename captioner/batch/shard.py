@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import json
-import multiprocessing
 import os
-import sys
 import tarfile
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from captioner.batch.plan import PlanReader, Row, rows_digest
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from captioner.batch.inputs import Plan, Row, rows_digest
 from captioner.engines.choice import EngineName, Precision
-from captioner.errors import CaptionerError, ImageError
+from captioner.errors import ImageError
 from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-MAX_EXAMPLES = 20  # failed photos that the statistics of a shard name, as many as a run names
-CAREFUL_AFTER = 3  # attempts at a shard that ended their process; then photos are tried first
-MAX_ATTEMPTS = 10
-# The output's folders with a file for each shard, and the suffix of these files; `attempts` counts
-# how often a shard was begun.
-SHARD_FOLDERS = {"parts": ".parquet", "statistics": ".json", "attempts": ""}
-_TRIAL_S = 60.0  # for reading one photo in a process of its own
-_PRELOADED = ["pyarrow.parquet", "captioner.captioner", "captioner.batch.shard"]
+MAX_EXAMPLES = 20  # failed photos that are named
+_TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB"
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("path", pa.string()),
+        ("caption", pa.string()),
+        ("confidence", pa.float64()),
+        ("log_prob", pa.float64()),
+        ("words", pa.list_(pa.string())),
+        ("error", pa.string()),
+    ]
+)
+# Maps are flat, with the shape [words, rows, columns] alongside: nested lists are slow to read.
+_MAPS = [pa.field("maps", pa.list_(pa.float16())), pa.field("shape", pa.list_(pa.int32()))]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,6 @@ class Job:
             engine `auto`: another node might choose another one, with other last bits.
         batch_size: Photos that the model sees at once.
         maps: Also write the attention maps.
-        retry_errors: Repeat shards with failed photos.
     """
 
     output: str
@@ -62,70 +63,49 @@ class Job:
     engine: EngineName = "auto"
     batch_size: int = 16
     maps: bool = False
-    retry_errors: bool = False
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Facts about a finished shard; written after its part.
+class Part:
+    """A shard that is done.
 
     Attributes:
-        shard: Number of the shard.
-        rows: Digest of its rows in the plan.
-        settings: `Job.settings`.
-        photos: Rows of the part.
-        errors: Rows with an error.
-        sha256, bytes: SHA-256 sum and size of the part.
-        seconds: Duration of the work.
-        examples: Some of the photos that failed, with the reason.
+        shard: Its number.
+        photos, errors: Rows of the part, and those with an error.
+        failed: Some of the photos that failed, with the reason.
     """
 
     shard: int
-    rows: str
-    settings: str
     photos: int
     errors: int
-    sha256: str
-    bytes: int
-    seconds: float
-    examples: list[tuple[str, str]]
+    failed: list[tuple[str, str]]
 
 
-def worker_context(engine: EngineName) -> Any:
-    """Return the multiprocessing context of workers.
-
-    Workers are forked from a server that has imported the slow modules, so they start at once.
-    """
-    if sys.platform == "win32":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED + (["timm"] if engine == "torch" else []))
-    return context
+def part_name(shard: int) -> str:
+    """Return the name of the Parquet file of a shard."""
+    return f"parts/{shard:06d}.parquet"
 
 
-def shard_file(folder: str, shard: int) -> str:
-    """Return the name of a shard's file in one of SHARD_FOLDERS."""
-    return f"{folder}/{shard:06d}{SHARD_FOLDERS[folder]}"
-
-
-def verified(output: Folder, shard: int, rows: str, job: Job) -> Statistics | None:
-    """Return the statistics of a shard of this job that is done and intact, or None.
+def read_part(output: Folder, shard: int, rows: str, settings: str) -> Part | None:
+    """Return a part that is complete and of these rows and settings, or None.
 
     Args:
         rows: Digest of the shard's rows in the plan.
     """
     try:
-        found = Statistics(**json.loads(output.read(shard_file("statistics", shard)) or b""))
-    except (ValueError, TypeError):  # torn, or of another version
+        with output.system.open(output.path(part_name(shard)), "rb") as file:
+            part = pq.ParquetFile(file)
+            facts = json.loads((part.schema_arrow.metadata or {}).get(b"captioner", b"{}"))
+            if (facts.get("rows"), facts.get("settings")) != (rows, settings):
+                return None
+            failed = []
+            if facts["errors"]:
+                table = part.read(columns=["path", "error"]).to_pylist()
+                failed = [(row["path"], row["error"]) for row in table if row["error"] is not None]
+            photos = part.metadata.num_rows
+            return Part(shard, photos, facts["errors"], failed[:MAX_EXAMPLES])
+    except (OSError, pa.ArrowInvalid):  # missing, or cut short on a file system without renaming
         return None
-    if (found.shard, found.rows, found.settings) != (shard, rows, job.settings):
-        return None
-    if found.errors and job.retry_errors:
-        return None
-    part = output.read(shard_file("parts", shard))
-    if part is None or hashlib.sha256(part).hexdigest() != found.sha256:
-        return None
-    return found
 
 
 class ShardWorker:
@@ -140,11 +120,11 @@ class ShardWorker:
     """
 
     def __init__(self, job: Job, device: str | None = None) -> None:
-        from captioner.captioner import Captioner
-
         # One thread per worker: for many small matrix products, two workers with one thread are
         # faster than one with two, and the number of threads changes the last bits of sums.
         os.environ["OMP_NUM_THREADS"] = "1"
+        from captioner.captioner import Captioner
+
         if job.engine == "torch":
             import torch
 
@@ -155,63 +135,31 @@ class ShardWorker:
             device=device or job.device,
             precision=job.precision,
             engine=job.engine,
-            check_speed=False,  # checked once for all workers
+            check_speed=False,
         )
         self.output = Folder(job.output)
-        self.plan = PlanReader(self.output)
-        self.careful = False
+        self.plan = Plan(self.output)
 
-    def run(self, shard: int) -> Statistics:
-        """Caption a shard and write its part and then its statistics.
-
-        A shard that is already done is left as it is: the engine may have lost its result.
-
-        A photo that crashes its decoder would end every worker in turn. So attempts are counted,
-        and after CAREFUL_AFTER of them each photo is first read in a process of its own; if that
-        process ends, the photo's row holds the error.
+    def run(self, shard: int) -> Part:
+        """Caption a shard and write its part.
 
         Raises:
-            CaptionerError: The output cannot be written, or each of many attempts ended its worker.
+            CaptionerError: The output cannot be written.
         """
-        started = time.monotonic()
         rows = self.plan.rows(shard)
-        digest = rows_digest(rows)
-        done = verified(self.output, shard, digest, self.job)
-        if done is not None:
-            return done
-        attempts = shard_file("attempts", shard)
-        attempt = int(self.output.read(attempts) or 0) + 1
-        if attempt > MAX_ATTEMPTS:
-            raise CaptionerError(
-                f"shard {shard} ({rows[0][1]} to {rows[-1][1]}) ended {MAX_ATTEMPTS} worker "
-                "processes; where memory is short use fewer --workers, or a smaller --batch-size "
-                "with another --output"
-            )
-        self.output.write(attempts, str(attempt).encode())
-        self.careful = attempt > CAREFUL_AFTER
         self.captioner.engine.seed(shard)  # for hard attention that samples
         photos = _tar_photos(rows) if self.job.tars else _photos(rows, self.job.batch_size)
         written: list[dict[str, Any]] = []
         while batch := list(islice(photos, self.job.batch_size)):
             written += self._caption(batch)
-        part = _parquet(written, maps=self.job.maps)
         failed = [(row["path"], row["error"]) for row in written if "error" in row]
-        statistics = Statistics(
-            shard=shard,
-            rows=digest,
-            settings=self.job.settings,
-            photos=len(written),
-            errors=len(failed),
-            sha256=hashlib.sha256(part).hexdigest(),
-            bytes=len(part),
-            seconds=round(time.monotonic() - started, 3),
-            examples=failed[:MAX_EXAMPLES],
-        )
-        self.output.write(shard_file("parts", shard), part)
-        content = json.dumps(asdict(statistics), ensure_ascii=False)
-        self.output.write(shard_file("statistics", shard), content.encode())
-        self.output.remove(attempts)
-        return statistics
+        facts = {"rows": rows_digest(rows), "settings": self.job.settings, "errors": len(failed)}
+        schema = pa.schema([*_SCHEMA, *(_MAPS if self.job.maps else [])])
+        schema = schema.with_metadata({"captioner": json.dumps(facts)})
+        file = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(written, schema=schema), file, compression="zstd")
+        self.output.write(part_name(shard), file.getvalue())
+        return Part(shard, len(written), len(failed), failed[:MAX_EXAMPLES])
 
     def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:
         """Return the output rows of a batch, in its order."""
@@ -244,30 +192,9 @@ class ShardWorker:
             if isinstance(photo.content, ImageError):
                 raise photo.content
             content = photo.path if photo.content is None else photo.content
-            if self.careful:
-                _try_to_read(content, self.job.engine)
             return self.captioner.transform.array(open_image(content))
         except ImageError as error:
             return error
-
-
-def _try_to_read(content: str | bytes, engine: EngineName) -> None:
-    """Read a photo in another process; an ImageError if a signal or the time limit ends that."""
-    process = worker_context(engine).Process(target=_read_alone, args=(content,))
-    process.start()
-    process.join(_TRIAL_S)
-    code = process.exitcode
-    process.kill()
-    if code is None or code < 0:
-        how = f"takes more than {_TRIAL_S:.0f} s" if code is None else f"ends in signal {-code}"
-        raise ImageError(f"reading it {how}")
-
-
-def _read_alone(content: str | bytes) -> None:
-    from captioner.data.transforms import open_image
-
-    with contextlib.suppress(ImageError):
-        open_image(content)
 
 
 @dataclass(frozen=True)
@@ -287,9 +214,6 @@ def _photos(rows: Iterable[Row], batch_size: int) -> Iterator[_Photo]:
         for identity, path in batch:
             content = _checked_content(contents[path]) if path in contents else None
             yield _Photo(identity, path, content)
-
-
-_TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB"
 
 
 def _checked_content(content: bytes | Exception) -> bytes | ImageError:
@@ -333,25 +257,3 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
 def _text(text: str) -> str:
     """Return a text without bytes that are not UTF-8, which paths on Linux may hold."""
     return os.fsencode(text).decode(errors="backslashreplace")
-
-
-def _parquet(rows: list[dict[str, Any]], *, maps: bool) -> bytes:
-    """Return the part with these rows; the same rows give the same bytes."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns: list[tuple[str, pa.DataType]] = [
-        ("id", pa.string()),
-        ("path", pa.string()),
-        ("caption", pa.string()),
-        ("confidence", pa.float64()),
-        ("log_prob", pa.float64()),
-        ("words", pa.list_(pa.string())),
-        ("error", pa.string()),
-    ]
-    if maps:  # flat, with the shape [words, rows, columns] alongside: nested lists are slow to read
-        columns += [("maps", pa.list_(pa.float16())), ("shape", pa.list_(pa.int32()))]
-    schema = pa.schema(columns)
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")
-    return file.getvalue()

@@ -11,7 +11,7 @@ from captioner.errors import DataError, needs_extra
 from captioner.log import printable, shows_notes
 
 if TYPE_CHECKING:
-    from captioner.batch.shard import Statistics
+    from captioner.batch.shard import Part
 
 SHARD_SIZE = 1000
 
@@ -34,9 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "input",
         metavar="INPUT",
-        help="a folder (with the folders in it), a text file with a photo a line, a CSV, TSV or "
-        "Parquet file with the column path or image and, if you like, id, or WebDataset shards "
-        "such as 'shards/{000..099}.tar'; paths, or URLs that fsspec understands",
+        help="a folder (with the folders in it), a text file with a photo a line, a CSV, TSV, "
+        "JSON, JSONL or Parquet file with a column such as path, image or file_name and, if you "
+        "like, id, or WebDataset shards such as 'shards/{000..099}.tar'; paths, or URLs that "
+        "fsspec understands",
     )
     parser.add_argument(
         "--output",
@@ -61,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="of a Ray cluster, such as auto or host:6379 (default: Ray on this machine)",
+        help="of a Ray cluster, such as auto or host:6379 (default: Ray on this machine); for its "
+        "GPUs add --device cuda",
     )
     work.add_argument(
         "--workers",
@@ -96,37 +98,33 @@ def _run(arguments: argparse.Namespace) -> int:
         import braceexpand  # noqa: F401
         import pyarrow.parquet  # noqa: F401
 
-        from captioner.batch.inputs import Source
+        from captioner.batch.engines import run_local, run_ray
         from captioner.batch.run import run_batch
         from captioner.batch.shard import Job
 
-    device = arguments.device
-    if arguments.ray_address and device == arguments.model_engine == "auto":
-        from captioner.batch.ray_engine import has_gpus
-
-        device = "cuda" if has_gpus(arguments.ray_address) else "cpu"
     job = Job(
         output=arguments.output,
         model=parsing.chosen_model(arguments),
-        device=device,
+        device=arguments.device,
         precision=arguments.precision,
         engine=arguments.model_engine,
         search=parsing.given(arguments, "beam_size", "max_words", "min_words", "length_penalty"),
         batch_size=arguments.batch_size,
         maps=arguments.maps,
-        retry_errors=arguments.retry_errors,
     )
 
-    def engine(job: Job, shards: Sequence[int]) -> Iterator[Statistics]:
+    def engine(job: Job, shards: Sequence[int]) -> Iterator[Part]:
         if arguments.engine == "ray":
-            from captioner.batch.ray_engine import run_ray
-
             return run_ray(job, shards, arguments.workers, arguments.ray_address)
-        from captioner.batch.local import default_workers, run_local
+        return run_local(job, shards, arguments.workers)
 
-        return run_local(job, shards, arguments.workers or default_workers(job))
-
-    totals = run_batch(Source(arguments.input), job, engine, shard_size=arguments.shard_size)
+    totals = run_batch(
+        arguments.input,
+        job,
+        engine,
+        shard_size=arguments.shard_size,
+        retry_errors=arguments.retry_errors,
+    )
     if shows_notes():
         show(f"{totals.photos} photos, {totals.errors} failed: {printable(arguments.output)}/parts")
     if not totals.photos:  # of tar files, that shows only when they are read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -12,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 
-from captioner.batch.inputs import Source
+from captioner.batch.inputs import input_rows
 from captioner.batch.shard import _tar_photos
 from captioner.errors import DataError, ImageError
 
 
 def found(name: object) -> list[tuple[str, str]]:
-    return list(Source(str(name)).rows())
+    return list(input_rows(str(name)))
 
 
 def test_a_folder_is_read_with_its_folders_by_name_without_what_is_no_photo(
@@ -53,15 +54,20 @@ def test_a_photo_in_place_of_a_list_is_said_so(tmp_path: Path, name: str) -> Non
         found(tmp_path / name)
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "parquet"])
+@pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
 def test_a_manifest_names_photos_and_if_it_likes_their_ids(tmp_path: Path, form: str) -> None:
     file = tmp_path / f"photos.{form}"
     for columns, expected in (
         ({"id": ["7", ""], "path": ["a.jpg", "b.jpg"], "x": ["", ""]}, ["7", "b.jpg"]),
-        ({"image": ["a.jpg", "b.jpg"]}, ["a.jpg", "b.jpg"]),
+        ({"file_name": ["a.jpg", "b.jpg"], "text": ["a", "b"]}, ["a.jpg", "b.jpg"]),
     ):
+        records = pa.table(columns).to_pylist()
         if form == "parquet":
             pq.write_table(pa.table(columns), file)
+        elif form == "json":
+            file.write_text(json.dumps(records))
+        elif form == "jsonl":
+            file.write_text("\n".join(map(json.dumps, records)))
         else:
             sign = {"csv": ",", "tsv": "\t"}[form]
             lines = [list(columns), *zip(*columns.values(), strict=True)]
@@ -96,9 +102,10 @@ def test_urls_are_read_as_folders_and_lists_are() -> None:
     ("name", "content", "fact"),
     [
         ("none", None, "no such file"),
-        ("a.csv", "photo,id\nx,1\n", "no column path (or image); its columns are photo, id"),
-        ("a.csv", "path,id\nx,1\n,2\n", "a.csv, line 3: has no path"),
-        ("a.parquet", "no parquet", "a.parquet: is no Parquet file"),
+        ("a.csv", "foto,id\nx,1\n", "no column path, image or file_name; its columns are foto, id"),
+        ("a.csv", "path,id\nx,1\n,2\n", "a.csv, row 2: the path is ''"),
+        ("a.jsonl", '{"image": "a.jpg"}\n{', "a.jsonl: is no table that can be read"),
+        ("a.parquet", "no parquet", "a.parquet: is no table that can be read"),
         ("{0..1}.tar", None, "0.tar: no such file"),
         ("a*.tar", None, "a*.tar: no such file"),
     ],
@@ -114,12 +121,10 @@ def test_what_cannot_be_read_is_named(
     assert str(tmp_path) in str(refused.value)
 
 
-@pytest.mark.parametrize("column", ["image", "id"])
-def test_a_column_that_is_no_text_is_named(tmp_path: Path, column: str) -> None:
+def test_photos_inside_a_parquet_file_are_refused(tmp_path: Path) -> None:
     photo = {"bytes": b"...", "path": "a.jpg"}  # as data sets on Hugging Face have it
-    columns = {"image": ["a.jpg"], "id": ["a"], column: [photo]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=rf"a\.parquet: column {column} holds struct<.*>, not text"):
+    pq.write_table(pa.table({"image": [photo]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: the image is .* use a path or URL"):
         found(tmp_path / "a.parquet")
 
 

@@ -65,7 +65,7 @@ def test_a_run_from_store_to_store_that_is_killed_is_finished_by_the_next(
     assert captions == {name: expected[name] for name in captions}
 
     first = run("s3://bucket/out")
-    first.wait_until(lambda: system.exists("bucket/out/statistics") or first.poll() is not None)
+    first.wait_until(lambda: system.exists("bucket/out/parts") or first.poll() is not None)
     assert first.poll() is None
     os.kill(first.pid, signal.SIGKILL)
     first.wait()

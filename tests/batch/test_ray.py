@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +63,7 @@ def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
         *("--engine", "ray", "--ray-address", cluster),
         **TOKEN,
     )
-    done = output / "statistics"
+    done = output / "parts"
     running.wait_until(lambda: running.poll() is not None or done.exists())
     assert running.poll() is None, running.wait()
     for pid in actors()[:1]:
@@ -75,19 +73,6 @@ def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
     assert "b/broken.jpg: " in outcome.stderr
     assert "Traceback" not in outcome.stderr
     assert parts(output) == parts(undisturbed)
-
-
-@pytest.mark.slow
-def test_the_gpus_of_a_cluster_are_seen_from_a_machine_without(cluster: str) -> None:
-    question = f"from captioner.batch.ray_engine import has_gpus; print(has_gpus('{cluster}'))"
-    answer = subprocess.run(
-        [sys.executable, "-c", question],
-        env={**os.environ, **TOKEN},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert answer.stdout == "True\n"
 
 
 @pytest.mark.slow
@@ -101,7 +86,7 @@ def test_more_workers_than_cpus_are_refused_at_once(
         *("--device", "cpu", "--engine", "ray", "--ray-address", cluster, "--workers", 3),
         **TOKEN,
     )
-    assert "3 workers need 3 CPUs, but of the Ray cluster's 2 only" in outcome.sentence()
+    assert "3 workers need 3 CPUs, but only 2 of the Ray cluster are free" in outcome.sentence()
     assert time.monotonic() - began < 60
 
 

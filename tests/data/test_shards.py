@@ -14,7 +14,7 @@ import pytest
 import tiny
 from cuts import Interrupted, interrupt
 
-from captioner.batch.inputs import Source
+from captioner.batch.inputs import input_rows
 from captioner.cli.shards import main
 from captioner.data.captioned import Split
 from captioner.data.readers import captions_digest, read_split
@@ -272,7 +272,7 @@ def test_a_url_without_credentials_is_one_sentence(
     assert main(arguments) == 2
     assert "locked://bucket/shards: cannot be read (no credentials)" in capsys.readouterr().err
     with pytest.raises(DataError, match=r"locked://bucket/photos: .*\(no credentials\)"):
-        list(Source("locked://bucket/photos").rows())
+        list(input_rows("locked://bucket/photos"))
 
 
 def test_only_shards_are_read_from_afar(tmp_path: Path) -> None:

@@ -1,0 +1,209 @@
+"""What distributes the shards: processes of this machine, or actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from multiprocessing.queues import Queue
+from typing import Any
+
+from captioner.batch.shard import Job, Part, ShardWorker
+from captioner.errors import CaptionerError, needs_extra
+from captioner.runtime.cores import available_cores
+from captioner.runtime.device import may_have_gpu
+
+# Of a process of the pool.
+_device = ""
+_worker: ShardWorker | None = None
+
+
+def run_local(job: Job, shards: Sequence[int], workers: int | None) -> Iterator[Part]:
+    """Process shards in worker processes; yield those that are done, in any order.
+
+    Args:
+        job: What to do.
+        shards: Numbers of the shards.
+        workers: Number of processes, where one is this one; None starts one for each GPU, or else
+            for each core.
+
+    Raises:
+        CaptionerError: The output cannot be written, the model cannot be loaded, or a worker ended.
+    """
+    gpus = _gpus(job)
+    workers = min(workers or gpus or available_cores(), len(shards))
+    if workers == 1:
+        yield from map(ShardWorker(job).run, shards)
+        return
+    # Workers are forked from a server that has imported the slow modules, so they start at once.
+    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+    if sys.platform != "win32":
+        modules = ["captioner.captioner", "captioner.batch.shard"]
+        context.set_forkserver_preload(modules + (["timm"] if job.engine == "torch" else []))
+    devices: Queue[str] = context.Queue()
+    for number in range(workers):
+        # With several GPUs, each worker has one of them.
+        devices.put(f"cuda:{number % gpus}" if gpus > 1 else job.device)
+    with ProcessPoolExecutor(workers, context, _begin, (devices,)) as pool:
+        try:
+            for done in as_completed([pool.submit(_run, job, shard) for shard in shards]):
+                yield done.result()
+        except BrokenProcessPool:
+            raise CaptionerError(
+                "a worker process was ended, usually because memory is short; run the same command "
+                "again with fewer --workers: what is done stays done"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _gpus(job: Job) -> int:
+    """Return the number of GPUs on this machine that a job may use."""
+    if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
+        import torch
+
+        return torch.cuda.device_count()
+    return int(job.device.startswith("cuda"))
+
+
+def _begin(devices: Queue[str]) -> None:
+    """Prepare a worker process, which ends with its parent and by Ctrl-C."""
+    global _device
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _device = devices.get()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _run(job: Job, shard: int) -> Part:
+    global _worker
+    if _worker is None:
+        _worker = ShardWorker(job, _device)
+    return _worker.run(shard)
+
+
+# --- Ray ------------------------------------------------------------------------------------------
+
+
+class ShardActor:
+    """Holds the model in a worker process of Ray Data and captions the shards that it gets."""
+
+    def __init__(self, job: Job) -> None:
+        self.worker = ShardWorker(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        parts = [self.worker.run(int(shard)) for shard in batch["shard"]]
+        return {"part": [json.dumps(asdict(part)) for part in parts]}
+
+
+def run_ray(
+    job: Job, shards: Sequence[int], workers: int | None, address: str | None
+) -> Iterator[Part]:
+    """Process shards on Ray; yield those that are done, in any order.
+
+    Ray restarts actors that died and repeats their shards.
+
+    Args:
+        job: What to do. Every node must reach the photos, the model and the output by the names
+            that it has, and have captioner installed.
+        shards: Numbers of the shards.
+        workers: Number of actors; None starts as many as there are free resources for.
+        address: Address of the cluster; None starts Ray on this machine for this run.
+
+    Raises:
+        CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
+            `run_local`.
+    """
+    with needs_extra("--engine ray", "batch"):
+        import ray
+        import ray.data
+        from ray.exceptions import RayTaskError
+    local: dict[str, Any] = {}
+    if address is None:
+        # With Ray's default of 15, workers would only get the time that other programs leave.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        local = {"include_dashboard": False, "num_cpus": workers or available_cores()}
+    else:
+        _check_reachable(address)
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    except Exception as error:  # noqa: BLE001  Ray raises Exception itself, too
+        raise CaptionerError(f"Ray at {address or 'this machine'}: {error}") from None
+    try:
+        gpus = job.engine == "torch" and (
+            job.device.startswith("cuda")
+            or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
+        )
+        size = _actor_count(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"])
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        # One block per shard, so that little work is lost when an actor dies.
+        parts = ray.data.from_items(
+            [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
+        ).map_batches(
+            ShardActor,
+            fn_constructor_args=(job,),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=min(size, len(shards))),
+            num_cpus=1,
+            num_gpus=1 if gpus else None,
+        )
+        for row in parts.iter_rows():
+            yield Part(**json.loads(row["part"]))
+    except RayTaskError as error:
+        # Ray's error is also an instance of its cause's class, but its message is a traceback.
+        cause: BaseException | None = error
+        while cause is not None and (
+            isinstance(cause, RayTaskError) or not isinstance(cause, CaptionerError)
+        ):
+            cause = getattr(cause, "cause", None) or cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens: Ray would end the process after a minute."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():  # `auto` and other names that Ray understands
+        return
+    try:
+        socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), 10).close()
+    except (OSError, OverflowError) as error:
+        raise CaptionerError(
+            f"the Ray cluster at {address} cannot be reached ({error}); start one with ray start, "
+            "or correct --ray-address"
+        ) from None
+
+
+def _actor_count(ray: Any, workers: int | None, kinds: list[str]) -> int:
+    """Return how many actors to start, each with one of each kind of resource.
+
+    Too many are refused: they would wait forever, and Ray would not report it.
+    """
+    free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
+    wanted = workers or max(min(free.values()), 1)
+    for kind in kinds:
+        if wanted > free[kind]:
+            raise CaptionerError(
+                f"{wanted} workers need {wanted} {kind}s, but only {free[kind]} of the Ray cluster "
+                "are free; use fewer --workers, or add nodes"
+            )
+    return wanted
