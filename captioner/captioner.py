@@ -22,7 +22,6 @@ from captioner.data.tars import ImagePath, TarMember
 from captioner.data.transforms import image_transform, open_image, upright_rgb
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
-from captioner.engines.speed import bfloat16_speed, speed_ratio, warn_if_slower
 from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.generation import (
     Hypothesis,
@@ -73,7 +72,7 @@ class Captioner:
         vocabulary: Words of the model.
         device: A `torch.device`, or auto, cpu, cuda or cuda:N.
         precision: Number format of the encoder, which does most of the work; the decoder computes
-            in float32. On a CPU, bfloat16 is timed, with a warning if it is slower.
+            in float32. On many CPUs bfloat16 is slower (`captioner doctor --measure`).
         calibrator: Gives captions their confidence.
 
     Raises:
@@ -97,9 +96,6 @@ class Captioner:
             raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         engine = TorchEngine(model, choose_device(str(device)), dtype)
-        if precision == "bfloat16" and engine.device.type == "cpu":
-            float32_engine = TorchEngine(model, engine.device)
-            warn_if_slower(speed_ratio(engine, float32_engine, config.preprocess))
         self._initialize(engine, model, config, vocabulary, calibrator)
 
     def _initialize(
@@ -159,7 +155,6 @@ class Captioner:
         device: str = "auto",
         precision: Precision = "float32",
         engine: EngineName = "auto",
-        check_speed: bool = True,
     ) -> Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
@@ -173,8 +168,6 @@ class Captioner:
                 whether it is faster depends on the processor.
             engine: `torch` is PyTorch; `runtime` computes on a CPU with the graphs in the model's
                 folder and does not import PyTorch; `auto` takes the runtime where it can.
-            check_speed: Measure bfloat16 on a CPU, about a second once in a process, with a warning
-                where it is slower than float32.
 
         Raises:
             CheckpointError: There is no such model, or it is damaged.
@@ -185,8 +178,6 @@ class Captioner:
         chosen, config, vocabulary = open_engine(
             folder, engine=engine, device=device, precision=precision
         )
-        if check_speed and precision == "bfloat16" and chosen.device.type == "cpu":
-            warn_if_slower(bfloat16_speed(folder))
         captioner = cls.__new__(cls)
         captioner._initialize(chosen, folder, config, vocabulary, read_calibrator(folder))
         return captioner

@@ -81,7 +81,6 @@ def graph_files(
         grid = model.encoder(images)
 
         def encode(given: Iterator[Tensor]) -> Sequence[Tensor]:
-            # Not `frozen_features`, whose fused copy has weights of its own.
             return _tensors(model.encoder.grid_of(model.encoder.backbone(next(given))))
 
         encoder = _Graph(encode, encoder=model.encoder)

@@ -129,7 +129,7 @@ def test_hard_attention_takes_one_cell_a_word_and_moves_between_words(
 
 def test_in_bfloat16_it_writes_much_the_same(name: str, captioner: Captioner, photo: Path) -> None:
     rough = Captioner.from_pretrained(
-        name, device="cpu", precision="bfloat16", check_speed=False
+        name, device="cpu", precision="bfloat16"
     )  # which would take two seconds
     text = captioner.caption(photo).text
     exact, near = captioner.score(photo, text), rough.score(photo, text)

@@ -8,7 +8,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,7 @@ from captioner.data.captioned import CaptionedImage
 from captioner.data.readers import read_split
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
-from captioner.engines import speed
-from captioner.engines.pytorch import TorchEngine
 from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
-from captioner.runtime import device
 from captioner.types import Caption, Geometry
 
 NUMBERS = range(6)
@@ -86,37 +82,6 @@ def test_in_bfloat16_the_encoder_is_rougher_and_all_else_the_same(
     one, other = captioner.score(paths[0], "a red disc"), rough.score(paths[0], "a red disc")
     np.testing.assert_allclose(one.log_probs, other.log_probs, atol=0.3)
     np.testing.assert_allclose(other.maps.sum((1, 2)), 1, atol=1e-5)
-
-
-@pytest.mark.parametrize("slower", [True, False])
-def test_bfloat16_is_never_slower_in_silence(
-    slower: bool,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """On a clock of its own, because a busy machine is slow at random."""
-    encode, clock = TorchEngine.encode, [0.0]
-
-    def timed_encode(self: TorchEngine, images: Any) -> Any:
-        clock[0] += 1 + ((self.dtype == torch.bfloat16) == slower)
-        return encode(self, images)
-
-    monkeypatch.setattr(TorchEngine, "encode", timed_encode)
-    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    speed.bfloat16_speed.cache_clear()
-    half = {"device": "cpu", "precision": "bfloat16"}
-    Captioner.from_pretrained(tiny_model, check_speed=False, **half)  # type: ignore[arg-type]
-    assert (capsys.readouterr().err, clock[0]) == ("", 0.0)
-    for load in (
-        lambda: Captioner.from_pretrained(tiny_model, **half),  # type: ignore[arg-type]
-        lambda: Captioner(*tiny.model(), precision="bfloat16"),
-    ):
-        load()
-        told = capsys.readouterr().err
-        assert ("bfloat16: on this machine the encoder is 2.0 times slower" in told) == slower
-        assert told.count("\n") == slower
-    speed.bfloat16_speed.cache_clear()
 
 
 def test_the_tiny_model_is_a_test_of_anything(captioner: Captioner, paths: list[Path]) -> None:

@@ -135,7 +135,6 @@ class ShardWorker:
             device=device or job.device,
             precision=job.precision,
             engine=job.engine,
-            check_speed=False,
         )
         self.output = Folder(job.output)
         self.plan = Plan(self.output)

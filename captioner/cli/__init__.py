@@ -138,9 +138,7 @@ def show(line: str) -> None:
         ) from None
 
 
-def load_captioner(
-    model: str | Path, arguments: argparse.Namespace, *, check_speed: bool = True
-) -> Captioner:
+def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
     """Load a model, a bundled name or a folder, as the options of `add_device_options` say."""
     from captioner.captioner import Captioner
 
@@ -149,7 +147,6 @@ def load_captioner(
         device=arguments.device,
         precision=arguments.precision,
         engine=arguments.engine,
-        check_speed=check_speed,
     )
     dtype = str(captioner.dtype).removeprefix("torch.")
     logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")

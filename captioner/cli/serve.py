@@ -171,7 +171,7 @@ def _replica(arguments: argparse.Namespace) -> FastAPI:
 
     # The libraries that compute read it when they are imported, which comes later.
     os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // arguments.workers))
-    return _create_app(arguments, _load_models(arguments, check_speed=False))
+    return _create_app(arguments, _load_models(arguments))
 
 
 def _create_app(arguments: argparse.Namespace, models: dict[str, Captioner]) -> FastAPI:
@@ -218,9 +218,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _load_models(
-    arguments: argparse.Namespace, *, check_speed: bool = True
-) -> dict[str, Captioner]:
+def _load_models(arguments: argparse.Namespace) -> dict[str, Captioner]:
     """Load the chosen models by name, or without a choice all bundled ones, soft first."""
     from captioner.checkpoint import bundled_models
 
@@ -234,5 +232,5 @@ def _load_models(
             raise CaptionerError(
                 f"two models have the name '{name}'; rename the folder of one of them"
             )
-        models[name] = load_captioner(model, arguments, check_speed=check_speed)
+        models[name] = load_captioner(model, arguments)
     return models

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from captioner.models.fused_encoder import fold_batch_norms, fuse_for_cpu
+from captioner.models.backbones.efficientnet_source import fold_batch_norms
 from captioner.models.model import CaptionModel
 from captioner.runtime.cores import usable_cores
 from captioner.types import Grid
@@ -54,8 +54,7 @@ def inference_copy(
 ) -> CaptionModel:
     """Return a copy of a model for inference on a device, as fast as it can be.
 
-    It is in evaluation mode, with batch norms folded into convolutions and, on a CPU, fused
-    convolutions (`fused_encoder.py`). It cannot be trained.
+    It is in evaluation mode, with batch norms folded into convolutions. It cannot be trained.
 
     Args:
         dtype: Type of the encoder, most of the work; the decoder stays in float32.
@@ -64,5 +63,4 @@ def inference_copy(
     fold_batch_norms(model.encoder)
     # The convolutions of a CPU are up to twice as fast on channels-last tensors.
     model.encoder.to(dtype).to(memory_format=torch.channels_last)
-    fuse_for_cpu(model.encoder.backbone.stages)
     return model.eval()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from captioner.models.backbones.backbone import Backbone
-from captioner.models.backbones.efficientnet_lite import version_of
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
-from captioner.models.fused_encoder import fused_copy
 from captioner.models.self_attention import GridSelfAttention
 from captioner.runtime.device import with_empty_images
 from captioner.types import Grid
@@ -43,7 +40,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.batch_norm = batch_norm
-        self.read_frozen_features_of(backbone.freeze_before(trainable_from))
+        self.frozen_stages = backbone.freeze_before(trainable_from)
         self.dim = project_dim or backbone.channels
         self.project: nn.Module = nn.Identity()
         if project_dim:
@@ -54,11 +51,6 @@ class Encoder(nn.Module):
                 nn.Dropout(dropout),
             )
         self.self_attention = self_attention
-
-    def read_frozen_features_of(self, stages: int) -> None:
-        """Use the output of the backbone's first `stages` stages as the frozen features."""
-        self.frozen_stages = stages
-        self.frozen_features = FrozenStages(self.backbone, stages)
 
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode)
@@ -77,6 +69,11 @@ class Encoder(nn.Module):
         features = inputs if from_frozen else self.frozen_features(inputs)
         return self.grid_of(self.backbone.stages[self.frozen_stages :](features)[:count])
 
+    @torch.no_grad()
+    def frozen_features(self, images: Tensor) -> Tensor:
+        """Map images [B, 3, H, W] to the output [B, C, h, w] of the frozen stages."""
+        return self.backbone.stages[: self.frozen_stages](images)
+
     def grid_of(self, features: Tensor) -> Grid:
         """Map the backbone's feature map [B, C, h, w] to a Grid."""
         height, width = features.shape[2:]
@@ -84,36 +81,6 @@ class Encoder(nn.Module):
         if self.self_attention is None:
             return Grid(cells, height, width)
         return Grid(self.self_attention(cells, height, width), height, width, local=cells)
-
-
-class FrozenStages:
-    """Maps images [B, 3, H, W] to the output [B, C, h, w] of a backbone's frozen stages.
-
-    Where that is faster it keeps a fused copy (`fused_encoder.py`), renewed when the weights, their
-    device or the type to compute in change. Under autocast it computes in autocast's type.
-    """
-
-    def __init__(self, backbone: Backbone, count: int) -> None:
-        self.backbone, self.count = backbone, count
-        self._fused: nn.Module | None = None
-        self._fused_of: object = None
-
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        stages = self.backbone.stages[: self.count]
-        kind, weights = images.device.type, [*stages.parameters(), *stages.buffers()]
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else images.dtype
-        fused_of = (dtype, [version_of(weight) for weight in weights])
-        if fused_of != self._fused_of:
-            self._fused, self._fused_of = fused_copy(stages, dtype), fused_of
-        if self._fused is None:
-            return stages(images)
-        with torch.autocast(kind, enabled=False) if autocast else nullcontext():
-            return self._fused(images.to(dtype))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_fused": None, "_fused_of": None}
 
 
 class CaptionModel(nn.Module):

@@ -6,10 +6,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
-import platform
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,40 +103,8 @@ def autocast(
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bfloat16" if has_bfloat16 else "float32"
     if precision == "bfloat16":
-        if device.type == "cpu" and (ratio := _bfloat16_training_speed()) < 1:
-            logger.warning(
-                f"precision bfloat16: convolutions and products are {1 / ratio:.1f} times slower "
-                "than in float32 on this machine; use float32"
-            )
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
-
-
-def _bfloat16_training_speed() -> float:
-    """Return how many times as fast as float32 a CPU trains in bfloat16, measured in a second."""
-    import torch
-    from torch import nn
-
-    network = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(900, 2000))
-    images = torch.rand(8, 32, 32, 32)
-
-    def step(*, half: bool) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = network(images).mean()
-        torch.autograd.grad(loss, list(network.parameters()))
-
-    return times_as_fast(lambda: step(half=True), lambda: step(half=False))
-
-
-def times_as_fast(one: Callable[[], Any], other: Callable[[], Any]) -> float:
-    """Return how many times as fast one function is as another, each by the best of three runs."""
-    best = [float("inf"), float("inf")]
-    for _ in range(3):  # in turns, so that what else the machine does slows both
-        for index, function in enumerate((one, other)):
-            started = time.perf_counter()
-            function()
-            best[index] = min(best[index], time.perf_counter() - started)
-    return best[1] / best[0]
 
 
 def with_empty_images(images: Tensor) -> Tensor:
@@ -163,18 +128,3 @@ def at_least_float32(values: Tensor) -> Tensor:
     import torch
 
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-def onednn_can_pack(weight: Tensor) -> bool:
-    """Return whether oneDNN has its own order for this weight here: on x86 alone."""
-    import torch
-
-    return (
-        weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and platform.machine() in ("x86_64", "AMD64")
-        and (
-            weight.dtype == torch.float32
-            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        )
-    )

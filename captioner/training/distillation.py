@@ -12,8 +12,8 @@ from torch import Tensor
 from captioner.checkpoint import load_model, model_folder
 from captioner.data.batch import Batch
 from captioner.errors import ConfigError
+from captioner.models.backbones.efficientnet_source import fold_batch_norms
 from captioner.models.decoders.base import TeacherForcingOutput
-from captioner.models.fused_encoder import fold_batch_norms
 from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.training.task import TaskData
@@ -111,7 +111,7 @@ def load_teachers(data: TaskData) -> Teachers:
         with torch.random.fork_rng(devices=[]):  # building it must not change the run's numbers
             model, model_config, words = load_model(model_folder(name), data.device)
         if config.data.cache and len(model.encoder.backbone.stages) >= frozen_stages:
-            model.encoder.read_frozen_features_of(frozen_stages)
+            model.encoder.frozen_stages = frozen_stages
         same = {
             "vocabulary": words.tokens == data.vocabulary.tokens,
             "preprocess": model_config.preprocess == config.preprocess,

@@ -1,15 +1,13 @@
-"""EfficientNet-Lite2, the default encoder: the network, its stages, and its weights.
-
-Names and order of weights are timm's (tf_efficientnet_lite2); the modules are here because
-importing timm takes longer than captioning an image.
-"""
+"""EfficientNet-Lite2, the default encoder: timm's network, its stages, and its weights."""
 
 from __future__ import annotations
 
-import math
+import itertools
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils import fuse_conv_bn_eval
 
 from captioner.errors import WeightsError
 from captioner.models.backbones.backbone import (
@@ -19,57 +17,41 @@ from captioner.models.backbones.backbone import (
     is_file,
     no_such_weights,
 )
-from captioner.models.backbones.efficientnet_lite import BatchNormReLU6, Block, SameConv
 from captioner.models.backbones.weights_file import load_weights_file
 
-# Kernel, stride, expansion, channels, repeats of each stage, at width 1.1 and depth 1.2.
-LITE2 = (
-    (3, 1, 1, 16, 1),
-    (3, 2, 6, 24, 3),
-    (5, 2, 6, 48, 3),
-    (3, 2, 6, 88, 4),
-    (5, 1, 6, 120, 4),
-    (5, 2, 6, 208, 5),
-    (3, 1, 6, 352, 1),
-)
-STEM, HEAD = 32, 1280
 PREPROCESSING = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
-
-
-class EfficientNetLite2(nn.Module):
-    """The classifier of ImageNet: images [B, 3, H, W] to logits [B, 1000]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv_stem = SameConv(3, STEM, 3, stride=2)
-        self.bn1 = BatchNormReLU6(STEM)
-        self.blocks = nn.Sequential()
-        channels = STEM
-        for kernel, stride, expansion, out, repeats in LITE2:
-            first = Block(channels, out, kernel, stride, expansion=expansion)
-            others = [Block(out, out, kernel, 1, expansion=expansion) for _ in range(repeats - 1)]
-            self.blocks.append(nn.Sequential(first, *others))
-            channels = out
-        self.conv_head = SameConv(channels, HEAD, 1)
-        self.bn2 = BatchNormReLU6(HEAD)
-        self.classifier = nn.Linear(HEAD, 1000)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):  # He et al. 2015, by the outputs of a weight
-                fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
-                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-
-    def forward(self, images: Tensor) -> Tensor:
-        features = self.blocks(self.bn1(self.conv_stem(images)))
-        features = self.bn2(self.conv_head(features))
-        return self.classifier(features.mean((2, 3)))
+CHANNELS = 1280
 
 
 def set_drop_path(module: nn.Module, probability: float) -> int:
-    """Set `drop_path` of all residual blocks and return their number."""
-    blocks = [m for m in module.modules() if isinstance(m, Block) and m.is_residual]
+    """Let training skip each residual block with a probability; return their number.
+
+    Stochastic depth (Huang et al., 2016), drawn for each image.
+    """
+    from timm.layers.drop import DropPath
+
+    blocks = [block for block in module.modules() if getattr(block, "has_skip", False)]
     for block in blocks:
-        block.drop_path = probability
+        block.drop_path = DropPath(probability)
     return len(blocks)
+
+
+def fold_batch_norms(module: nn.Module) -> None:
+    """Fold batch norms into the convolutions in front of them, in place, for inference.
+
+    The function stays the same except for last bits. Only EfficientNet-Lite is changed, whose
+    layers are applied in the order of construction; its norms have ReLU6 or nothing behind them.
+    """
+    for parent in list(module.modules()):
+        for (first, conv), (second, norm) in itertools.pairwise(list(parent.named_children())):
+            activation = getattr(norm, "act", None)
+            if (
+                isinstance(conv, nn.Conv2d)
+                and isinstance(norm, nn.BatchNorm2d)
+                and isinstance(activation, (nn.ReLU6, nn.Identity))
+            ):
+                setattr(parent, first, fuse_conv_bn_eval(conv.eval(), norm.eval()))
+                setattr(parent, second, activation)
 
 
 def any_efficientnet_lite(
@@ -88,7 +70,9 @@ def any_efficientnet_lite(
     """
     if name != "efficientnet_lite2":
         return None
-    network = EfficientNetLite2()
+    import timm
+
+    network: Any = timm.create_model("tf_efficientnet_lite2")
     if weights == "default":
         _load_packaged(network)
     elif is_file(weights):
@@ -98,7 +82,7 @@ def any_efficientnet_lite(
     stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
     stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
     stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
-    return cut_behind(Backbone(stages, channels=HEAD, preprocessing=PREPROCESSING), tap, name)
+    return cut_behind(Backbone(stages, channels=CHANNELS, preprocessing=PREPROCESSING), tap, name)
 
 
 def _load_packaged(network: nn.Module) -> None:
