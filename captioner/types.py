@@ -242,7 +242,7 @@ class Caption:
             paths = paths[head - 1 :: heads]
         return replace(self, maps=maps[:, head - 1], cells=cells, paths=paths)
 
-    def save(self, path: str | Path, style: OverlayStyle | None = None) -> None:
+    def save(self, path: str | Path, style: OverlayStyle | str | None = None) -> None:
         """Draw the caption with its attention maps and write it to a file.
 
         Args:
@@ -256,11 +256,11 @@ class Caption:
         """
         _drawing().save_caption(self, path, style)
 
-    def show(self, style: OverlayStyle | None = None) -> None:
+    def show(self, style: OverlayStyle | str | None = None) -> None:
         """Show the attention sheet: in the notebook, or in the system's image viewer."""
         _drawing().show_caption(self, style)
 
-    def figure(self, style: OverlayStyle | None = None) -> Figure:
+    def figure(self, style: OverlayStyle | str | None = None) -> Figure:
         """Return the attention sheet as a matplotlib figure."""
         return _drawing().caption_figure(self, style)
 

@@ -163,23 +163,25 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--style",
-        choices=("light", "colour", "contour", "mask"),
-        default="light",
-        help="light: the photo in its colours, dimmed where attention is low and lit where it is "
-        "high; colour: colours on the grey photo; contour: lines of equal attention; mask: the "
-        "photo only dimmed (default: light)",
+        choices=("focus", "light", "colour", "contour", "mask"),
+        default="focus",
+        help="focus: the photo's own colours where attention is high, grey where it is low, and "
+        "lines at 2, 4 and 8 times uniform; light: dimmed where attention is low and lit where it "
+        "is high; colour: colours on the grey photo; contour: only the lines; mask: only dimmed "
+        "(default: focus)",
     )
     parser.add_argument(
         "--colour-map",
         choices=("viridis", "cividis"),
         default="viridis",
-        help="of the styles colour and contour, and of matrices (default: viridis)",
+        help="of the style colour and of matrices (default: viridis)",
     )
     parser.add_argument(
         "--opacity",
         type=parsing.number_from(0, 1),
         default=None,
-        help="strength of the style, 0 to 1 (default: 0.75 for light, 0.65 for colour and mask)",
+        help="strength of the style, 0 to 1 (default: 1 for focus, 0.75 for light, 0.65 for "
+        "colour and mask)",
     )
     parser.add_argument(
         "--threshold",
@@ -426,13 +428,11 @@ class CaptionWriter:
                     v.save_png(picture, folder / word)
                     yield folder / word
             elif kind == "matrix":
-                file = folder / v.picture_name(name, "matrix")
-                v.save_png(v.alignment_matrix(caption, style), file)
-                for vector in {"pdf", "svg"} & set(self.arguments.save):
-                    further = folder / v.picture_name(name, "matrix", vector)
-                    v.vector_matrix(caption, style).save(further)
-                    yield further
-            if kind != "words":
+                for form in ("png", *sorted({"pdf", "svg"} & set(self.arguments.save))):
+                    file = folder / v.picture_name(name, "matrix", form)
+                    save_bytes(v.matrix_bytes(caption, form, style), file)
+                    yield file
+            if kind not in ("words", "matrix"):
                 yield file
 
     def _save_page(

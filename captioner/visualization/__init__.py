@@ -12,7 +12,7 @@ from captioner.visualization.files import (
     save_png,
     word_names,
 )
-from captioner.visualization.matrix import alignment_matrix, vector_matrix
+from captioner.visualization.matrix import alignment_matrix, matrix_bytes
 from captioner.visualization.notebook import picture_bytes, save_caption
 from captioner.visualization.overlay import overlay
 from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
@@ -40,6 +40,7 @@ __all__ = [
     "growth_gif",
     "is_picture_of",
     "jpeg",
+    "matrix_bytes",
     "output_names",
     "overlay",
     "picture_bytes",
@@ -50,7 +51,6 @@ __all__ = [
     "save_png",
     "shrunk",
     "vector_comparison",
-    "vector_matrix",
     "viewer_script",
     "word_images",
     "word_names",

@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageColor, ImageDraw
+from PIL import Image, ImageDraw
 
-from captioner.visualization.labels import LABEL_COLOURS, caption_note
+from captioner.visualization.labels import caption_note
 from captioner.visualization.overlay import resize_captioned
 from captioner.visualization.sheet import comparison_sheet
 from captioner.visualization.style import OverlayStyle
@@ -27,19 +27,23 @@ from captioner.visualization.words import word_image_size, word_images
 if TYPE_CHECKING:
     from captioner.types import Caption
 
-LONGEST_SIDE_PX = 640  # of the image in an animation
+LONGEST_SIDE_PX = 512  # of the image in an animation
 WIDEST_GROWTH_PX = 1400
 _GROWTH_ACROSS = 6  # panels in a line
 WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
 
 
-def gif(frames: Sequence[Image.Image], seconds: Sequence[float], style: OverlayStyle) -> bytes:
+def gif(frames: Sequence[Image.Image], seconds: Sequence[float]) -> bytes:
     """Return frames of one size as a GIF that repeats for ever.
 
-    Every frame is dithered with 256 colours: those of the legend and of text and bars, and for
-    the rest what suits the frame.
+    All share 256 colours and none is dithered, so that what does not change is stored once.
     """
-    indexed = [_indexed(frame, style) for frame in frames]
+    quarter = (max(1, frames[0].width // 4), max(1, frames[0].height // 4))
+    sample = Image.new("RGB", (quarter[0], quarter[1] * len(frames)))
+    for number, frame in enumerate(frames):
+        sample.paste(frame.resize(quarter, Image.Resampling.NEAREST), (0, number * quarter[1]))
+    palette = sample.quantize(256, method=Image.Quantize.MEDIANCUT)
+    indexed = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     file = io.BytesIO()
     indexed[0].save(
         file,
@@ -53,18 +57,20 @@ def gif(frames: Sequence[Image.Image], seconds: Sequence[float], style: OverlayS
     return file.getvalue()
 
 
-def caption_gif(image: Image.Image, caption: Caption, style: OverlayStyle | None = None) -> bytes:
+def caption_gif(
+    image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
+) -> bytes:
     """Return a GIF of a caption: the image, then one frame a word.
 
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    style = style or OverlayStyle()
+    style = OverlayStyle.of(style)
     frames = list(caption_frames(image, caption, style))
     seconds = [STILL_SECONDS] + [WORD_SECONDS] * (len(frames) - 1)
     if len(frames) > 1:
         seconds[-1] = STILL_SECONDS
-    return gif(frames, seconds, style)
+    return gif(frames, seconds)
 
 
 def caption_frames(
@@ -86,7 +92,7 @@ def caption_frames(
 
 def _under_sentence(picture: Image.Image, caption: Caption, current: int) -> Image.Image:
     """Put the caption and its note above a picture; the current word is set off (-1: none is)."""
-    words, note = caption.words, caption_note(caption)
+    words, (note, warning) = caption.words, caption_note(caption)
     text = max(15, picture.width // 26)
     sentence = " ".join(words)
     face, strong = (font(text, bold=bold, text=sentence) for bold in (False, True))
@@ -115,7 +121,7 @@ def _under_sentence(picture: Image.Image, caption: Caption, current: int) -> Ima
         room = frame.width - 2 * margin
         note, small = fit(note, room, size_px=round(0.8 * text), smallest_px=text // 2)
         place = (margin, margin // 2 + text + below)
-        draw.text(place, note, fill=WARNING, font=small, anchor="ls")
+        draw.text(place, note, fill=WARNING if warning else MUTED, font=small, anchor="ls")
     return frame
 
 
@@ -138,16 +144,4 @@ def growth_gif(image: Image.Image, captions: Sequence[tuple[str, Caption]]) -> b
         size = width, round(height * width / sheet.width)
         frames.append(frame.resize(size, Image.Resampling.LANCZOS))
     seconds = [EPOCH_SECONDS] * (len(frames) - 1) + [2 * EPOCH_SECONDS]
-    return gif(frames, seconds, OverlayStyle())
-
-
-def _indexed(frame: Image.Image, style: OverlayStyle) -> Image.Image:
-    """Return a frame with 256 colours: those of legend and text, and the best others for it."""
-    kept = style.ramp(64).tobytes()
-    for colour in ("white", INK, MUTED, RULE, *LABEL_COLOURS):
-        kept += bytes(ImageColor.getrgb(colour))
-    free = 256 - len(kept) // 3
-    chosen = frame.quantize(free, method=Image.Quantize.MEDIANCUT).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(bytes(chosen[: 3 * free]) + kept)
-    return frame.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
+    return gif(frames, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -80,3 +81,12 @@ def jpeg(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, format="JPEG", quality=88, optimize=True)
     return file.getvalue()
+
+
+def data_url(image: Image.Image) -> str:
+    """Return an image as a data URL: JPEG, or PNG where it has transparency."""
+    if image.mode != "RGBA":
+        return f"data:image/jpeg;base64,{base64.b64encode(jpeg(image)).decode()}"
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

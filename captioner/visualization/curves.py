@@ -39,6 +39,9 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
 LARGEST = 3.5e38  # of float32: nothing that a run logs is larger, and sums of larger ones overflow
+_SHARES = ("entropy of attention (1: uniform)", "gate β")  # panels of figures from 0 to 1
+_HARDLY = 0.1  # of the largest value
+_FEWEST_FOR_A_MEAN = 20  # points; of fewer, each is drawn as it is
 _PANEL_INCHES = (4.4, 2.9)
 _ACROSS = 3
 
@@ -133,16 +136,27 @@ def _draw_panel(
         if label == "learning_rate":  # which is known, not measured
             axes.plot(steps, values, color=colour, lw=1.5, marker=dot, ms=3)
             continue
+        if len(values) < _FEWEST_FOR_A_MEAN:
+            axes.plot(steps, values, color=colour, ls=dashes, marker="o", ms=3, label=label)
+            continue
         axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
-        mean = _running_mean(values)
-        axes.plot(steps, mean, color=colour, ls=dashes, lw=1.5, marker=dot, ms=3, label=label)
+        axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
     if len(lines) > 3:  # room for their names
         axes.margins(y=0.25)
     if named:
         axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
+    _widen(axes, np.concatenate([values for _, values, _ in lines.values()]), name in _SHARES)
     axes.set_xlabel("step")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.02)
+
+
+def _widen(axes: Any, values: np.ndarray, share: bool) -> None:
+    """Show figures that hardly move between their natural bounds: 0, and 1 for a share."""
+    values = values[np.isfinite(values)]
+    if values.size and np.ptp(values) < _HARDLY * np.abs(values).max():
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0.0), max(high, 1.0 if share else 0.0))
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

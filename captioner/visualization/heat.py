@@ -6,7 +6,6 @@ were spread evenly, so heat can be compared between words, images and grids of a
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from captioner.types import Caption, Geometry
-
-# Half a cell: the Gaussian is about one cell wide at half its height (2.35 sigma = 1.18 cells).
-# It is the narrowest that hides the cell borders: their ripple falls to exp(-2 pi^2 sigma^2),
-# below 1 %. Twice as wide, it would take most of a single hot cell's height away.
-SIGMA_CELLS = 0.5
 
 FLAT_BELOW = 2.0  # a map whose highest cell has less than this, times uniform, counts as flat
 
@@ -38,11 +32,11 @@ def attention_heat(
         geometry: Undoes the squash, letterbox, crop or mirror that made the input.
         width_px: Width at which the image is drawn; any, so that a small panel costs little
             however large the image is.
-        smooth: Enlarge every cell, then blur with a Gaussian, as the paper does (section 5.4).
-            It is computed in closed form, so it does not depend on the size that is drawn, and
-            the row of cells is mirrored at its ends, so that a uniform map stays uniform up to
-            the border and no attention is lost. False gives every pixel the value of the cell
-            that holds its centre.
+        smooth: Interpolate between the centres of cells with Catmull and Rom's cubic, which keeps
+            their values: a line at 4 times uniform encloses the cells above it. The row of cells
+            is mirrored at its ends, so that a uniform map stays uniform up to the border. Next to
+            a sharp peak the result falls a little below 0. False gives every pixel the value of
+            the cell that holds its centre.
 
     Returns:
         float32 [..., height_px, width_px], in multiples of uniform attention; 0 where the network
@@ -61,7 +55,7 @@ def attention_heat(
     down = _weights(height_px, geometry.photo_height_px, top, height, rows, smooth)
     if geometry.flipped:
         across = across[:, ::-1]
-    # The Gaussian and the cells are separable: two small products in place of a blur.
+    # The interpolation is separable: two small products.
     return (down @ (maps * (rows * columns))) @ across.T
 
 
@@ -70,20 +64,33 @@ def peak(cells: np.ndarray) -> float:
     return float(cells.max()) * cells.size
 
 
+def peaks(cells: np.ndarray, least: float) -> list[int]:
+    """Return the cells of a map's peaks, highest first: 3 at most.
+
+    A peak has `least` times uniform attention or more, at least half of the highest cell's, and
+    more than each cell around it.
+
+    Args:
+        cells: [rows, columns], summing to 1.
+    """
+    rows, columns = cells.shape
+    padded = np.pad(cells, 1, constant_values=-1.0)
+    around = np.stack(
+        [
+            padded[y : y + rows, x : x + columns]
+            for y in range(3)
+            for x in range(3)
+            if (y, x) != (1, 1)
+        ]
+    )
+    enough = max(least / cells.size, float(cells.max()) / 2)
+    found = np.flatnonzero((cells >= around.max(axis=0)) & (cells >= enough))
+    return sorted(found.tolist(), key=lambda cell: -cells.ravel()[cell])[:3]
+
+
 def is_flat(caption: Caption) -> bool:
     """Return whether every map of a caption stays below FLAT_BELOW times uniform attention."""
     return all(peak(cells) < FLAT_BELOW for cells in caption.maps)
-
-
-def cell_profile(steps_per_cell: int) -> np.ndarray:
-    """Return how much of a cell's attention reaches a point, by the distance to its centre.
-
-    Returns:
-        float64, one value every 1 / steps_per_cell cells from distance 0, along one side, up to
-        where less than 1e-4 is left.
-    """
-    distance = np.arange(0, 2.5 + 1e-9, 1 / steps_per_cell)
-    return _normal_cdf((distance + 0.5) / SIGMA_CELLS) - _normal_cdf((distance - 0.5) / SIGMA_CELLS)
 
 
 @lru_cache(maxsize=16)  # the words of a caption share these
@@ -101,14 +108,11 @@ def _weights(
     positions = (centres_px - start_px) * (cells / length_px)  # in cells
     inside = (positions >= 0) & (positions < cells)
     if smooth:
-        # Each cell is a box under the Gaussian, on an endless row of mirror images.
-        reach = math.ceil(4 * SIGMA_CELLS)
-        edges = np.arange(-reach, cells + reach + 1)
-        shares = np.diff(_normal_cdf((edges - positions[:, None]) / SIGMA_CELLS), axis=1)
-        mirrored = np.arange(-reach, cells + reach) % (2 * cells)
+        cells_around = np.arange(-2, cells + 2)
+        shares = _cubic(np.abs(positions[:, None] - (cells_around + 0.5)))
+        mirrored = cells_around % (2 * cells)
         mirrored = np.minimum(mirrored, 2 * cells - 1 - mirrored)
         weights = shares @ np.eye(cells)[mirrored]
-        weights[inside] /= weights[inside].sum(axis=1, keepdims=True)  # the tails beyond reach
     else:
         nearest = np.clip(np.floor(positions), 0, cells - 1).astype(np.int64)
         weights = np.eye(cells)[nearest]
@@ -118,6 +122,8 @@ def _weights(
     return weights
 
 
-def _normal_cdf(values: np.ndarray) -> np.ndarray:
-    """Return the cumulative distribution of the standard normal at each value."""
-    return 0.5 + 0.5 * np.vectorize(math.erf, otypes=[float])(values / math.sqrt(2))
+def _cubic(distance: np.ndarray) -> np.ndarray:
+    """Return a cell's share in a point so many cells from its centre (Keys 1981, a = -1/2)."""
+    near = (1.5 * distance - 2.5) * distance**2 + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0.0))

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from captioner.visualization.heat import is_flat, peak
 from captioner.visualization.overlay import cells_are_visible
 from captioner.visualization.style import (
-    MOST_LINES,
+    PATH_COLOURS,
     PEAK_MARKED_FROM,
     SCALE_TICKS,
     UNSURE_PROBABILITY,
@@ -30,39 +29,50 @@ if TYPE_CHECKING:
 
 # Heights and widths in multiples of the text size.
 WORD_LABEL_HEIGHT = 5.0
-LEGEND_HEIGHT = 3.4
+LEGEND_HEIGHT = 3.8
 _WIDEST_BAR = 20.0
 _LEGEND_WIDTH = 20.0
 
 TRACK_COLOUR = "#e6e9ee"
 PROBABILITY_COLOUR = "#2f6db3"  # blue and amber: distinct for every kind of colour vision
 GATE_COLOUR = "#c98a1b"
-LABEL_COLOURS = (TRACK_COLOUR, PROBABILITY_COLOUR, GATE_COLOUR, WARNING)
 
 # Words of the key and of notes, for the viewer too: {braces} are filled in where they are shown.
 KEY = {
+    "scale": "attention, × uniform (1: evenly spread)",
+    "p": "probability of the word, given the words before it",
+    "gate": "gate: how much the word draws on the picture",
     "unsure": f"unsure word: probability below {UNSURE_PROBABILITY:g}",
-    "peak": f"most attended cell, where it has {PEAK_MARKED_FROM:g} × uniform or more",
+    "peak": f"peak of {PEAK_MARKED_FROM:g} × uniform or more: the highest, and others half as high",
     "cell": "cell that the word reads; the map shows the probability of each",
     "outside": " (no outline: outside the photo)",
-    "paths": "cell on {count} sampled paths; ○ cell of the word before",
-    "steps": f"the {MOST_LINES} most frequent steps; thicker: more paths",
+    "paths": "{shown} of {count} sampled paths: ○ cell of the first word, ● of this one",
 }
 NOTES = {
+    "confidence": "Confidence {value}",
     "unsure": "Unsure caption: confidence {value}",
+    "below": " (a caption is marked below {threshold})",
     "flat": "Attention is spread almost evenly for every word: never above {value} × uniform",
 }
 
 
-def caption_note(caption: Caption) -> str:
-    """Return one line about what a reader of the picture should know first, or ""."""
-    notes = []
-    if caption.is_unsure:
-        notes.append(NOTES["unsure"].format(value=f"{caption.confidence:.2f}"))
+def caption_note(caption: Caption) -> tuple[str, bool]:
+    """Return one line about what a reader of the picture should know first, or "".
+
+    Returns:
+        The line, and whether it is a warning.
+    """
+    notes, warning = [], caption.is_unsure
+    if caption.confidence is not None:
+        note = NOTES["unsure" if warning else "confidence"]
+        if caption.confidence_threshold is not None:
+            note += NOTES["below"].format(threshold=f"{caption.confidence_threshold:.2f}")
+        notes.append(note.replace("{value}", f"{caption.confidence:.2f}"))
     if caption.words and is_flat(caption):
+        warning = True
         highest = max(peak(cells) for cells in caption.maps)
         notes.append(NOTES["flat"].format(value=f"{highest:.1f}"))
-    return ". ".join(notes)
+    return ". ".join(notes), warning
 
 
 def draw_word_label(
@@ -111,12 +121,10 @@ def draw_legend(
 ) -> None:
     """Draw the scale, which is the same in every picture, with ticks in multiples of uniform."""
     draw = pen(page)
-    title = "attention, × uniform (1: evenly spread)"
-    title, face = fit(title, width, size_px=size, smallest_px=size // 2)
+    title, face = fit(KEY["scale"], width, size_px=size, smallest_px=size // 2)
     draw.text((left, top + size), title, fill=MUTED, font=face, anchor="ls")
-    y0, y1 = top + round(1.45 * size), top + round(2.1 * size)
-    ramp = Image.fromarray(np.repeat(style.ramp(width)[None], y1 - y0, axis=0))
-    page.paste(ramp, (left, y0, left + width, y1))
+    y0, y1 = top + round(1.45 * size), top + round(2.5 * size)
+    page.paste(style.ramp(width, y1 - y0), (left, y0, left + width, y1))
     free = math.inf  # where the number to the right begins; the last is always there
     for value, label in reversed(SCALE_TICKS):
         x = left + round((width - 1) * scale_position(value))
@@ -163,7 +171,7 @@ def draw_footer(
     if with_words:
         draw_legend(page, style, left=left, top=top, width=round(_LEGEND_WIDTH * size), size=size)
     draw = pen(page)
-    indent = round(1.6 * size) if with_words else 0
+    indent = round(2 * size) if with_words else 0
     for number, (sign, meaning) in enumerate(_key(captions)):
         baseline = top + down + size + round(1.7 * size) * number
         x = left + across
@@ -177,16 +185,16 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
     """Return the signs on the sheet with their meanings."""
     if not any(caption.words for caption in captions):
         return [("", "The caption has no words, so there is no attention to show.")]
-    key = [("p", "probability of the word, given the words before it")]
+    key = [("p", KEY["p"])]
     if any(caption.beta is not None for caption in captions):
-        key.append(("β", "gate: how much the word draws on the picture"))
+        key.append(("β", KEY["gate"]))
     if any((np.exp(caption.log_probs) < UNSURE_PROBABILITY).any() for caption in captions):
         key.append(("?", KEY["unsure"]))
     if any(
         caption.cells is None and any(peak(cells) >= PEAK_MARKED_FROM for cells in caption.maps)
         for caption in captions
     ):
-        key.append(("⌜⌟", KEY["peak"]))
+        key.append(("+", KEY["peak"]))
     hard = [(caption, caption.cells) for caption in captions if caption.cells is not None]
     if hard:
         all_visible = all(
@@ -195,5 +203,7 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
         key.append(("□", KEY["cell"] + ("" if all_visible else KEY["outside"])))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
-        key += [("●", KEY["paths"].format(count=max(paths))), ("–", KEY["steps"])]
+        count = max(paths)
+        shown = min(count, len(PATH_COLOURS))
+        key.append(("○●", KEY["paths"].format(shown=shown, count=count)))
     return key

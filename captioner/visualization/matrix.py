@@ -2,120 +2,104 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from captioner.visualization.labels import LEGEND_HEIGHT, draw_legend
-from captioner.visualization.style import OverlayStyle, colour_table, scale_levels
-from captioner.visualization.typography import INK, MUTED, fit, font, one_line, wrap
-from captioner.visualization.vector import VectorPage, new_page, pen
+from captioner.visualization.labels import KEY
+from captioner.visualization.style import OCTAVES, SCALE_TICKS, OverlayStyle, scale_octaves
+from captioner.visualization.typography import INK, MUTED, font, one_line
+from captioner.visualization.vector import figure_bytes
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from captioner.types import Caption
 
-# Everything below is in pixels.
-_TEXT, _TITLE = 19, 34
-_MARGIN, _GAP = 56, 48
-_ROW = 34  # height of a word
-_CELLS_WIDTH = 900  # about; cells are whole pixels, at least _NARROWEST wide
-_NARROWEST, _WIDEST = 3, 34
-_WIDEST_WORD = 220
-_LEGEND_WIDTH = 20 * _TEXT
+_WIDTH_INCHES, _WORD_INCHES, _HEAD_INCHES = 11.0, 0.26, 1.9
+_DPI = 144
 
 
-def alignment_matrix(caption: Caption, style: OverlayStyle | None = None) -> Image.Image:
+def alignment_matrix(caption: Caption, style: OverlayStyle | str | None = None) -> Image.Image:
     """Draw attention as a matrix: words × cells (row by row), words × rows, words × columns.
 
     Rows and columns are sums over the grid as the image shows it. All are on the scale of every
     picture, in multiples of uniform attention. The cells that hard attention sampled are marked.
     """
-    return _draw_matrix(caption, style or OverlayStyle(), vector=False)
+    return Image.open(io.BytesIO(matrix_bytes(caption, "png", style))).convert("RGB")
 
 
-def vector_matrix(caption: Caption, style: OverlayStyle | None = None) -> VectorPage:
-    """Draw the same as a page to save as PDF or SVG."""
-    return _draw_matrix(caption, style or OverlayStyle(), vector=True)
+def matrix_bytes(caption: Caption, kind: str, style: OverlayStyle | str | None = None) -> bytes:
+    """Return the same as the content of a PNG, PDF or SVG file."""
+    figure = _figure(caption, OverlayStyle.of(style))
+    return figure_bytes(figure, kind, title=caption.text, dpi=_DPI, facecolor="white")
 
 
-def _draw_matrix(caption: Caption, style: OverlayStyle, *, vector: bool) -> Any:
-    """Draw the matrix on a new page of pixels or vectors, and return the page."""
+def _figure(caption: Caption, style: OverlayStyle) -> Figure:
+    from matplotlib.figure import Figure  # slow to import: only here
+
     # Columns run from the image's left to its right; all in multiples of uniform attention.
     maps = caption.maps[:, :, ::-1] if caption.geometry.flipped else caption.maps
     count, rows, columns = maps.shape
     length = rows * columns
-    unit = min(max(_CELLS_WIDTH // length, _NARROWEST), _WIDEST)
-    label_width = round(
-        max([font(_TEXT, text=word).getlength(one_line(word)) for word in caption.words], default=0)
+    height = _HEAD_INCHES + _WORD_INCHES * count
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.15, h_pad=0.15)
+    title = one_line(caption.text) or "(no words)"
+    figure.suptitle(title, x=0.01, ha="left", color=INK, font=_face(title, 17, bold=True))
+    if not count:
+        return figure
+    parts = (
+        (f"{length} cells, row by row", maps.reshape(count, length) * length),
+        (f"{rows} rows, from the top", maps.sum(2) * rows),
+        (f"{columns} columns, from the left", maps.sum(1) * columns),
     )
-    label_width = min(label_width, _WIDEST_WORD) + _TEXT // 2
-    parts = [
-        (f"{length} cells, row by row", maps.reshape(count, length) * length, unit),
-        (f"{rows} rows, from the top", maps.sum(2) * rows, _WIDEST),
-        (f"{columns} columns, from the left", maps.sum(1) * columns, _WIDEST),
-    ]
-    lefts, left = [], _MARGIN + label_width
-    for heading, values, wide in parts:
-        lefts.append(left)
-        head = round(font(_TEXT).getlength(heading))
-        left += max(values.shape[1] * wide, head) + _GAP
-    width = max(left - _GAP, lefts[1] + _LEGEND_WIDTH) + _MARGIN
-    title_font = font(_TITLE, bold=True, text=caption.text)
-    title = wrap(
-        one_line(caption.text) or "(no words)", title_font, width - 2 * _MARGIN, max_lines=3
-    )
-    title_line = round(1.3 * _TITLE)
-    top = _MARGIN + title_line * len(title) + 2 * _TEXT
-    bottom = top + _ROW * count
-    height = bottom + 2 * _TEXT + round(LEGEND_HEIGHT * _TEXT) + _MARGIN
-
-    page = new_page(width, height, vector=vector, title=caption.text)
-    draw = pen(page)
-    for number, line in enumerate(title):
-        baseline = _MARGIN + round(0.8 * _TITLE) + title_line * number
-        draw.text((_MARGIN, baseline), line, fill=INK, font=title_font, anchor="ls")
-    for index, word in enumerate(caption.words):
-        text, face = fit(one_line(word), _WIDEST_WORD, size_px=_TEXT, smallest_px=_TEXT // 2)
-        x, y = _MARGIN + label_width - _TEXT // 2, top + _ROW * index + _ROW // 2
-        draw.text((x, y), text, fill=INK, font=face, anchor="rm")
-    table = colour_table(style.colour_map)
-    for (heading, values, wide), x in zip(parts, lefts, strict=True):
-        draw.text((x, top - _TEXT // 2), heading, fill=MUTED, font=font(_TEXT), anchor="ls")
-        if not count:
-            continue
-        painted = np.repeat(np.repeat(table[scale_levels(values)], _ROW, axis=0), wide, axis=1)
-        block = Image.fromarray(painted[:-1])
-        page.paste(block, (x, top, x + block.width, top + block.height))
-        for y in range(top + _ROW - 1, bottom - 1, _ROW):  # between words
-            draw.line((x, y, x + block.width - 1, y), fill="#ffffff", width=1)
-    for place in range(columns, length, columns):  # where a row of the grid ends
-        x = lefts[0] + place * unit
-        draw.line((x, top, x, bottom - 2), fill="#ffffff", width=1)
+    places = figure.subplots(1, 3, width_ratios=(5, 2, 2))
+    for axes, (heading, values) in zip(places, parts, strict=True):
+        picture = axes.imshow(
+            scale_octaves(values),
+            cmap=style.colour_map,
+            vmin=0,
+            vmax=OCTAVES,
+            aspect="auto",
+            interpolation="none",
+        )
+        axes.set_title(heading, loc="left", color=MUTED, font=_face(heading, 10))
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        axes.hlines(np.arange(count - 1) + 0.5, -0.5, values.shape[1] - 0.5, color="white", lw=1)
+    first = places[0]
+    first.set_yticks(np.arange(count), [one_line(word) for word in caption.words])
+    first.tick_params(length=0)
+    for label, word in zip(first.get_yticklabels(), caption.words, strict=True):
+        label.set(font=_face(word, 10), color=INK)
+    first.vlines(np.arange(columns, length, columns) - 0.5, -0.5, count - 0.5, color="white", lw=1)
     if caption.cells is not None:
-        for index in range(count):
-            for cell in np.unique(caption.cells[index]).tolist():
-                if caption.geometry.flipped:
-                    cell += columns - 1 - 2 * (cell % columns)
-                _mark(draw, lefts[0] + cell * unit + unit / 2, top + _ROW * index + _ROW / 2, unit)
-        if count:
-            text = "□ cell that the word reads"
-            baseline = bottom + 2 * _TEXT + _TEXT
-            x = lefts[0] + _LEGEND_WIDTH + 2 * _TEXT
-            draw.text((x, baseline), text, fill=MUTED, font=font(_TEXT), anchor="ls")
-    if count:
-        legend = OverlayStyle(kind="colour", colour_map=style.colour_map)
-        top = bottom + 2 * _TEXT
-        draw_legend(page, legend, left=lefts[0], top=top, width=_LEGEND_WIDTH, size=_TEXT)
-    return page
+        _mark_cells(first, caption, columns)
+    bar = figure.colorbar(picture, ax=places, orientation="horizontal", shrink=0.35, anchor=(0, 1))
+    bar.set_ticks([float(scale_octaves(np.array(value))) for value, _ in SCALE_TICKS])
+    bar.set_ticklabels([label for _, label in SCALE_TICKS])
+    bar.set_label(KEY["scale"], color=MUTED)
+    bar.outline.set_visible(False)
+    return figure
 
 
-def _mark(draw: Any, x: float, y: float, unit: int) -> None:
-    """Draw a small square with a border that shows on every colour."""
-    half = max(2, min(unit // 2 - 2, 6))
-    left, top = round(x - half), round(y - half)
-    for colour, less in (("#000000", 0), ("#ffffff", 1), ("#000000", 3)):
-        if half > less:
-            side = 2 * (half - less) - 1
-            box = (left + less, top + less, left + less + side, top + less + side)
-            draw.rectangle(box, fill=colour)
+def _mark_cells(axes: Any, caption: Caption, columns: int) -> None:
+    """Mark the cells that hard attention sampled, and say so under the matrix."""
+    assert caption.cells is not None
+    for index, cells in enumerate(caption.cells):
+        for cell in np.unique(cells).tolist():
+            shown = cell + columns - 1 - 2 * (cell % columns) if caption.geometry.flipped else cell
+            for colour, width in (("black", 3.0), ("white", 1.2)):  # shows on every colour
+                axes.plot(shown, index, "s", ms=6, mfc="none", mec=colour, mew=width)
+    axes.set_xlabel(f"□ {KEY['cell'].split(';')[0]}", loc="left", color=MUTED)
+
+
+def _face(text: str, points: int, *, bold: bool = False) -> Any:
+    """Return a font of matplotlib that has the letters of a text."""
+    from matplotlib.font_manager import FontProperties
+
+    return FontProperties(fname=str(font(points, bold=bold, text=text).path), size=points)

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from PIL import Image
 
 from captioner.data.transforms import open_image, upright_rgb
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
     from captioner.types import Caption
 
 SUFFIXES = (".png", ".pdf", ".svg", ".gif", ".html", ".npz")
-_FIGURE_DPI = 144
 
 
-def save_caption(caption: Caption, path: str | Path, style: OverlayStyle | None = None) -> None:
+def save_caption(
+    caption: Caption, path: str | Path, style: OverlayStyle | str | None = None
+) -> None:
     """Write a caption with its attention maps to a file whose suffix is one of SUFFIXES.
 
     Raises:
@@ -55,7 +55,7 @@ def save_caption(caption: Caption, path: str | Path, style: OverlayStyle | None 
 def picture_bytes(
     caption: Caption,
     kind: str,
-    style: OverlayStyle | None = None,
+    style: OverlayStyle | str | None = None,
     *,
     name: str = "photo",
     model: str = "caption",
@@ -88,7 +88,7 @@ def picture_bytes(
     return file.getvalue()
 
 
-def show_caption(caption: Caption, style: OverlayStyle | None = None) -> None:
+def show_caption(caption: Caption, style: OverlayStyle | str | None = None) -> None:
     """Show the attention sheet: in the notebook, or in the system's image viewer."""
     sheet = attention_sheet(_image(caption), caption, style)
     display = sys.modules.get("IPython.display")  # loaded wherever it can display anything
@@ -98,17 +98,9 @@ def show_caption(caption: Caption, style: OverlayStyle | None = None) -> None:
         sheet.show()
 
 
-def caption_figure(caption: Caption, style: OverlayStyle | None = None) -> Figure:
+def caption_figure(caption: Caption, style: OverlayStyle | str | None = None) -> Figure:
     """Return the attention sheet as a matplotlib figure, which needs no display."""
-    from matplotlib.figure import Figure  # slow to import: only here
-
-    sheet = attention_sheet(_image(caption), caption, style)
-    size = (sheet.width / _FIGURE_DPI, sheet.height / _FIGURE_DPI)
-    figure = Figure(figsize=size, dpi=_FIGURE_DPI)  # `savefig` has the sheet's pixels
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    axes.imshow(np.asarray(sheet), interpolation="none")
-    return figure
+    return vector_sheet(_image(caption), caption, style).figure
 
 
 def caption_html(caption: Caption) -> str:

@@ -1,51 +1,72 @@
-"""One word's attention painted over its image, with the cells that hard attention sampled."""
+"""One word's attention painted over its image, with the marks of peaks, cells and sampled paths."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from captioner.errors import ImageError
-from captioner.visualization.heat import attention_heat, peak
+from captioner.visualization.heat import attention_heat, peaks
 from captioner.visualization.style import (
-    CONTOUR_LEVELS,
-    LINES_IN_CELL,
-    LINES_IN_PICTURE,
-    MOST_LINES,
+    CASING_COLOUR,
+    CASING_OPACITY,
+    LINE_COLOUR,
+    MARKS_IN_CELL,
+    MARKS_IN_PICTURE,
+    MIN_LINE_PX,
+    OCTAVES,
+    PATH_COLOURS,
     PEAK_MARKED_FROM,
-    RIMS_IN_LINE,
-    SCALE_LOW,
+    RIMS_IN_MARK,
+    Layers,
     OverlayStyle,
-    colour_table,
-    lookup_table,
-    scale_levels,
+    scale_octaves,
 )
 
 if TYPE_CHECKING:
     from captioner.types import Caption, Geometry
 
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+
 
 def word_overlay(
     image: Image.Image, caption: Caption, index: int, style: OverlayStyle
 ) -> Image.Image:
-    """Draw the map of a word over the image, and the cells that hard attention sampled."""
-    heat = attention_heat(
-        caption.maps[index],
-        caption.geometry,
-        width_px=image.width,
-        height_px=image.height,
-        smooth=style.smooth,
-    )
-    picture = overlay(image, heat, style)
-    mark_cells(picture, caption, index)
+    """Draw the map of a word over the image, with its marks."""
+    return word_panel(Layers(image, style), caption, index)
+
+
+def word_panel(layers: Layers, caption: Caption, index: int) -> Image.Image:
+    """Draw the map of a word over the image of these layers, with its marks."""
+    picture = _paint(layers, word_heat(caption, index, layers.photo.size, layers.style))
+    if layers.style.lines and not layers.style.smooth:
+        draw_cell_lines(
+            ImageDraw.Draw(picture), caption, index, layers.style, (0, 0, *picture.size)
+        )
+    draw_marks(ImageDraw.Draw(picture), caption, index, (0, 0, *picture.size))
     return picture
 
 
-def overlay(image: Image.Image, heat: np.ndarray, style: OverlayStyle | None = None) -> Image.Image:
+def word_heat(
+    caption: Caption, index: int, size: tuple[int, int], style: OverlayStyle
+) -> np.ndarray:
+    """Return the heat of a word over an image of this (width, height)."""
+    return attention_heat(
+        caption.maps[index],
+        caption.geometry,
+        width_px=size[0],
+        height_px=size[1],
+        smooth=style.smooth,
+    )
+
+
+def overlay(
+    image: Image.Image, heat: np.ndarray, style: OverlayStyle | str | None = None
+) -> Image.Image:
     """Paint heat over an image.
 
     Args:
@@ -55,184 +76,182 @@ def overlay(image: Image.Image, heat: np.ndarray, style: OverlayStyle | None = N
     Raises:
         ValueError: Heat of another size than the image.
     """
-    style = style or OverlayStyle()
     if heat.shape != (image.height, image.width):
         raise ValueError(f"heat {list(heat.shape)} for {image.height} x {image.width} pixels")
-    if style.kind == "contour":
-        return _contours(image, heat, style)
-    levels = scale_levels(heat)
-    below = heat < style.threshold
-    grey = style.kind == "colour"  # colour then means attention and nothing else
-    source = np.asarray(image.convert("L").convert("RGB") if grey else image.convert("RGB"))
-    if not grey:
-        levels[below] = 0
-    table = lookup_table(style.kind, style.colour_map, style.strength)
-    rows = levels.astype(np.uint16) << 8
-    pixels = np.empty_like(source)
-    for channel in range(3):
-        np.take(
-            table[channel].ravel(),
-            rows | source[..., channel],
-            out=pixels[..., channel],
-            mode="clip",
-        )
-    if grey and style.threshold:
-        pixels[below] = source[below]
-    return Image.fromarray(pixels)
+    return _paint(Layers(image.convert("RGB"), OverlayStyle.of(style)), heat)
 
 
-def _contours(image: Image.Image, heat: np.ndarray, style: OverlayStyle) -> Image.Image:
-    """Draw lines in the colour of their level, light ones on a dark border and dark on a light."""
-    # In octaves, in which the levels are evenly spaced; what has no attention is far below them.
-    octaves = np.log2(np.maximum(heat, SCALE_LOW / 4))
-    first, last = np.log2(CONTOUR_LEVELS[0]), np.log2(CONTOUR_LEVELS[-1])
-    nearest = np.clip(np.floor(octaves + 0.5), first, last)
-    padded = np.pad(octaves, 1, mode="edge")
-    slope = np.hypot(
-        (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2, (padded[2:, 1:-1] - padded[:-2, 1:-1]) / 2
-    )
-    # To first order, how many pixels away the line is.
-    distance = np.full(heat.shape, np.inf)
-    np.divide(np.abs(octaves - nearest), slope, out=distance, where=slope > 0)
-    # Half the line's width: by the picture's longer side, but thin on an elongated picture.
-    half = max(1.0, min(max(image.size) / 400, min(image.size) / 100))
-    drawn = 2**nearest >= style.threshold
-    ink = np.clip(half + 0.5 - distance, 0, 1) * drawn
-    border = 0.7 * np.clip(2 * half + 0.5 - distance, 0, 1) * drawn
-    levels = scale_levels(2**nearest)
-    pixels = np.asarray(image.convert("RGB"), dtype=np.float64)
-    pixels = pixels + border[..., None] * (np.where(levels < 128, 255.0, 0.0)[..., None] - pixels)
-    pixels = pixels + ink[..., None] * (colour_table(style.colour_map)[levels] - pixels)
-    return Image.fromarray((pixels + 0.5).astype(np.uint8))
+def _paint(layers: Layers, heat: np.ndarray) -> Image.Image:
+    """Return the layers by this heat, with lines of equal attention where the style has them."""
+    octaves = scale_octaves(heat)
+    picture = layers.paint((octaves * (255 / OCTAVES) + 0.5).astype(np.uint8))
+    if layers.style.lines and layers.style.smooth:
+        casing, ink = line_coverage(octaves, layers.style)
+        picture.paste(CASING_COLOUR, mask=Image.fromarray(casing))
+        picture.paste(LINE_COLOUR, mask=Image.fromarray(ink))
+    return picture
 
 
-def mark_cells(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, a word's sampled paths and sampled cell; else mark its most attended cell."""
-    if caption.paths is not None:
-        draw_paths(image, caption, frequent_steps(caption.paths, index))
-    if caption.cells is not None:
-        outline_cells(image, caption, caption.cells[index])
-    elif peak(caption.maps[index]) >= PEAK_MARKED_FROM:
-        mark_peak(image, caption, index)
-
-
-def mark_peak(image: Image.Image, caption: Caption, index: int) -> None:
-    """Draw, in place, the four corners of the cell that a word attends to most.
-
-    On a photo with bright and dark parts, brightness alone does not show where the maximum is.
-    """
-    most = int(caption.maps[index].argmax())
-    left, top, right, bottom = map(round, _box_px(caption, most, image.size))
-    line, rim = _line_px(image, caption)
-    wide, high = (max(line, int(0.3 * side + 0.5)) for side in (right - left, bottom - top))
-    draw = ImageDraw.Draw(image)
-    for colour, grown in (("black", rim), ("white", 0)):
-        for width, height in ((wide, line), (line, high)):
-            for x in (left, right - width):
-                for y in (top, bottom - height):
-                    box = (x - grown, y - grown, x + width + grown - 1, y + height + grown - 1)
-                    draw.rectangle(box, fill=colour)
-
-
-def outline_cells(image: Image.Image, caption: Caption, cells: np.ndarray) -> None:
-    """Draw, in place, the borders of cells: of the one that each head attended for a word."""
-    line, rim = _line_px(image, caption)
-    draw = ImageDraw.Draw(image)
-    for cell in np.unique(cells).tolist():
-        left, top, right, bottom = map(round, _box_px(caption, cell, image.size))
-        right, bottom = max(left, right - 1), max(top, bottom - 1)
-        # White between black lines shows on every colour.
-        box = (left - rim, top - rim, right + rim, bottom + rim)
-        draw.rectangle(box, outline="black", width=line + 2 * rim)
-        draw.rectangle((left, top, right, bottom), outline="white", width=line)
-
-
-def frequent_steps(paths: np.ndarray, index: int) -> list[tuple[int, int, int]]:
-    """Return the most frequent steps of sampled paths to a word, at most MOST_LINES.
+def line_coverage(octaves: np.ndarray, style: OverlayStyle) -> tuple[np.ndarray, np.ndarray]:
+    """Return how much of each pixel the lines and their dark seams cover, both uint8.
 
     Args:
-        paths: int [M, T], cells of M paths.
-        index: Position of the word; the steps to the first word lead from a cell to itself.
+        octaves: As `scale_octaves` returns them, [height, width].
 
     Returns:
-        (cell of the word before, cell of this word, number of paths), most frequent first; equal
-        counts in order of their cells.
+        Of the seams, which lie below, and of the lines.
     """
-    before = paths[:, max(0, index - 1)]
-    counts = Counter(zip(before.tolist(), paths[:, index].tolist(), strict=True))
-    steps = sorted((-count, start, end) for (start, end), count in counts.items())
-    return [(start, end, -count) for count, start, end in steps[:MOST_LINES]]
+    octaves = octaves - 1  # above uniform attention: the lines are at whole numbers
+    unit = line_unit((octaves.shape[1], octaves.shape[0]))
+    levels = [round(math.log2(heat)) for heat, _ in style.lines]
+    nearest = np.clip(np.rint(octaves), levels[0], levels[-1])
+    padded = np.pad(octaves, 1, mode="edge")
+    slope = (padded[1:-1, 2:] - padded[1:-1, :-2]) ** 2
+    slope += (padded[2:, 1:-1] - padded[:-2, 1:-1]) ** 2
+    # To first order, how many pixels away the line is.
+    away = np.abs(octaves - nearest) * 2 / np.sqrt(slope + 1e-8)
+    halves = np.zeros(levels[-1] + 1, dtype=np.float32)
+    halves[levels] = [max(width * unit, MIN_LINE_PX) / 2 for _, width in style.lines]
+    covered = halves[nearest.astype(np.intp)] + 0.5 - away
+    ink = np.clip(covered * 255, 0, 255).astype(np.uint8)
+    seam = np.clip((covered + casing_px(unit)) * 255, 0, 255) * CASING_OPACITY
+    return seam.astype(np.uint8), ink
 
 
-def draw_paths(image: Image.Image, caption: Caption, steps: Sequence[tuple[int, int, int]]) -> None:
-    """Draw, in place, steps of sampled paths to a word, as `frequent_steps` returns them.
+def line_unit(size: tuple[int, int]) -> float:
+    """Return how many pixels the width 1 of LINES has in a picture of this (width, height)."""
+    return math.sqrt(size[0] * size[1]) / 200
 
-    A line leads from a ring (the cell of the word before) to a dot (the cell of this word); line
-    and dot are the thicker the more paths took the step. A step that stays is a ring with a dot.
+
+def casing_px(unit: float) -> float:
+    """Return the width of the dark seam on each side of a line."""
+    return max(0.8, 0.6 * unit)
+
+
+def draw_cell_lines(pen: Any, caption: Caption, index: int, style: OverlayStyle, box: Box) -> None:
+    """Draw the lines of equal attention along the borders of cells."""
+    cells = caption.maps[index] * caption.maps[index].size
+    columns = cells.shape[1]
+    unit = line_unit((box[2] - box[0], box[3] - box[1]))
+    for heat, width in style.lines:
+        inside = np.pad(cells >= heat, 1)
+        thick = max(1, round(width * unit))
+        for row, column in np.argwhere(inside[1:-1, 1:-1]).tolist():
+            x0, y0, x1, y1 = cell_box(caption, row * columns + column, box)
+            if caption.geometry.flipped:
+                x0, x1 = x1, x0
+            for outside, edge in (
+                (not inside[row, column + 1], (x0, y0, x1, y0)),
+                (not inside[row + 2, column + 1], (x0, y1, x1, y1)),
+                (not inside[row + 1, column], (x0, y0, x0, y1)),
+                (not inside[row + 1, column + 2], (x1, y0, x1, y1)),
+            ):
+                if outside:
+                    pen.line(edge, fill=LINE_COLOUR, width=thick)
+
+
+def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
+    """Draw a word's sampled paths and sampled cells, or where it has none of those, its peaks.
+
+    Args:
+        pen: What draws: `ImageDraw.Draw` of a picture, or a `VectorPage`.
+        box: Where the image is on it.
     """
-    draw = ImageDraw.Draw(image)
-    unit = _line_unit(image, caption)
-    casing = max(1, round(unit / 2))
+    if caption.paths is not None:
+        draw_paths(pen, caption, index, box)
+    if caption.cells is not None:
+        outline_cells(pen, caption, caption.cells[index], box)
+    else:
+        for cell in peaks(caption.maps[index], PEAK_MARKED_FROM):
+            mark_peak(pen, caption, cell, box)
 
-    def centre(cell: int) -> tuple[float, float]:
-        left, top, right, bottom = map(round, _box_px(caption, cell, image.size))
-        return (left + right) / 2, (top + bottom) / 2
 
-    def disc(cell: int, radius: float, **colours: str) -> None:
-        x, y = centre(cell)
-        draw.ellipse((x - radius, y - radius, x + radius, y + radius), width=casing, **colours)
+def mark_peak(pen: Any, caption: Caption, cell: int, box: Box) -> None:
+    """Draw a cross on the centre of a cell, as maps of mountains mark a summit."""
+    line, rim = mark_px(caption, box)
+    x, y = cell_centre(caption, cell, box)
+    arm = 3 * line + 1
+    for colour, grown in (("#000000", rim), ("#ffffff", 0)):
+        for wide, high in ((arm, line // 2), (line // 2, arm)):
+            corner = (x - wide - grown, y - high - grown, x + wide + grown, y + high + grown)
+            pen.rectangle(corner, fill=colour)
 
-    widths = [unit * (0.4 + 2.6 * count / steps[0][2]) for _, _, count in steps]
-    for colour, grown in (("black", 2 * casing), ("white", 0)):
-        for (start, end, _), width in zip(steps, widths, strict=True):
-            thick = max(1, round(width)) + grown
-            if start != end:
-                draw.line((*centre(start), *centre(end)), fill=colour, width=thick)
-    ring = 3.5 * unit
-    for start, _, _ in steps:
-        disc(start, ring + casing, outline="black")
-        disc(start, ring, outline="white")
-        disc(start, ring - casing, outline="black")
-    ends = Counter[int]()
-    for _, end, count in steps:
-        ends[end] += count
-    for end, count in ends.items():
-        radius = unit * (1.5 + 1.5 * count / max(ends.values()))
-        disc(end, radius, fill="white", outline="black")
+
+def outline_cells(pen: Any, caption: Caption, cells: np.ndarray, box: Box) -> None:
+    """Draw the borders of cells: of the one that each head attended for a word."""
+    line, rim = mark_px(caption, box)
+    for cell in np.unique(cells).tolist():
+        left, top, right, bottom = cell_box(caption, cell, box)
+        right, bottom = max(left, right - 1), max(top, bottom - 1)
+        # White between black lines shows on every colour.
+        grown = (left - rim, top - rim, right + rim, bottom + rim)
+        pen.rectangle(grown, outline="#000000", width=line + 2 * rim)
+        pen.rectangle((left, top, right, bottom), outline="#ffffff", width=line)
+
+
+def draw_paths(pen: Any, caption: Caption, index: int, box: Box) -> None:
+    """Draw sampled paths up to a word, each in a colour of its own and a little apart.
+
+    A path leads from a ring (the cell of the first word) through the cells of all words between to
+    a dot (the cell of this word); its last step is the thickest.
+    """
+    assert caption.paths is not None
+    line, rim = mark_px(caption, box)
+    shown = caption.paths[: len(PATH_COLOURS), : index + 1].tolist()
+    for number, (path, colour) in enumerate(zip(shown, PATH_COLOURS, strict=False)):
+        apart = round((number - (len(shown) - 1) / 2) * 2 * line)
+        centres = [cell_centre(caption, cell, box) for cell in path]
+        places = [(x + apart, y + apart) for x, y in centres]
+        for start, end in pairwise(places[:-1]):
+            pen.line((*start, *end), fill=colour, width=1)
+        for ink, grown in (("#000000", 2 * rim), (colour, 0)):
+            pen.line((*places[max(0, index - 1)], *places[-1]), fill=ink, width=2 * line + grown)
+        for (x, y), radius, ink in (
+            (places[0], 2 * line + 2 * rim, "#000000"),
+            (places[0], 2 * line + rim, colour),
+            (places[0], line + rim, "#000000"),
+            (places[0], line, "#ffffff"),
+            (places[-1], 2 * line + rim, "#000000"),
+            (places[-1], 2 * line, colour),
+        ):
+            pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=ink)
 
 
 def cells_are_visible(caption: Caption, cells: np.ndarray) -> bool:
     """Return whether any of these cells lies on the image, not on its letterbox."""
-    width, height = size = (caption.geometry.photo_width_px, caption.geometry.photo_height_px)
-    boxes = [_box_px(caption, cell, size) for cell in np.unique(cells).tolist()]
+    width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
+    boxes = [cell_box(caption, cell, (0, 0, width, height)) for cell in np.unique(cells).tolist()]
     return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
 
 
-def _line_unit(image: Image.Image, caption: Caption) -> float:
-    """Return the width of a mark's line in pixels of a drawing, not rounded.
+def mark_px(caption: Caption, box: Box) -> tuple[int, int]:
+    """Return the widths of a mark's line and of its dark rim, in whole pixels.
 
-    It is in proportion to the drawing's longer side, but at most to a cell's shorter one: the cells
-    of an elongated photo are narrow, and a wider line would fill them.
+    A line is in proportion to the drawing's longer side, but at most to a cell's shorter one: the
+    cells of an elongated photo are narrow, and a wider line would fill them.
     """
     rows, columns = caption.maps.shape[-2:]
-    geometry = caption.geometry.scaled(*image.size)
+    size = (box[2] - box[0], box[3] - box[1])
+    geometry = caption.geometry.scaled(*size)
     cell_px = min(geometry.width_px / columns, geometry.height_px / rows)
-    return min(max(image.size) / LINES_IN_PICTURE, cell_px / LINES_IN_CELL)
+    unit = min(max(size) / MARKS_IN_PICTURE, cell_px / MARKS_IN_CELL)
+    line = max(1, int(unit + 0.5))  # as the viewer's Math.round
+    return line, max(1, line // RIMS_IN_MARK)
 
 
-def _line_px(image: Image.Image, caption: Caption) -> tuple[int, int]:
-    """Return the widths of a mark's white line and of its black rim, in whole pixels."""
-    line = max(1, int(_line_unit(image, caption) + 0.5))  # as the viewer's Math.round
-    return line, max(1, line // RIMS_IN_LINE)
-
-
-def _box_px(
-    caption: Caption, cell: int, size: tuple[int, int]
-) -> tuple[float, float, float, float]:
-    """Return the box (x0, y0, x1, y1) of a cell, by its index, in a drawing of this size."""
+def cell_box(caption: Caption, cell: int, box: Box) -> Box:
+    """Return the box of a cell, by its index, where the image is drawn in `box`; whole pixels."""
     rows, columns = caption.maps.shape[-2:]
-    row, column = np.unravel_index(cell, (rows, columns))
-    return caption.geometry.scaled(*size).cell_box_px(int(row), int(column), rows, columns)
+    geometry = caption.geometry.scaled(box[2] - box[0], box[3] - box[1])
+    row, column = divmod(cell, columns)
+    x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
+    return round(x0) + box[0], round(y0) + box[1], round(x1) + box[0], round(y1) + box[1]
+
+
+def cell_centre(caption: Caption, cell: int, box: Box) -> tuple[int, int]:
+    """Return the centre of a cell, as `cell_box` returns its sides."""
+    x0, y0, x1, y1 = cell_box(caption, cell, box)
+    return (x0 + x1) // 2, (y0 + y1) // 2
 
 
 def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from captioner.visualization.arrays import jpeg
+from captioner.visualization.arrays import data_url
 from captioner.visualization.labels import KEY, NOTES
 from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.style import OverlayStyle, viewer_tables
@@ -49,7 +49,7 @@ def caption_page(
     captions: Sequence[tuple[str, Caption]],
     *,
     name: str,
-    style: OverlayStyle | None = None,
+    style: OverlayStyle | str | None = None,
     layer: int | None = None,
     head: int | None = None,
     gallery: str | None = None,
@@ -78,7 +78,7 @@ def caption_page(
     size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
-    content = viewer_content(captions, style or OverlayStyle(), layer=layer, head=head)
+    content = viewer_content(captions, OverlayStyle.of(style), layer=layer, head=head)
     original_size = original_size or image.size
     about = f"Photo of {original_size[0]} × {original_size[1]} pixels"
     if size != original_size:
@@ -135,7 +135,7 @@ def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
     """
     alt = html.escape(content["alt"])
     return (
-        f'<div class="captioner"><div class="plain"><img src="{_data_url(image)}" alt="{alt}">'
+        f'<div class="captioner"><div class="plain"><img src="{data_url(image)}" alt="{alt}">'
         f"<p>{alt}</p></div></div>\n"
         f'<script type="application/json">{_json(content)}</script>\n'
     )
@@ -158,7 +158,7 @@ class Entry:
         """Return the entry of an image; `page` is the file name of its page."""
         small = image.convert("RGB")
         small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX), Image.Resampling.LANCZOS)
-        return cls(name, quote(os.fsencode(page)), caption, _data_url(small), unsure)
+        return cls(name, quote(os.fsencode(page)), caption, data_url(small), unsure)
 
 
 def gallery_page(entries: Sequence[Entry]) -> str:
@@ -205,10 +205,6 @@ def _json(content: Mapping[str, Any]) -> str:
     """Return JSON that cannot end the script element it stands in."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _data_url(image: Image.Image) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg(image)).decode()}"
 
 
 def resource(name: str) -> str:

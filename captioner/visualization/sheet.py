@@ -19,8 +19,8 @@ from captioner.visualization.labels import (
     draw_word_label,
     footer_height,
 )
-from captioner.visualization.overlay import resize_captioned, scaled_size, word_overlay
-from captioner.visualization.style import OverlayStyle
+from captioner.visualization.overlay import scaled_size
+from captioner.visualization.style import Layers, OverlayStyle
 from captioner.visualization.typography import (
     INK,
     MUTED,
@@ -31,7 +31,15 @@ from captioner.visualization.typography import (
     one_line,
     wrap,
 )
-from captioner.visualization.vector import Page, VectorPage, finer, new_page, paste_photo, pen
+from captioner.visualization.vector import (
+    Page,
+    VectorPage,
+    new_page,
+    paste_photo,
+    paste_word,
+    pen,
+    photo_for,
+)
 
 if TYPE_CHECKING:
     from captioner.types import Caption
@@ -67,7 +75,8 @@ _COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26)
 _NARROWEST_CONTENT = 600  # for the title and the footer of a sheet
 _WIDEST_CONTENT = 2600
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
-_FEWEST_ACROSS, _MOST_ACROSS = 6, 14  # panels in a row of a comparison
+_FEWEST_ACROSS = 4  # panels in a row of a comparison
+_WIDEST_COMPARISON = 1800
 # Of a contact sheet: images in a row, their sides, size and lines of a text, gaps; in pixels.
 _TILES_ACROSS, _TILE_PX, _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 6, 200, 13, 3, 8
 
@@ -75,7 +84,7 @@ _TILES_ACROSS, _TILE_PX, _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 6, 200, 13, 
 def attention_sheet(
     image: Image.Image,
     caption: Caption,
-    style: OverlayStyle | None = None,
+    style: OverlayStyle | str | None = None,
     *,
     original_size: tuple[int, int] | None = None,
 ) -> Image.Image:
@@ -96,7 +105,7 @@ def attention_sheet(
 
 
 def vector_sheet(
-    image: Image.Image, caption: Caption, style: OverlayStyle | None = None
+    image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
 ) -> VectorPage:
     """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
     return _draw_sheet(image, caption, style, vector=True)
@@ -105,7 +114,7 @@ def vector_sheet(
 def comparison_sheet(
     image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
-    style: OverlayStyle | None = None,
+    style: OverlayStyle | str | None = None,
     *,
     across: int = 0,
 ) -> Image.Image:
@@ -127,7 +136,9 @@ def comparison_sheet(
 
 
 def vector_comparison(
-    image: Image.Image, captions: Sequence[tuple[str, Caption]], style: OverlayStyle | None = None
+    image: Image.Image,
+    captions: Sequence[tuple[str, Caption]],
+    style: OverlayStyle | str | None = None,
 ) -> VectorPage:
     """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
     return _draw_comparison(image, captions, style, vector=True)
@@ -149,16 +160,16 @@ def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[i
 def _draw_sheet(
     image: Image.Image,
     caption: Caption,
-    style: OverlayStyle | None,
+    style: OverlayStyle | str | None,
     original_size: tuple[int, int] | None = None,
     *,
     vector: bool,
 ) -> Any:
     """Draw the sheet on a new page of pixels or vectors, and return the page."""
-    style, layout = style or OverlayStyle(), _SHEET
+    style, layout = OverlayStyle.of(style), _SHEET
     margin, gap, text = layout.margin, layout.gap, layout.text
     size = panel_size(image.size)
-    small = resize_captioned(image, caption.geometry, finer(size, image.size, vector=vector))
+    layers = Layers(photo_for(image, caption, size, vector=vector), style)
     slot_width, slot_height = max(size[0], layout.narrowest_slot), size[1] + layout.label_height
     panels = 1 + len(caption.words)
     across = _columns(panels, slot_width, slot_height)
@@ -175,11 +186,9 @@ def _draw_sheet(
         left = margin + slot % across * (slot_width + gap)
         top = panels_top + slot // across * (slot_height + gap)
         if slot:
-            _draw_word(
-                sheet, small, caption, slot - 1, style, layout, (left, top), size, slot_width
-            )
+            _draw_word(sheet, layers, caption, slot - 1, layout, (left, top), size, slot_width)
             continue
-        paste_photo(sheet, small, (left, top, left + size[0], top + size[1]))
+        paste_photo(sheet, layers.photo, (left, top, left + size[0], top + size[1]))
         about = _about(original_size or image.size)
         about, face = fit(about, slot_width, size_px=text, smallest_px=text // 2)
         baseline = top + size[1] + round(1.95 * text)
@@ -191,7 +200,7 @@ def _draw_sheet(
 def _draw_comparison(
     image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
-    style: OverlayStyle | None,
+    style: OverlayStyle | str | None,
     across: int = 0,
     *,
     vector: bool,
@@ -199,15 +208,16 @@ def _draw_comparison(
     """Draw the comparison on a new page of pixels or vectors, and return the page."""
     if not captions:
         raise ValueError("there is nothing to compare")
-    style, layout = style or OverlayStyle(), _COMPARISON
+    style, layout = OverlayStyle.of(style), _COMPARISON
     margin, gap, text = layout.margin, layout.gap, layout.text
     shown = [caption for _, caption in captions]
     size = panel_size(image.size, layout)
-    longest = max(len(caption.words) for caption in shown)
-    across = across or min(max(longest, _FEWEST_ACROSS), _MOST_ACROSS)
-    small = resize_captioned(image, shown[0].geometry, finer(size, image.size, vector=vector))
+    layers = Layers(photo_for(image, shown[0], size, vector=vector), style)
     slot_width = max(size[0], layout.narrowest_slot) + gap
     slot_height = size[1] + layout.label_height + gap
+    most = across or max(_FEWEST_ACROSS, (_WIDEST_COMPARISON + gap) // slot_width)
+    longest = max(_FEWEST_ACROSS, *(len(caption.words) for caption in shown))
+    across = math.ceil(longest / math.ceil(longest / most))  # lines of one length
     width = across * slot_width - gap
     name_line = round(1.9 * text)
     tops = [margin + size[1] + 2 * gap]  # of each row, and of the footer
@@ -220,7 +230,7 @@ def _draw_comparison(
 
     height = tops[-1] + footer_height(shown, width, size=text) + margin
     sheet = new_page(width + 2 * margin, height, vector=vector, title=shown[0].text)
-    paste_photo(sheet, small, (margin, margin, margin + size[0], margin + size[1]))
+    paste_photo(sheet, layers.photo, (margin, margin, margin + size[0], margin + size[1]))
     corner = (margin + size[0] + gap, margin + size[1])
     draw = pen(sheet)
     draw.text(corner, _about(image.size), fill=MUTED, font=font(text), anchor="ls")
@@ -233,7 +243,7 @@ def _draw_comparison(
                 margin + index % across * slot_width,
                 top + head + index // across * slot_height,
             )
-            _draw_word(sheet, small, caption, index, style, layout, place, size, slot_width - gap)
+            _draw_word(sheet, layers, caption, index, layout, place, size, slot_width - gap)
     draw_footer(sheet, shown, style, left=margin, top=tops[-1], width=width, size=text)
     return sheet
 
@@ -248,7 +258,7 @@ def _heading(
     face = font(layout.title, bold=True, text=caption.text)
     most = 6 if layout is _SHEET else 3
     lines = wrap(one_line(caption.text) or "(no words)", face, width, max_lines=most)
-    note = caption_note(caption)
+    note, warning = caption_note(caption)
     if sheet is not None:
         draw = pen(sheet)
         baseline = top + round(0.8 * layout.title)
@@ -259,16 +269,16 @@ def _heading(
         if note:
             note, small = fit(note, width, size_px=layout.text, smallest_px=layout.text // 2)
             below = top + layout.title_line * len(lines) + layout.text
-            draw.text((left, below), note, fill=WARNING, font=small, anchor="ls")
+            colour = WARNING if warning else MUTED
+            draw.text((left, below), note, fill=colour, font=small, anchor="ls")
     return layout.title_line * len(lines) + (layout.note_line if note else 0)
 
 
 def _draw_word(
     sheet: Page,
-    image: Image.Image,
+    layers: Layers,
     caption: Caption,
     index: int,
-    style: OverlayStyle,
     layout: _Layout,
     place: tuple[int, int],
     size: tuple[int, int],
@@ -276,8 +286,7 @@ def _draw_word(
 ) -> None:
     """Draw a word's overlay and its label: panels of `size`, labels of `width`, at `place`."""
     left, top = place
-    panel = word_overlay(image, caption, index, style)
-    sheet.paste(panel, (left, top, left + size[0], top + size[1]))
+    paste_word(sheet, layers, caption, index, (left, top, left + size[0], top + size[1]))
     draw_word_label(
         sheet, caption, index, left=left, top=top + size[1], width=width, size=layout.text
     )

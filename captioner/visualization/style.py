@@ -1,7 +1,8 @@
-"""How attention is shown: settings, the one scale of all pictures, tables of colour and light.
+"""How attention is shown: settings, the one scale of all pictures, and what each style paints.
 
-A pixel is painted from two numbers, the image's own value and the level of attention on the scale.
-Each style is a table over the 256 levels; the browser viewer paints by the same tables.
+Every style lays one image over another, as strongly as the level of attention on the scale says;
+two of them draw lines of equal attention on top. The browser viewer (viewer.js) paints by the same
+tables, which `viewer_tables` hands to it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
+from PIL import Image
 
 from captioner.config import validate_section
 from captioner.config.fields import NonNegativeFloat, UnitInterval
-from captioner.visualization.heat import FLAT_BELOW, cell_profile
+from captioner.visualization.heat import FLAT_BELOW
 
-StyleName = Literal["light", "colour", "contour", "mask"]
+StyleName = Literal["focus", "light", "colour", "contour", "mask"]
 STYLES: tuple[StyleName, ...] = get_args(StyleName)
 ColourMap = Literal["viridis", "cividis"]
 COLOUR_MAPS: tuple[ColourMap, ...] = get_args(ColourMap)  # both safe for the colour-blind
 DEFAULT_OPACITY: dict[StyleName, float] = {
+    "focus": 1.0,
     "light": 0.75,
     "colour": 0.65,
     "contour": 1.0,
@@ -34,15 +37,44 @@ UNSURE_PROBABILITY = 0.15  # words below it are marked
 SCALE_LOW, SCALE_HIGH = 0.5, 16.0  # multiples of uniform attention
 OCTAVES = math.log2(SCALE_HIGH / SCALE_LOW)
 SCALE_TICKS = ((0.5, "½"), (1.0, "1"), (2.0, "2"), (4.0, "4"), (8.0, "8"), (16.0, "16+"))
-PEAK_MARKED_FROM = 3.0  # times uniform, from which the most attended cell is marked
-MOST_LINES = 4  # steps of sampled paths that are drawn for a word
+PEAK_MARKED_FROM = 3.0  # times uniform, from which a peak is marked
+
+# Lines of equal attention: multiples of uniform, and their widths in a picture of 200 x 200 px.
+# There is none at 1, or flat attention would be covered by it.
+LINES = ((2.0, 0.6), (4.0, 1.2), (8.0, 2.0))
+LINE_COLOUR = "#ffab19"
+CASING_COLOUR = "#1c1300"  # a dark seam, without which amber vanishes on a bright photo
+CASING_OPACITY = 0.55
+MIN_LINE_PX = 0.9
+# The grey of what is not attended, lifted so that a dark photo's own colours stand out from it too.
+LIFTED_SLOPE, LIFTED_OFFSET = 0.35, 0.12 * 255
+
 # A mark's line is as wide as fits so often into the longer side of the picture, and into the
 # shorter side of a cell; its dark rim is as wide as fits so often into the line.
-LINES_IN_PICTURE, LINES_IN_CELL, RIMS_IN_LINE = 200, 8, 3
-CONTOUR_LEVELS = (2.0, 4.0, 8.0, 16.0)  # none at 1: flat attention would be covered by it
+MARKS_IN_PICTURE, MARKS_IN_CELL, RIMS_IN_MARK = 200, 8, 3
+
+# Of sampled paths, of which no more are drawn; distinct for every kind of colour vision.
+PATH_COLOURS = ("#56b4e9", "#f0e442", "#cc79a7", "#2fd6a3")
 
 _WARM_WHITE = (1.0, 0.95, 0.82)
-_LEGEND_GREY = 150  # of the image that a legend of `light` and `mask` stands for
+LEGEND_PHOTO = (86, 150, 214)  # stands for the photo in legends
+
+
+@dataclass(frozen=True)
+class Paint:
+    """What a style lays over what.
+
+    Args:
+        base: What is below: the photo, its grey, or its lifted grey.
+        colours: What is laid over it, by level of attention, uint8 [256, 3]; None: the photo.
+        alpha: How strongly, by level of attention, at the style's full strength, [256] from 0 to 1.
+        lines: Whether LINES are drawn on top.
+    """
+
+    base: Literal["photo", "grey", "lifted"]
+    colours: np.ndarray | None
+    alpha: np.ndarray
+    lines: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,12 +82,13 @@ class OverlayStyle:
     """Settings for drawing the attention of a word over an image.
 
     Args:
-        kind: `light` keeps the image's colours, dims it where attention is low and lights it with
-            a warm white where it is high, like the figures of the paper. `colour` turns the image
-            grey and lays colours over it. `contour` draws lines of equal attention at
-            CONTOUR_LEVELS. `mask` only dims.
-        smooth: Blur the cells as in the paper's section 5.4; False shows them as they are.
-        colour_map: Colours of `colour` and `contour`.
+        kind: `focus` keeps the image's own colours where attention is high, turns it to a lifted
+            grey where it is low, and draws LINES of equal attention. `light` dims the image where
+            attention is low and lights it with a warm white where it is high, like the figures of
+            the paper. `colour` turns the image grey and lays colours over it. `contour` only draws
+            the lines, `mask` only dims.
+        smooth: Interpolate between cells; False shows them as they are.
+        colour_map: Colours of `colour`.
         opacity: Strength of the effect, 0 to 1; None is the style's default. Lines are opaque.
         threshold: Attention below it, in multiples of uniform, is left out.
 
@@ -64,7 +97,7 @@ class OverlayStyle:
             number from 0 up.
     """
 
-    kind: StyleName = "light"
+    kind: StyleName = "focus"
     smooth: bool = True
     colour_map: ColourMap = "viridis"
     opacity: UnitInterval | None = None
@@ -73,33 +106,73 @@ class OverlayStyle:
     def __post_init__(self) -> None:
         validate_section(self, "style: ")
 
+    @classmethod
+    def of(cls, style: OverlayStyle | str | None) -> OverlayStyle:
+        """Return a style, also from its name as the command line takes it; None is the default."""
+        return style if isinstance(style, cls) else cls(style or "focus")  # type: ignore[arg-type]
+
     @property
     def strength(self) -> float:
         """The opacity, or the default of the style."""
         return DEFAULT_OPACITY[self.kind] if self.opacity is None else self.opacity
 
-    def ramp(self, count: int) -> np.ndarray:
-        """Return the colours of a legend from SCALE_LOW to SCALE_HIGH, uint8 [count, 3].
+    @property
+    def paint(self) -> Paint:
+        """What the style lays over what."""
+        return paint_of(self.kind, self.colour_map)
 
-        What is below the threshold is pale, or wholly dimmed; of `contour`, all but the lines.
+    @property
+    def lines(self) -> tuple[tuple[float, float], ...]:
+        """The lines of equal attention that are drawn: multiples of uniform, and their widths."""
+        return tuple(line for line in LINES if self.paint.lines and line[0] >= self.threshold)
+
+    def alpha(self) -> np.ndarray:
+        """Return how strongly the upper layer covers the lower, by level, uint8 [256]."""
+        paint = self.paint
+        alpha = paint.alpha.copy()
+        below = int(scale_levels(np.array(self.threshold)))
+        alpha[:below] = 0.0 if self.kind == "colour" else alpha[0]
+        covered = self.strength * (alpha if paint.colours is not None else 1 - alpha)
+        if paint.colours is None:
+            covered = 1 - covered
+        return (255 * covered + 0.5).astype(np.uint8)
+
+    def ramp(self, width: int, height: int) -> Image.Image:
+        """Return the bar of a legend from SCALE_LOW to SCALE_HIGH, with the lines upright in it."""
+        levels = np.linspace(0, 255, width).round().astype(np.uint8)
+        bar = np.repeat(np.array(LEGEND_PHOTO, dtype=np.uint8)[None, None], width, axis=1)
+        layers = Layers(Image.fromarray(bar), self)
+        picture = layers.paint(levels[None]).resize((width, height))
+        for heat, thick in self.lines:
+            wide = round(thick * height / 14) + 1
+            left = round((width - 1) * scale_position(heat)) - wide // 2
+            picture.paste(CASING_COLOUR, (left - 1, 0, left + wide + 1, height))
+            picture.paste(LINE_COLOUR, (left, 0, left + wide, height))
+        return picture
+
+
+class Layers:
+    """The two images that a style lays over each other, made once for all words of a caption."""
+
+    def __init__(self, photo: Image.Image, style: OverlayStyle) -> None:
+        self.photo, self.style = photo, style
+        self.alpha = style.alpha()
+        self.base = photo
+        if style.paint.base != "photo":
+            grey = photo.convert("L")
+            if style.paint.base == "lifted":
+                grey = grey.point([round(LIFTED_SLOPE * v + LIFTED_OFFSET) for v in range(256)])
+            self.base = grey.convert("RGB")
+
+    def paint(self, levels: np.ndarray) -> Image.Image:
+        """Return the layers as one image.
+
+        Args:
+            levels: Levels of attention on the scale, uint8 [height, width] of the photo.
         """
-        heat = SCALE_LOW * 2 ** np.linspace(0, OCTAVES, count)
-        levels = scale_levels(heat)
-        below = heat < self.threshold * (1 - 1e-9)
-        if self.kind in ("light", "mask"):
-            levels[below] = 0
-            table = lookup_table(self.kind, self.colour_map, self.strength)
-            return table[:, levels, _LEGEND_GREY].T
-        colours = colour_table(self.colour_map)[levels].astype(float)
-        if self.kind == "contour":
-            below = np.ones(count, dtype=bool)
-            half = max(1, count // 120)
-            for line in CONTOUR_LEVELS:
-                if line >= self.threshold:
-                    place = round((count - 1) * scale_position(line))
-                    below[max(0, place - half) : place + half + 1] = False
-        colours[below] += 0.85 * (255 - colours[below])
-        return colours.round().astype(np.uint8)
+        colours = self.style.paint.colours
+        above = self.photo if colours is None else Image.fromarray(colours[levels])
+        return Image.composite(above, self.base, Image.fromarray(self.alpha[levels]))
 
 
 def scale_position(heat: float) -> float:
@@ -111,10 +184,14 @@ def scale_position(heat: float) -> float:
     return min(max(math.log2(heat / SCALE_LOW) / OCTAVES, 0.0), 1.0)
 
 
+def scale_octaves(heat: np.ndarray) -> np.ndarray:
+    """Return how many octaves each attention stands above SCALE_LOW, within the scale."""
+    return np.log2(np.clip(heat, SCALE_LOW, SCALE_HIGH)) + 1
+
+
 def scale_levels(heat: np.ndarray) -> np.ndarray:
     """Return the level of each attention (multiples of uniform) on the scale, uint8 0 to 255."""
-    octaves = np.log2(np.clip(heat, SCALE_LOW, SCALE_HIGH) * (1 / SCALE_LOW))
-    return (octaves * (255 / OCTAVES) + 0.5).astype(np.uint8)
+    return (scale_octaves(heat) * (255 / OCTAVES) + 0.5).astype(np.uint8)
 
 
 @lru_cache(maxsize=len(COLOUR_MAPS))
@@ -126,67 +203,67 @@ def colour_table(name: ColourMap) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def effect_tables(kind: StyleName, colour_map: ColourMap) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a style at its full strength makes of a pixel, by the level of attention.
-
-    A pixel of value v (of the grey image for `colour`) becomes v * factor + offset; of strength s
-    it becomes (1 - s) * v + s * (v * factor + offset).
-
-    Returns:
-        factor in [0, 1] and offset in [0, 255], both float64 [256 levels, 3 channels].
-    """
-    position = np.linspace(0, 1, 256)[:, None]
+def paint_of(kind: StyleName, colour_map: ColourMap) -> Paint:
+    """Return what a style lays over what."""
+    position = np.linspace(0, 1, 256)
+    if kind == "focus":
+        # The photo's own colours from 8 x uniform, none of them at 0.5.
+        return Paint("lifted", None, np.clip(position * OCTAVES / 4, 0, 1), lines=True)
+    if kind == "contour":
+        return Paint("photo", None, np.ones(256), lines=True)
+    if kind == "colour":
+        return Paint("grey", colour_table(colour_map), np.ones(256))
     if kind == "mask":
-        return np.repeat(position, 3, axis=1), np.zeros((256, 3))
-    if kind == "light":
-        # A smooth step up to full brightness at 7 x uniform, steepest between 1 and 3 x.
-        rise = np.clip(position / 0.75, 0, 1)
-        kept = rise**2 * (3 - 2 * rise)
-        # Screened with a warm white: a dark image is lit too, a bright one is not burnt out.
-        glow = 0.7 * np.clip((position - 0.35) / 0.6, 0, 1) * np.array(_WARM_WHITE)
-        return kept * (1 - glow), 255 * glow
-    return np.zeros((256, 3)), colour_table(colour_map).astype(np.float64)
-
-
-@lru_cache(maxsize=32)
-def lookup_table(kind: StyleName, colour_map: ColourMap, strength: float) -> np.ndarray:
-    """Return a style as a table, uint8 [3 channels, 256 levels, 256 values of a pixel].
-
-    Args:
-        strength: Strength of the effect, 0 to 1.
-    """
-    factor, offset = (table.T[:, :, None] for table in effect_tables(kind, colour_map))
-    values = np.arange(256.0)
-    painted = values * (1 - strength * (1 - factor)) + strength * offset
-    return (painted + 0.5).astype(np.uint8)
+        return Paint("photo", np.zeros((256, 3), dtype=np.uint8), 1 - position)
+    # Light: a smooth step up to full brightness at 7 x uniform, steepest between 1 and 3 x.
+    # Screened with a warm white: a dark image is lit too, a bright one is not burnt out.
+    rise = np.clip(position / 0.75, 0, 1)
+    kept = rise**2 * (3 - 2 * rise)
+    glow = 0.7 * np.clip((position - 0.35) / 0.6, 0, 1)
+    alpha = 1 - kept * (1 - glow)
+    warm = (glow / alpha)[:, None] * np.array(_WARM_WHITE)
+    return Paint("photo", (255 * warm).round().astype(np.uint8), alpha)
 
 
 def viewer_tables() -> dict[str, Any]:
-    """Return all that the browser viewer (viewer.js) paints by, as plain values for JSON."""
+    """Return all that the browser viewer (viewer.js) paints by, as plain values for JSON.
+
+    In `styles`, `above` names a table of `colours`, or is null for the photo itself.
+    """
 
     def in_hex(table: np.ndarray) -> str:
-        return bytes(table.round().astype(np.uint8)).hex()
+        return bytes(table).hex()
 
     styles: dict[str, dict[str, Any]] = {}
+    colours: dict[str, str] = {name: in_hex(colour_table(name)) for name in COLOUR_MAPS}
     for kind in STYLES:
-        styles[kind] = {"opacity": DEFAULT_OPACITY[kind]}
-        if kind in ("light", "mask"):
-            factor, offset = effect_tables(kind, "viridis")
-            styles[kind] |= {"factor": in_hex(255 * factor), "offset": in_hex(offset)}
+        paint = paint_of(kind, "viridis")
+        above = None if paint.colours is None else "map" if kind == "colour" else kind
+        if paint.colours is not None and kind != "colour":
+            colours[kind] = in_hex(paint.colours)
+        styles[kind] = {
+            "base": paint.base,
+            "above": above,
+            "alpha": [round(float(value), 4) for value in paint.alpha],
+            "lines": paint.lines,
+            "opacity": DEFAULT_OPACITY[kind],
+        }
     return {
         "styles": styles,
-        "colours": {name: in_hex(colour_table(name)) for name in COLOUR_MAPS},
+        "colours": colours,
+        "colourMaps": COLOUR_MAPS,
         "scale": {"low": SCALE_LOW, "octaves": OCTAVES, "ticks": SCALE_TICKS},
-        "contours": CONTOUR_LEVELS,
-        "cell": {"steps": 128, "profile": [round(v, 7) for v in cell_profile(128).tolist()]},
-        "mostLines": MOST_LINES,
+        "lines": {"levels": LINES, "colour": LINE_COLOUR, "least": MIN_LINE_PX},
+        "casing": {"colour": CASING_COLOUR, "opacity": CASING_OPACITY},
+        "lifted": {"slope": LIFTED_SLOPE, "offset": LIFTED_OFFSET},
+        "pathColours": PATH_COLOURS,
         "peakMarkedFrom": PEAK_MARKED_FROM,
         "marks": {
-            "inPicture": LINES_IN_PICTURE,
-            "inCell": LINES_IN_CELL,
-            "rimsInLine": RIMS_IN_LINE,
+            "inPicture": MARKS_IN_PICTURE,
+            "inCell": MARKS_IN_CELL,
+            "rimsInMark": RIMS_IN_MARK,
         },
-        "legendGrey": _LEGEND_GREY,
+        "legendPhoto": LEGEND_PHOTO,
         "flatBelow": FLAT_BELOW,
         "unsureProbability": UNSURE_PROBABILITY,
     }

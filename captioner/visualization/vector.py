@@ -1,12 +1,15 @@
 """A page of vector graphics with the drawing calls of Pillow, saved as PDF or SVG.
 
-So one layout serves the PNG and the figure of a paper. Text, bars and rules are vectors; overlays
-are pictures in it, as fine as they were given.
+So one layout serves the PNG and the figure of a paper. Text, bars, rules and lines of equal
+attention are vectors. The photo is in the file once, however many words are drawn over it: where a
+word attends is a clipping path, or a small image with transparency.
 """
 
 from __future__ import annotations
 
 import io
+import math
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -16,13 +19,40 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner.files import save_bytes
+from captioner.visualization.arrays import data_url
+from captioner.visualization.overlay import (
+    Box,
+    casing_px,
+    draw_cell_lines,
+    draw_marks,
+    line_unit,
+    resize_captioned,
+    scaled_size,
+    word_heat,
+    word_panel,
+)
+from captioner.visualization.style import (
+    CASING_COLOUR,
+    CASING_OPACITY,
+    LINE_COLOUR,
+    OCTAVES,
+    Layers,
+    OverlayStyle,
+    scale_octaves,
+)
 from captioner.visualization.typography import RULE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.path import Path as Outline
+
+    from captioner.types import Caption
 
 _RC_CONTEXT = threading.Lock()  # matplotlib's settings are those of all threads
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
+_PHOTO_PIXELS = 200_000  # of the photo on a page, about 300 dots an inch
+_MAP_STEP_PX = 5  # between the points from which the outlines of a map are made
+_BANDS = 10  # steps of transparency over the scale
 
 
 class VectorPage:
@@ -32,10 +62,11 @@ class VectorPage:
         from matplotlib.figure import Figure  # slow to import: only for such pages
 
         self.width, self.height, self.title = width, height, title
-        self._figure = Figure(figsize=(width / _PX_PER_INCH, height / _PX_PER_INCH))
-        self._axes = self._figure.add_axes((0, 0, 1, 1))
+        self.figure: Figure = Figure(figsize=(width / _PX_PER_INCH, height / _PX_PER_INCH))
+        self._axes = self.figure.add_axes((0, 0, 1, 1))
+        self._axes.set(xlim=(0, width), ylim=(height, 0))
         self._axes.set_axis_off()
-        self._drawn = 0  # so that what is drawn later lies above
+        self._images: dict[int, tuple[Image.Image, np.ndarray]] = {}  # by the image's id
 
     def text(
         self,
@@ -48,49 +79,115 @@ class VectorPage:
     ) -> None:
         """Write text as ImageDraw does; anchor: left, middle, right; s baseline, m middle."""
         from matplotlib.font_manager import FontProperties
+        from matplotlib.text import Text
 
         x, y = xy
         if anchor[1] == "m":
             ascent, descent = font.getmetrics()
             y += (ascent - descent) / 2
-        self._axes.text(
-            x,
-            y,
-            text,
-            color=fill,
-            ha={"l": "left", "m": "center", "r": "right"}[anchor[0]],
-            va="baseline",
-            fontproperties=FontProperties(fname=str(font.path), size=font.size * 72 / _PX_PER_INCH),
-            parse_math=False,
-            zorder=self._above(),
+        face = FontProperties(fname=str(font.path), size=font.size * 72 / _PX_PER_INCH)
+        across = {"l": "left", "m": "center", "r": "right"}[anchor[0]]
+        self._add(
+            Text(x, y, text, color=fill, ha=across, va="baseline", font=face, parse_math=False)
         )
 
-    def rectangle(self, xy: tuple[float, float, float, float], *, fill: str) -> None:
-        """Fill a box whose corner pixels are both inside, as ImageDraw does."""
+    def rectangle(
+        self,
+        xy: tuple[float, float, float, float],
+        *,
+        fill: str | None = None,
+        outline: str | None = None,
+        width: int = 1,
+    ) -> None:
+        """Draw a box whose corner pixels are both inside, as ImageDraw does."""
         from matplotlib.patches import Rectangle
 
         x0, y0, x1, y1 = xy
-        box = Rectangle((x0, y0), x1 + 1 - x0, y1 + 1 - y0, fc=fill, lw=0, zorder=self._above())
-        self._axes.add_patch(box)
+        if fill:
+            self._add(Rectangle((x0, y0), x1 + 1 - x0, y1 + 1 - y0, fc=fill, lw=0))
+        if outline:  # its line lies inside the box
+            inner = (x0 + width / 2, y0 + width / 2), x1 + 1 - x0 - width, y1 + 1 - y0 - width
+            self._add(Rectangle(*inner, fill=False, ec=outline, lw=_points(width)))
 
-    def line(self, xy: tuple[float, float, float, float], *, fill: str, width: int) -> None:
-        """Draw a line of `width` pixels."""
-        from matplotlib.lines import Line2D
+    def ellipse(self, xy: tuple[float, float, float, float], *, fill: str) -> None:
+        """Fill the ellipse in a box."""
+        from matplotlib.patches import Ellipse
 
         x0, y0, x1, y1 = xy
-        points = width * 72 / _PX_PER_INCH
-        self._axes.add_line(Line2D((x0, x1), (y0, y1), color=fill, lw=points, zorder=self._above()))
+        self._add(Ellipse(((x0 + x1) / 2, (y0 + y1) / 2), x1 - x0, y1 - y0, fc=fill, lw=0))
 
-    def paste(self, image: Image.Image, box: tuple[int, int, int, int]) -> None:
-        """Place a picture, of any resolution, in a box (left, top, right, bottom)."""
-        left, top, right, bottom = box
-        self._axes.imshow(
-            np.asarray(image.convert("RGB")),
-            extent=(left, right, bottom, top),
-            aspect="auto",
-            interpolation="none",  # embedded as it is
-            zorder=self._above(),
-        )
+    def line(self, xy: tuple[float, ...], *, fill: str, width: float) -> None:
+        """Draw a line of `width` pixels through points x0, y0, x1, y1, ..."""
+        from matplotlib.lines import Line2D
+
+        self._add(Line2D(xy[::2], xy[1::2], color=fill, lw=_points(width), solid_capstyle="butt"))
+
+    def paste(
+        self,
+        image: Image.Image,
+        box: Box,
+        *,
+        alpha: float = 1.0,
+        clip: Outline | None = None,
+    ) -> None:
+        """Place an image, of any resolution, in a box; the same object is in the file once."""
+        self._images.setdefault(id(image), (image, np.asarray(image.convert("RGBA"))[::-1]))
+        picture = _picture(image, self._images[id(image)][1], box, alpha)
+        self._add(picture)
+        if clip is not None:
+            picture.set_clip_on(True)
+            picture.set_clip_path(clip, self._axes.transData)
+
+    def draw_word(self, layers: Layers, caption: Caption, index: int, box: Box) -> None:
+        """Draw the map of a word over the photo in a box, with its marks."""
+        style, (left, top, right, bottom) = layers.style, box
+        size = (right - left) // _MAP_STEP_PX + 1, (bottom - top) // _MAP_STEP_PX + 1
+        octaves = scale_octaves(word_heat(caption, index, size, style))
+        alpha = style.alpha() / 255
+        levels = (octaves * (255 / OCTAVES) + 0.5).astype(np.uint8)
+        self.paste(layers.base, box)
+        if style.paint.colours is not None:
+            veil = np.dstack([style.paint.colours[levels], style.alpha()[levels]])
+            small = Image.fromarray(veil)
+            # Finer, because some programs show the pixels of an image as squares.
+            self.paste(small.resize((2 * size[0], 2 * size[1]), Image.Resampling.BICUBIC), box)
+        else:
+            covered = 0.0
+            for band in range(_BANDS):
+                wanted = float(alpha[round(255 * (band + 0.5) / _BANDS)])
+                if wanted > covered + 1e-3:
+                    outline = _region(octaves, OCTAVES * band / _BANDS, box)
+                    if outline is None:
+                        break
+                    step = (wanted - covered) / (1 - covered)
+                    self.paste(layers.photo, box, alpha=step, clip=outline)
+                    covered = wanted
+        if style.smooth:
+            self._draw_lines(octaves, style, box)
+        else:
+            draw_cell_lines(self, caption, index, style, box)
+        draw_marks(self, caption, index, box)
+
+    def _draw_lines(self, octaves: np.ndarray, style: OverlayStyle, box: Box) -> None:
+        """Draw lines of equal attention on their dark seams."""
+        from matplotlib.patches import PathPatch
+
+        unit = line_unit((box[2] - box[0], box[3] - box[1]))
+        drawn = []
+        for heat, width in style.lines:
+            outline = _line(octaves, float(scale_octaves(np.array(heat))), box)
+            if outline is not None:
+                drawn.append((outline, max(0.9, width * unit)))
+        for grown, colour, opacity in (
+            (2 * casing_px(unit), CASING_COLOUR, CASING_OPACITY),
+            (0, LINE_COLOUR, 1),
+        ):
+            for outline, width in drawn:
+                self._add(
+                    PathPatch(
+                        outline, fill=False, ec=colour, lw=_points(width + grown), alpha=opacity
+                    )
+                )
 
     def save(self, path: str | Path) -> None:
         """Write PDF or SVG, as the suffix of the path says.
@@ -101,18 +198,124 @@ class VectorPage:
         save_bytes(self.to_bytes(Path(path).suffix[1:]), path)
 
     def to_bytes(self, kind: str) -> bytes:
-        """Return the page as PDF or SVG; the same page, the same bytes."""
-        # imshow moves the limits.
-        self._axes.set(xlim=(0, self.width), ylim=(self.height, 0))
+        """Return the page as a PDF or SVG file: the same page, the same bytes."""
+        pictures: list[Any] = [
+            each for each in self._axes.get_children() if hasattr(each, "by_name")
+        ]
+        for picture in pictures:
+            picture.by_name = kind == "svg"
         with warnings.catch_warnings():
             # Of letters that no font has: `font` says so, once.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            return figure_bytes(self._figure, kind, title=self.title, facecolor="white")
+            content = figure_bytes(self.figure, kind, title=self.title, facecolor="white")
+        if kind == "svg":
+            images = {picture.name: picture.image for picture in pictures}
+            content = _with_images(content.decode(), images).encode()
+        return content
 
-    def _above(self) -> int:
-        """Return the order of the next thing drawn, above all before it."""
-        self._drawn += 1
-        return self._drawn
+    def _add(self, artist: Any) -> None:
+        """Add an artist above all before it."""
+        artist.set_zorder(len(self._axes.get_children()))
+        artist.set_clip_on(False)
+        self._axes.add_artist(artist)
+
+
+def _picture(image: Image.Image, pixels: np.ndarray, box: Box, alpha: float) -> Any:
+    """Return an artist of matplotlib that draws an image in a box.
+
+    Its own images (imshow) are written once for every time that they are drawn.
+    """
+    from matplotlib.artist import Artist
+    from matplotlib.transforms import Affine2D
+
+    class Picture(Artist):
+        """An image; in an SVG only its name, for `_with_images`, if `by_name`."""
+
+        by_name = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.image, self.name = image, f"image{id(image)}"
+
+        def draw(self, renderer: Any) -> None:
+            left, top, right, bottom = box
+            x0, y0 = self.get_transform().transform((left, bottom))
+            x1, y1 = self.get_transform().transform((right, top))
+            context = renderer.new_gc()
+            self._set_gc_clip(context)  # type: ignore[attr-defined]
+            context.set_alpha(alpha)
+            if not renderer.option_scale_image():  # pixels, as of a screen
+                size = max(1, round(x1 - x0)), max(1, round(y1 - y0))
+                drawn = np.asarray(image.convert("RGBA").resize(size))[::-1]
+                renderer.draw_image(context, x0, y0, drawn)
+                return
+            shown = pixels
+            if self.by_name:
+                context.set_gid(self.name)
+                shown = np.zeros((1, 1, 4), dtype=np.uint8)
+            renderer.draw_image(context, x0, y0, shown, Affine2D().scale(x1 - x0, y1 - y0))
+
+    return Picture()
+
+
+def _with_images(svg: str, images: dict[str, Image.Image]) -> str:
+    """Return an SVG in which each named image stands once and is used by its name."""
+    numbers = {name: f"picture{number}" for number, name in enumerate(images)}
+
+    def used(match: re.Match[str]) -> str:
+        kept = re.findall(r'(?:opacity|transform)="[^"]*"', match[0])
+        return f'<use xlink:href="#{numbers[match[1]]}" {" ".join(kept)}/>'
+
+    svg = re.sub(r'<image [^>]*?id="(image\d+)"[^>]*?/>', used, svg)
+    # A tenth of a point is enough for outlines, and lines after each other need no letter.
+    svg = re.sub(
+        r' d="[^"]*"',
+        lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]).replace(" \nL ", " "),
+        svg,
+    )
+    defined = "\n".join(
+        f'<image id="{numbers[name]}" width="1" height="1" preserveAspectRatio="none" '
+        f'xlink:href="{data_url(image.transpose(Image.Transpose.FLIP_TOP_BOTTOM))}"/>'
+        for name, image in images.items()
+    )
+    return svg.replace("<defs>", f"<defs>\n{defined}\n", 1)
+
+
+def _points(pixels: float) -> float:
+    return pixels * 72 / _PX_PER_INCH
+
+
+def _contours(octaves: np.ndarray, box: Box) -> Any:
+    """Return what finds outlines in a map that lies over a box, out to the box's edges."""
+    from contourpy import FillType, LineType, contour_generator
+
+    left, top, right, bottom = box
+    rows, columns = octaves.shape
+    x = left + (right - left) * (np.arange(-1, columns + 1) + 0.5).clip(0, columns) / columns
+    y = top + (bottom - top) * (np.arange(-1, rows + 1) + 0.5).clip(0, rows) / rows
+    return contour_generator(
+        x,
+        y,
+        np.pad(octaves, 1, mode="edge"),
+        line_type=LineType.ChunkCombinedCode,
+        fill_type=FillType.ChunkCombinedCode,
+    )
+
+
+def _region(octaves: np.ndarray, least: float, box: Box) -> Outline | None:
+    """Return where a map has `least` octaves or more; None is nowhere."""
+    return _outline(*_contours(octaves, box).filled(least - 1e-6, np.inf))
+
+
+def _line(octaves: np.ndarray, at: float, box: Box) -> Outline | None:
+    """Return the line at which a map has so many octaves; None if there is none."""
+    return _outline(*_contours(octaves, box).lines(at))
+
+
+def _outline(points: list[Any], codes: list[Any]) -> Outline | None:
+    from matplotlib.path import Path as Outline
+
+    return None if points[0] is None else Outline(points[0].round(1), codes[0])
 
 
 def figure_bytes(figure: Figure, kind: str, *, title: str, **options: Any) -> bytes:
@@ -151,14 +354,33 @@ def new_page(width: int, height: int, *, vector: bool, title: str = "") -> Any:
     return Image.new("RGB", (width, height), "white")
 
 
-def paste_photo(page: Page, photo: Image.Image, box: tuple[int, int, int, int]) -> None:
+def paste_photo(page: Page, photo: Image.Image, box: Box) -> None:
     """Paste a photo into a box, with a hairline around it: a white one has no edge otherwise."""
     left, top, right, bottom = box
     pen(page).rectangle((left - 1, top - 1, right, bottom), fill=RULE)
     page.paste(photo, box)
 
 
-def finer(drawn: tuple[int, int], image: tuple[int, int], *, vector: bool) -> tuple[int, int]:
-    """Return the resolution of a picture drawn at a size; on a vector page up to twice of it."""
-    factor = min(max(image[0] / drawn[0], 1.0), 2.0) if vector else 1.0
-    return round(drawn[0] * factor), round(drawn[1] * factor)
+def paste_word(page: Page, layers: Layers, caption: Caption, index: int, box: Box) -> None:
+    """Draw the map of a word over its photo in a box."""
+    if isinstance(page, VectorPage):
+        page.draw_word(layers, caption, index, box)
+    else:
+        page.paste(word_panel(layers, caption, index), box)
+
+
+def photo_for(
+    image: Image.Image, caption: Caption, size: tuple[int, int], *, vector: bool
+) -> Image.Image:
+    """Return the photo for panels of this (width, height): of just this size, or finer for vectors.
+
+    On a vector page it has at most 256 colours, because matplotlib then compresses it well.
+
+    Raises:
+        ImageError: An image of another size than the caption's.
+    """
+    if not vector:
+        return resize_captioned(image, caption.geometry, size)
+    scale = min(1.0, math.sqrt(_PHOTO_PIXELS / (image.width * image.height)))
+    fine = resize_captioned(image, caption.geometry, scaled_size(image.size, scale))
+    return fine.quantize(palette=fine.quantize(256)).convert("RGB")

@@ -1,15 +1,15 @@
 /* The viewer of captions: an image, its caption word by word, and the attention map of each word.
 
    new CaptionViewer(element, {
-     photo: URL or data URL of the upright image, from the page's own origin,
+     photo: URL or data URL of the upright image, from any origin: its pixels are never read,
      alt: the caption, which is the image's text alternative,
      models: [{name, ...Caption.to_dict(maps=True)}, ...],
      display: {style, smooth, colourMap, opacity, threshold, layer, head}   (optional, any of them)
    })
 
    `viewer.ready` is a promise of the painted image; `viewer.show(index)` chooses a word, null none.
-   A plain script without dependencies, inline handlers or style attributes. Colours, brightness,
-   scale and the profile of a smoothed cell are tables that Python computes (style.py) and
+   A plain script without dependencies, inline handlers or style attributes. What each style lays
+   over what, the scale, the lines and the marks are tables that Python computes (style.py) and
    `viewer_script` puts in front of this file; a test compares the pixels of both. */
 (function () {
   "use strict";
@@ -19,34 +19,22 @@
   // a phone gets slow, below the second lines get coarse.
   const LONGEST_SIDE_PX = 1600;
   const SHORTEST_SIDE_PX = 640;
-  const MOST_LINES = TABLES.mostLines;
   const PLAY_MS = 1100;
   const NAMES = { p: "probability", "β": "gate" };
   const STYLES = {
-    light: "light", colour: "colours", contour: "contour lines", mask: "dim the rest",
+    focus: "focus", light: "light", colour: "colours", contour: "lines only", mask: "dim the rest",
   };
-  const COLOURS = Object.fromEntries(
-    Object.entries(TABLES.colours).map(([name, hex]) => [name, decodeTable(hex)]),
-  );
-  const EFFECTS = Object.fromEntries(
-    Object.entries(TABLES.styles).filter(([, style]) => style.factor).map(([name, style]) =>
-      [name, { factor: decodeTable(style.factor), offset: decodeTable(style.offset) }]),
-  );
+  const COLOURS = Object.fromEntries(Object.entries(TABLES.colours).map(([name, hex]) =>
+    [name, Uint8Array.from(hex.match(/../g), (pair) => parseInt(pair, 16))]));
   let viewers = 0; // names of radio groups have to differ on a page
-
-  function decodeTable(hex) {
-    return Uint8Array.from(hex.match(/../g), (pair) => parseInt(pair, 16));
-  }
 
   // --- attention over pixels: see heat.py -------------------------------------------------------
 
-  /** How much of a cell's attention reaches a point at this distance (in cells) to its centre. */
-  function cellProfile(distance) {
-    const { steps, profile } = TABLES.cell;
-    const at = Math.abs(distance) * steps;
-    const index = Math.floor(at);
-    if (index >= profile.length - 1) return 0;
-    return profile[index] + (at - index) * (profile[index + 1] - profile[index]);
+  /** Share of a cell in a point this many cells from its centre. */
+  function cubic(distance) {
+    const d = Math.abs(distance);
+    if (d < 1) return (1.5 * d - 2.5) * d * d + 1;
+    return d < 2 ? ((-0.5 * d + 2.5) * d - 4) * d + 2 : 0;
   }
 
   /** Share of each cell of one side in each drawn pixel, [drawn][cells] in one array. */
@@ -61,14 +49,10 @@
         weights[row + here] = 1;
         continue;
       }
-      let total = 0;
-      for (let cell = here - 3; cell <= here + 3; cell++) {
-        const share = cellProfile(position - cell - 0.5);
+      for (let cell = here - 2; cell <= here + 2; cell++) {
         const mirrored = ((cell % (2 * cells)) + 2 * cells) % (2 * cells);
-        weights[row + Math.min(mirrored, 2 * cells - 1 - mirrored)] += share;
-        total += share;
+        weights[row + Math.min(mirrored, 2 * cells - 1 - mirrored)] += cubic(position - cell - 0.5);
       }
-      for (let cell = 0; cell < cells; cell++) weights[row + cell] /= total;
     }
     return weights;
   }
@@ -91,8 +75,8 @@
     for (let x = 0; x < width; x++) {
       let from = 0;
       let to = columns;
-      while (to > 0 && across[x * columns + to - 1] < 1e-9) to--;
-      while (from < to && across[x * columns + from] < 1e-9) from++;
+      while (to > 0 && across[x * columns + to - 1] === 0) to--;
+      while (from < to && across[x * columns + from] === 0) from++;
       first[x] = from;
       end[x] = to;
     }
@@ -108,7 +92,7 @@
       line.fill(0);
       for (let r = 0; r < rows; r++) {
         const share = down[y * rows + r] * rows * columns;
-        if (share > 0) for (let c = 0; c < columns; c++) line[c] += share * map[r][c];
+        if (share) for (let c = 0; c < columns; c++) line[c] += share * map[r][c];
       }
       for (let x = 0; x < width; x++) {
         let sum = 0;
@@ -119,88 +103,150 @@
     return heat;
   }
 
-  // --- paint: see overlay.py --------------------------------------------------------------------
+  // --- paint: see style.py and overlay.py -------------------------------------------------------
 
   /** Where an attention stands on the scale, 0 to 1. */
   function positionOf(heat) {
     const { low, octaves } = TABLES.scale;
-    return Math.min(Math.max(Math.log2(heat / low) / octaves, 0), 1);
+    return Math.min(Math.max(Math.log2(Math.max(heat, low) / low) / octaves, 0), 1);
   }
 
   function levelOf(heat) {
     return (positionOf(heat) * 255 + 0.5) | 0;
   }
 
-  /** A style as a table: the value of a channel painted, at [channel][level][value]. */
-  function paintTable(style, opacity, colourMap) {
-    const effect = EFFECTS[style];
-    const colours = COLOURS[colourMap];
-    const table = new Uint8Array(3 * 256 * 256);
-    for (let k = 0; k < 3; k++)
-      for (let level = 0; level < 256; level++) {
-        const at = 3 * level + k;
-        const factor = effect ? effect.factor[at] / 255 : 0;
-        const offset = effect ? effect.offset[at] : colours[at];
-        for (let value = 0; value < 256; value++)
-          table[(k << 16) | (level << 8) | value]
-            = value * (1 - opacity * (1 - factor)) + opacity * offset + 0.5;
-      }
-    return table;
-  }
-
   function opacityOf(display) {
     return display.opacity === null ? TABLES.styles[display.style].opacity : display.opacity;
   }
 
-  /** Paint heat over photo {rgb, grey} into the RGBA array `out`. */
-  function paint(out, photo, heat, width, height, display) {
-    if (display.style === "contour") {
-      paintContours(out, photo.rgb, heat, width, height, display);
-      return;
-    }
-    const table = paintTable(display.style, opacityOf(display), display.colourMap);
-    const colour = display.style === "colour";
-    for (let i = 0, o = 0; i < heat.length; i++, o += 4) {
-      const below = heat[i] < display.threshold;
-      const level = below ? 0 : levelOf(heat[i]);
-      for (let k = 0; k < 3; k++) {
-        const value = colour ? photo.grey[i] : photo.rgb[o + k];
-        out[o + k] = colour && below ? value : table[(k << 16) | (level << 8) | value];
-      }
-      out[o + 3] = 255;
-    }
+  /** How strongly the upper layer covers the lower, 0 to 255 by level of attention. */
+  function alphaTable(display) {
+    const { alpha, above } = TABLES.styles[display.style];
+    const strength = opacityOf(display);
+    const below = levelOf(display.threshold);
+    return Uint8Array.from(alpha, (value, level) => {
+      const kept = level >= below ? value : display.style === "colour" ? 0 : alpha[0];
+      return 255 * (above ? strength * kept : 1 - strength * (1 - kept)) + 0.5;
+    });
   }
 
-  /** Lines in the colour of their level, light ones on a dark border and dark on a light. */
-  function paintContours(out, rgb, heat, width, height, display) {
-    const table = COLOURS[display.colourMap];
-    const first = Math.log2(TABLES.contours[0]);
-    const last = Math.log2(TABLES.contours[TABLES.contours.length - 1]);
-    const octaves = heat.map((value) => Math.log2(Math.max(value, TABLES.scale.low / 4)));
-    const [shorter, longer] = [Math.min(width, height), Math.max(width, height)];
-    const half = Math.max(1, Math.min(longer / 400, shorter / 100));
+  /** Colours of the upper layer by level, 3 each; null where it is the photo. */
+  function upperColours({ style, colourMap }) {
+    const { above } = TABLES.styles[style];
+    return above && COLOURS[above === "map" ? colourMap : above];
+  }
+
+  function linesOf({ style, threshold }) {
+    return TABLES.styles[style].lines ? TABLES.lines.levels.filter(([heat]) => heat >= threshold) : [];
+  }
+
+  function rgbOf(colour) {
+    return colour.match(/[0-9a-f]{2}/g).map((pair) => parseInt(pair, 16));
+  }
+
+  function surface(width, height) {
+    const canvas = document.createElement("canvas");
+    Object.assign(canvas, { width, height });
+    return canvas.getContext("2d");
+  }
+
+  /** Paint heat over the photo. No pixel of it is read, so it may be of another origin. */
+  function paint(context, photo, heat, display) {
+    const { width, height } = context.canvas;
+    const { base } = TABLES.styles[display.style];
+    context.drawImage(photo, 0, 0, width, height);
+    if (base !== "photo") {
+      context.globalCompositeOperation = "saturation"; // of a grey: none
+      context.fillStyle = "#808080";
+      context.fillRect(0, 0, width, height);
+      context.globalCompositeOperation = "source-over";
+    }
+    if (base === "lifted") {
+      const { slope, offset } = TABLES.lifted;
+      const grey = Math.round(offset / (1 - slope));
+      context.fillStyle = `rgba(${grey}, ${grey}, ${grey}, ${1 - slope})`;
+      context.fillRect(0, 0, width, height);
+    }
+    const upper = surface(width, height);
+    const pixels = upper.createImageData(width, height);
+    const alpha = alphaTable(display);
+    const colours = upperColours(display);
+    for (let i = 0, o = 0; i < heat.length; i++, o += 4) {
+      const level = levelOf(heat[i]);
+      if (colours) pixels.data.set(colours.subarray(3 * level, 3 * level + 3), o);
+      pixels.data[o + 3] = alpha[level];
+    }
+    upper.putImageData(pixels, 0, 0);
+    if (!colours) {
+      upper.globalCompositeOperation = "source-in";
+      upper.imageSmoothingQuality = "high";
+      upper.drawImage(photo, 0, 0, width, height);
+    }
+    context.drawImage(upper.canvas, 0, 0);
+    const lines = linesOf(display);
+    if (!lines.length || !display.smooth) return;
+    const drawn = upper.createImageData(width, height);
+    coverLines(drawn.data, heat, width, height, lines);
+    upper.putImageData(drawn, 0, 0);
+    context.drawImage(upper.canvas, 0, 0);
+  }
+
+  function lineUnit(width, height) {
+    return Math.sqrt(width * height) / 200;
+  }
+
+  /** Lines of equal attention on their dark seams, into an RGBA array. */
+  function coverLines(out, heat, width, height, lines) {
+    const octaves = heat.map((value) => positionOf(value) * TABLES.scale.octaves - 1);
+    const unit = lineUnit(width, height);
+    const seam = Math.max(0.8, 0.6 * unit);
+    const levels = lines.map(([value]) => Math.round(Math.log2(value)));
+    const halves = Object.fromEntries(lines.map(([value, wide]) =>
+      [Math.round(Math.log2(value)), Math.max(wide * unit, TABLES.lines.least) / 2]));
+    const [first, last] = [levels[0], levels[levels.length - 1]];
+    const [line, dark] = [rgbOf(TABLES.lines.colour), rgbOf(TABLES.casing.colour)];
     for (let y = 0; y < height; y++) {
       const above = Math.max(y - 1, 0) * width;
       const below = Math.min(y + 1, height - 1) * width;
       for (let x = 0; x < width; x++) {
         const i = y * width + x;
-        const o = 4 * i;
-        const gx = (octaves[y * width + Math.min(x + 1, width - 1)]
-          - octaves[y * width + Math.max(x - 1, 0)]) / 2;
-        const gy = (octaves[below + x] - octaves[above + x]) / 2;
         const nearest = Math.min(Math.max(Math.round(octaves[i]), first), last);
-        const slope = Math.hypot(gx, gy);
-        const away = slope > 0 ? Math.abs(octaves[i] - nearest) / slope : Infinity;
-        const drawn = 2 ** nearest >= display.threshold;
-        const ink = drawn ? Math.min(Math.max(half + 0.5 - away, 0), 1) : 0;
-        const halo = drawn ? 0.7 * Math.min(Math.max(2 * half + 0.5 - away, 0), 1) : 0;
-        const level = levelOf(2 ** nearest);
-        const around = level < 128 ? 255 : 0;
-        for (let k = 0; k < 3; k++) {
-          const under = rgb[o + k] + halo * (around - rgb[o + k]);
-          out[o + k] = (under + ink * (table[3 * level + k] - under) + 0.5) | 0;
-        }
-        out[o + 3] = 255;
+        const gx = octaves[y * width + Math.min(x + 1, width - 1)]
+          - octaves[y * width + Math.max(x - 1, 0)];
+        const gy = octaves[below + x] - octaves[above + x];
+        const away = 2 * Math.abs(octaves[i] - nearest) / Math.sqrt(gx * gx + gy * gy + 1e-8);
+        const covered = halves[nearest] + 0.5 - away;
+        if (covered + seam <= 0) continue;
+        const ink = Math.min(Math.max(covered, 0), 1);
+        const under = Math.min(covered + seam, 1) * TABLES.casing.opacity * (1 - ink);
+        const o = 4 * i;
+        for (let k = 0; k < 3; k++)
+          out[o + k] = (ink * line[k] + under * dark[k]) / (ink + under) + 0.5;
+        out[o + 3] = 255 * (ink + under) + 0.5;
+      }
+    }
+  }
+
+  /** The lines along the borders of cells. */
+  function drawCellLines(context, canvas, map, geometry, lines) {
+    const [rows, columns] = [map.length, map[0].length];
+    const inside = (row, column, heat) =>
+      Boolean(map[row]) && map[row][column] * rows * columns >= heat;
+    context.fillStyle = TABLES.lines.colour;
+    for (const [heat, wide] of lines) {
+      const thick = Math.max(1, Math.round(wide * lineUnit(canvas.width, canvas.height)));
+      const from = Math.floor(thick / 2);
+      for (let cell = 0; cell < rows * columns; cell++) {
+        const [row, column] = [Math.floor(cell / columns), cell % columns];
+        if (!inside(row, column, heat)) continue;
+        const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
+        const across = (y) => context.fillRect(x0, y - from, x1 - x0, thick);
+        const down = (x) => context.fillRect(x - from, y0, thick, y1 - y0);
+        if (!inside(row - 1, column, heat)) across(y0);
+        if (!inside(row + 1, column, heat)) across(y1);
+        const [left, right] = geometry.flipped ? [x1, x0] : [x0, x1];
+        if (!inside(row, column - 1, heat)) down(left);
+        if (!inside(row, column + 1, heat)) down(right);
       }
     }
   }
@@ -217,24 +263,25 @@
     return [x * xScale, y * yScale, (x + w) * xScale, (y + h) * yScale];
   }
 
-  /** The width of a mark's line, not rounded: in step with the picture, thin beside a cell. */
-  function lineUnit(geometry, rows, columns, canvas) {
-    const { inPicture, inCell } = TABLES.marks;
+  /** The widths of a mark's white line and of its black rim. */
+  function markPx(geometry, rows, columns, canvas) {
+    const { inPicture, inCell, rimsInMark } = TABLES.marks;
     const cell = Math.min(
       geometry.width_px / columns * canvas.width / geometry.photo_width_px,
       geometry.height_px / rows * canvas.height / geometry.photo_height_px,
     );
-    return Math.min(Math.max(canvas.width, canvas.height) / inPicture, cell / inCell);
+    const unit = Math.min(Math.max(canvas.width, canvas.height) / inPicture, cell / inCell);
+    const line = Math.max(1, Math.round(unit));
+    return [line, Math.max(1, Math.floor(line / rimsInMark))];
   }
 
-  /** The widths of a mark's white line and of its black rim. */
-  function linePx(geometry, rows, columns, canvas) {
-    const line = Math.max(1, Math.round(lineUnit(geometry, rows, columns, canvas)));
-    return [line, Math.max(1, Math.floor(line / TABLES.marks.rimsInLine))];
+  function centreOf(cell, geometry, rows, columns, canvas) {
+    const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
+    return [Math.floor((x0 + x1) / 2), Math.floor((y0 + y1) / 2)];
   }
 
   function outlineCells(context, canvas, cells, geometry, rows, columns) {
-    const [line, rim] = linePx(geometry, rows, columns, canvas);
+    const [line, rim] = markPx(geometry, rows, columns, canvas);
     for (const cell of new Set([].concat(cells))) {
       const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
       // White between black lines shows on every colour.
@@ -252,78 +299,67 @@
     }
   }
 
-  /** The four corners of the cell that a word attends to most. */
-  function markPeak(context, canvas, map, geometry) {
+  /** The cells of a map's peaks, highest first: see peaks in heat.py. */
+  function peaksOf(map) {
     const [rows, columns] = [map.length, map[0].length];
-    const flat = map.flat();
-    const cell = flat.indexOf(Math.max(...flat));
-    const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
-    const [line, rim] = linePx(geometry, rows, columns, canvas);
-    const arms = [x1 - x0, y1 - y0].map((side) => Math.max(line, Math.round(0.3 * side)));
-    for (const [colour, grown] of [["black", rim], ["white", 0]]) {
-      context.fillStyle = colour;
-      for (const [wide, high] of [[arms[0], line], [line, arms[1]]])
-        for (const x of [x0, x1 - wide])
-          for (const y of [y0, y1 - high])
-            context.fillRect(x - grown, y - grown, wide + 2 * grown, high + 2 * grown);
+    const enough = Math.max(TABLES.peakMarkedFrom / (rows * columns), Math.max(...map.flat()) / 2);
+    const found = [];
+    map.forEach((line, row) => line.forEach((value, column) => {
+      if (value < enough) return;
+      for (let r = Math.max(row - 1, 0); r <= Math.min(row + 1, rows - 1); r++)
+        for (let c = Math.max(column - 1, 0); c <= Math.min(column + 1, columns - 1); c++)
+          if (map[r][c] > value) return;
+      found.push([value, row * columns + column]);
+    }));
+    return found.sort((a, b) => b[0] - a[0]).slice(0, 3).map(([, cell]) => cell);
+  }
+
+  /** A cross on each peak. */
+  function markPeaks(context, canvas, map, geometry) {
+    const [rows, columns] = [map.length, map[0].length];
+    const [line, rim] = markPx(geometry, rows, columns, canvas);
+    const [arm, half] = [3 * line + 1, Math.floor(line / 2)];
+    for (const cell of peaksOf(map)) {
+      const [x, y] = centreOf(cell, geometry, rows, columns, canvas);
+      for (const [colour, grown] of [["black", rim], ["white", 0]]) {
+        context.fillStyle = colour;
+        for (const [wide, high] of [[arm + grown, half + grown], [half + grown, arm + grown]])
+          context.fillRect(x - wide, y - high, 2 * wide + 1, 2 * high + 1);
+      }
     }
   }
 
-  /** The most frequent steps of sampled paths to a word: [cell before, cell, count], as Python. */
-  function frequentSteps(paths, index) {
-    const steps = new Map();
-    for (const path of paths) {
-      const [start, end] = [path[Math.max(0, index - 1)], path[index]];
-      const key = `${start} ${end}`;
-      steps.set(key, [start, end, (steps.get(key) || [0, 0, 0])[2] + 1]);
-    }
-    const sorted = [...steps.values()].sort((a, b) => b[2] - a[2] || a[0] - b[0] || a[1] - b[1]);
-    return sorted.slice(0, MOST_LINES);
-  }
-
-  /** Lines from rings (cells of the word before) to dots (cells of this word). */
+  /** Sampled paths up to a word, from a ring to a dot: see draw_paths in overlay.py. */
   function drawPaths(context, canvas, paths, index, geometry, rows, columns) {
-    const unit = lineUnit(geometry, rows, columns, canvas);
-    const casing = Math.max(1, Math.round(unit / 2));
-    const centre = (cell) => {
-      const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
-      return [(x0 + x1) / 2, (y0 + y1) / 2];
-    };
-    const circle = (cell, radius) => {
-      context.beginPath();
-      context.arc(...centre(cell), Math.max(radius - casing / 2, 0), 0, 2 * Math.PI);
-    };
-    const steps = frequentSteps(paths, index);
-    for (const [colour, grown] of [["black", 2 * casing], ["white", 0]])
-      for (const [start, end, count] of steps) {
-        if (start === end) continue;
-        context.strokeStyle = colour;
-        context.lineWidth
-          = Math.max(1, Math.round(unit * (0.4 + (2.6 * count) / steps[0][2]))) + grown;
+    const [line, rim] = markPx(geometry, rows, columns, canvas);
+    const shown = paths.slice(0, TABLES.pathColours.length);
+    shown.forEach((path, number) => {
+      const colour = TABLES.pathColours[number];
+      const apart = Math.round((number - (shown.length - 1) / 2) * 2 * line);
+      const places = path.slice(0, index + 1).map((cell) =>
+        centreOf(cell, geometry, rows, columns, canvas).map((value) => value + apart));
+      const stroke = (points, ink, thick) => {
+        Object.assign(context, { strokeStyle: ink, lineWidth: thick });
         context.beginPath();
-        context.moveTo(...centre(start));
-        context.lineTo(...centre(end));
+        points.forEach((point) => context.lineTo(...point));
         context.stroke();
+      };
+      const last = places.slice(-2);
+      stroke(places.slice(0, -1), colour, 1);
+      stroke(last, "black", 2 * line + 2 * rim);
+      stroke(last, colour, 2 * line);
+      const [start, end] = [places[0], places[index]];
+      for (const [place, radius, ink] of [
+        [start, 2 * line + 2 * rim, "black"], [start, 2 * line + rim, colour],
+        [start, line + rim, "black"], [start, line, "white"],
+        [end, 2 * line + rim, "black"], [end, 2 * line, colour],
+      ]) {
+        context.fillStyle = ink;
+        context.beginPath();
+        context.arc(...place, radius, 0, 2 * Math.PI);
+        context.fill();
       }
-    context.lineWidth = casing;
-    const ring = 3.5 * unit;
-    for (const [start] of steps)
-      for (const [colour, radius] of [["black", ring + casing], ["white", ring],
-        ["black", ring - casing]]) {
-        context.strokeStyle = colour;
-        circle(start, radius);
-        context.stroke();
-      }
-    const ends = new Map();
-    for (const [, end, count] of steps) ends.set(end, (ends.get(end) || 0) + count);
-    const most = Math.max(...ends.values());
-    context.fillStyle = "white";
-    context.strokeStyle = "black";
-    for (const [end, count] of ends) {
-      circle(end, unit * (1.5 + (1.5 * count) / most));
-      context.fill();
-      context.stroke();
-    }
+    });
   }
 
   // --- words about maps -------------------------------------------------------------------------
@@ -361,23 +397,29 @@
     return typeof confidence === "number" && confidence < threshold;
   }
 
-  /** What a reader should know first, or "": see caption_note in labels.py. */
+  /** What a reader should know first, or "", and whether it is a warning: see caption_note. */
   function noteOf(caption) {
-    const { words, maps, confidence } = caption;
-    const notes = [];
-    if (isUnsure(caption))
-      notes.push(TABLES.notes.unsure.replace("{value}", confidence.toFixed(2)));
+    const { words, maps, confidence, confidence_threshold: threshold } = caption;
+    const { notes } = TABLES;
+    const parts = [];
+    let warning = isUnsure(caption);
+    if (typeof confidence === "number")
+      parts.push((warning ? notes.unsure : notes.confidence).replace("{value}", confidence.toFixed(2))
+        + (typeof threshold === "number"
+          ? notes.below.replace("{threshold}", threshold.toFixed(2)) : ""));
     const highest = Math.max(...maps.map(peakOf));
-    if (words.length && highest < TABLES.flatBelow)
-      notes.push(TABLES.notes.flat.replace("{value}", highest.toFixed(1)));
-    return notes.join(". ");
+    if (words.length && highest < TABLES.flatBelow) {
+      warning = true;
+      parts.push(notes.flat.replace("{value}", highest.toFixed(1)));
+    }
+    return [parts.join(". "), warning];
   }
 
   /** The marks on the photo with their meanings: see _key in labels.py. */
   function marksOf({ maps, geometry, cells, paths }) {
     const marks = [];
     if (!cells && maps.some((map) => peakOf(map) >= TABLES.peakMarkedFrom))
-      marks.push(["⌜⌟", TABLES.key.peak]);
+      marks.push(["+", TABLES.key.peak]);
     if (cells) {
       const [rows, columns] = [maps[0].length, maps[0][0].length];
       const visible = (cell) => {
@@ -388,7 +430,8 @@
       marks.push(["□", TABLES.key.cell + (all ? "" : TABLES.key.outside)]);
     }
     if (paths)
-      marks.push(["●", TABLES.key.paths.replace("{count}", paths.length)], ["–", TABLES.key.steps]);
+      marks.push(["○●", TABLES.key.paths.replace("{count}", paths.length)
+        .replace("{shown}", Math.min(paths.length, TABLES.pathColours.length))]);
     return marks;
   }
 
@@ -440,14 +483,14 @@
       this.models = models;
       this.alt = alt;
       this.display = {
-        style: "light", smooth: true, colourMap: "viridis", opacity: null, threshold: 0,
+        style: "focus", smooth: true, colourMap: "viridis", opacity: null, threshold: 0,
         layer: null, head: null, ...display,
       };
       this.model = 0;
       this.pinned = this.hovered = null;
       this.bare = false;
       this.timer = this.frame = null;
-      this.photo = null;
+      this.loaded = false;
       this._build(photo);
       this._choose();
     }
@@ -512,7 +555,7 @@
       this.element.replaceChildren(make("div", "cv-layout", this.stage, panel));
       this.ready = new Promise((resolve, reject) => {
         this.image.addEventListener("load", () => {
-          this._readPhoto();
+          this._sizeCanvas();
           this._update();
           resolve(this);
         });
@@ -539,7 +582,7 @@
         });
         group.append(make("label", "", radio, make("span", "",
           make("b", "", model.name), ` ${model.caption || "(no words)"}`,
-          isUnsure(model) ? make("span", "cv-note", " (unsure)") : "")));
+          isUnsure(model) ? make("span", "cv-warning", " (unsure)") : "")));
       });
       return group;
     }
@@ -558,7 +601,7 @@
       this.play.addEventListener("click", () => this._play(this.timer === null));
       this.opacity = this._range("Strength", 1, 0.01, (v) => `${Math.round(100 * v)} %`, "opacity");
       this.threshold = this._range("Threshold", 2 ** TABLES.scale.octaves * TABLES.scale.low, 0.1, (v) => `${v} ×`, "threshold");
-      this.colours = choice("Colours", Object.keys(COLOURS).map((name) => [name, name]),
+      this.colours = choice("Colours", TABLES.colourMaps.map((name) => [name, name]),
         this.display.colourMap, (v) => set("colourMap", v));
       this.controls.append(
         choice("Show as", Object.entries(STYLES), this.display.style, (v) => {
@@ -603,7 +646,7 @@
       this.opacity.refresh();
       this.threshold.refresh();
       // What has no effect on this style is not offered: some have their own colours, lines are opaque.
-      this.colours.hidden = this.display.style in EFFECTS;
+      this.colours.hidden = this.display.style !== "colour";
       this.opacity.label.hidden = this.display.style === "contour";
       this.laid = null;
       this._drawHeads(count, heads);
@@ -672,34 +715,43 @@
         this.key.append(sign("?", TABLES.key.unsure, "cv-key-unsure"));
       this.key.append(...(words.length ? marksOf(this.caption) : []).map((mark) => sign(...mark)));
       this.key.hidden = !words.length;
-      this.note.textContent = noteOf(this.caption);
+      const [note, warning] = noteOf(this.caption);
+      this.note.textContent = note;
+      this.note.classList.toggle("cv-warning", warning);
       this.note.hidden = !this.note.textContent;
       if (!words.length) this.words.textContent = "(no words)";
       if (focused >= 0 && focused < words.length) this.buttons[focused].focus();
     }
 
     _drawLegend() {
-      const { style, threshold, colourMap } = this.display;
       const { low, octaves, ticks } = TABLES.scale;
-      const ramp = make("canvas", "cv-ramp");
-      Object.assign(ramp, { width: 256, height: 1 });
-      const context = ramp.getContext("2d");
-      const pixels = context.createImageData(256, 1);
-      const lines = TABLES.contours.filter((line) => line >= threshold);
-      const table = EFFECTS[style] ? paintTable(style, opacityOf(this.display), colourMap) : null;
-      for (let level = 0; level < 256; level++) {
-        const heat = low * 2 ** ((level / 255) * octaves);
-        const cut = style === "contour" // the lines, and nothing between them
-          ? !lines.some((line) => Math.abs(level - 255 * positionOf(line)) <= 2)
-          : heat < threshold * (1 - 1e-9);
-        const shown = cut && table ? 0 : level;
-        for (let k = 0; k < 3; k++)
-          pixels.data[4 * level + k] = table
-            ? table[(k << 16) | (shown << 8) | TABLES.legendGrey]
-            : COLOURS[colourMap][3 * level + k];
-        pixels.data[4 * level + 3] = cut && !table ? 40 : 255;
+      const [width, height] = [512, 24];
+      const context = surface(width, height);
+      const ramp = context.canvas;
+      ramp.className = "cv-ramp";
+      const colours = upperColours(this.display);
+      const alpha = alphaTable(this.display);
+      const photo = TABLES.legendPhoto;
+      const { base } = TABLES.styles[this.display.style];
+      const { slope, offset } = TABLES.lifted;
+      const grey = 0.299 * photo[0] + 0.587 * photo[1] + 0.114 * photo[2];
+      const below = { photo, grey: [grey, grey, grey],
+        lifted: [0, 0, 0].map(() => slope * grey + offset) }[base];
+      for (let x = 0; x < width; x++) {
+        const level = Math.round((255 * x) / (width - 1));
+        const above = colours ? colours.subarray(3 * level, 3 * level + 3) : photo;
+        const mixed = below.map((value, k) => value + (alpha[level] / 255) * (above[k] - value));
+        context.fillStyle = `rgb(${mixed.map(Math.round).join(", ")})`;
+        context.fillRect(x, 0, 1, height);
       }
-      context.putImageData(pixels, 0, 0);
+      for (const [heat, thick] of linesOf(this.display)) {
+        const wide = Math.round(thick * height / 7);
+        const left = Math.round((width - 1) * positionOf(heat) - wide / 2);
+        for (const [colour, grown] of [[TABLES.casing.colour, 2], [TABLES.lines.colour, 0]]) {
+          context.fillStyle = colour;
+          context.fillRect(left - grown, 0, wide + 2 * grown, height);
+        }
+      }
       const scale = make("div", "cv-scale");
       for (const [value, label] of ticks) {
         const mark = make("span", "cv-tick", label);
@@ -707,28 +759,22 @@
         scale.append(mark);
       }
       this.legend.replaceChildren(
-        make("span", "cv-title", "attention, × uniform (1: evenly spread)"), ramp, scale);
+        make("span", "cv-title", TABLES.key.scale), ramp, scale);
       this.legend.setAttribute("aria-label",
         `Scale: attention from ${low} to ${low * 2 ** octaves} times uniform and more`);
     }
 
     // --- the photo ------------------------------------------------------------------------------
 
-    _readPhoto() {
+    _sizeCanvas() {
       const { naturalWidth: width, naturalHeight: height } = this.image;
       const longer = Math.max(width, height);
       const scale = Math.min(Math.max(longer, SHORTEST_SIDE_PX), LONGEST_SIDE_PX) / longer;
       this.canvas.width = Math.max(1, Math.round(width * scale));
       this.canvas.height = Math.max(1, Math.round(height * scale));
-      this.context = this.canvas.getContext("2d", { willReadFrequently: true });
+      this.context = this.canvas.getContext("2d");
       this.context.imageSmoothingQuality = "high";
-      this.context.drawImage(this.image, 0, 0, this.canvas.width, this.canvas.height);
-      this.pixels = this.context.getImageData(0, 0, this.canvas.width, this.canvas.height);
-      const rgb = this.pixels.data.slice();
-      const grey = new Uint8Array(rgb.length / 4);
-      for (let i = 0, o = 0; i < grey.length; i++, o += 4) // as Pillow does it: ITU-R 601-2
-        grey[i] = (rgb[o] * 19595 + rgb[o + 1] * 38470 + rgb[o + 2] * 7471 + 0x8000) >> 16;
-      this.photo = { rgb, grey };
+      this.loaded = true;
     }
 
     _update() {
@@ -747,18 +793,18 @@
 
     _draw() {
       const index = this.shown;
-      if (this.photo && index !== null) {
+      if (this.loaded && index !== null) {
         const { maps, geometry, cells, paths } = this.caption;
         const { width, height } = this.canvas;
         const [rows, columns] = [maps[index].length, maps[index][0].length];
         this.laid = this.laid
           || projection(geometry, rows, columns, width, height, this.display.smooth);
         const heat = heatOf(maps[index], this.laid);
-        paint(this.pixels.data, this.photo, heat, width, height, this.display);
-        this.context.putImageData(this.pixels, 0, 0);
+        paint(this.context, this.image, heat, this.display);
+        const lines = this.display.smooth ? [] : linesOf(this.display);
+        drawCellLines(this.context, this.canvas, maps[index], geometry, lines);
         if (paths) drawPaths(this.context, this.canvas, paths, index, geometry, rows, columns);
-        if (!cells && peakOf(maps[index]) >= TABLES.peakMarkedFrom)
-          markPeak(this.context, this.canvas, maps[index], geometry);
+        if (!cells) markPeaks(this.context, this.canvas, maps[index], geometry);
         if (cells) outlineCells(this.context, this.canvas, cells[index], geometry, rows, columns);
       }
       this.canvas.dataset.word = index === null ? "" : String(index);
@@ -766,7 +812,7 @@
     }
 
     _showCanvas() {
-      this.canvas.hidden = this.bare || !this.photo || this.shown === null;
+      this.canvas.hidden = this.bare || !this.loaded || this.shown === null;
     }
 
     _describe() {

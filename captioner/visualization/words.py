@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from captioner.visualization.labels import (
-    LEGEND_HEIGHT,
     WORD_LABEL_HEIGHT,
-    draw_legend,
+    draw_footer,
     draw_word_label,
+    footer_height,
 )
-from captioner.visualization.overlay import resize_captioned, scaled_size, word_overlay
-from captioner.visualization.style import OverlayStyle
+from captioner.visualization.overlay import resize_captioned, scaled_size, word_panel
+from captioner.visualization.style import Layers, OverlayStyle
 
 if TYPE_CHECKING:
     from captioner.types import Caption
@@ -38,7 +38,7 @@ def word_image_size(image_size: tuple[int, int], max_side_px: int) -> tuple[int,
 def word_images(
     image: Image.Image,
     caption: Caption,
-    style: OverlayStyle | None = None,
+    style: OverlayStyle | str | None = None,
     *,
     max_side_px: int = MAX_SIDE_PX,
 ) -> Iterator[Image.Image]:
@@ -46,41 +46,29 @@ def word_images(
 
     The image keeps its shape and its resolution, up to max_side_px on its longer side; images
     with less than 320 px there are enlarged to that. Under it stand the word, its probability,
-    its gate and the scale, in a size that fits the picture. Pictures are made one at a time,
-    because those of a long caption may not fit in memory; a caption without words has none.
+    its gate, the scale and the key to the signs, in a size that fits the picture. Pictures are
+    made one at a time, because those of a long caption may not fit in memory; a caption without
+    words has none.
 
     Raises:
         ImageError: An image of another size than the caption's; when the first picture is drawn.
     """
-    style = style or OverlayStyle()
+    style = OverlayStyle.of(style)
     size = word_image_size(image.size, max_side_px)
-    picture = resize_captioned(image, caption.geometry, size)
+    layers = Layers(resize_captioned(image, caption.geometry, size), style)
 
     canvas_width = max(size[0], _MIN_SIDE_PX)
     # In step with the picture, but no wider than a narrow one can hold.
     text = max(_SMALLEST_TEXT, min(round(math.sqrt(size[0] * size[1]) / 30), canvas_width // 20))
     margin = text
     inner = canvas_width - 2 * margin
-    wide = inner >= 28 * text  # else the legend goes below the word
-    label_width = min((inner - 2 * margin) // 2 if wide else inner, 20 * text)
-    label_height, legend_height = round(WORD_LABEL_HEIGHT * text), round(LEGEND_HEIGHT * text)
-    legend_top = round(0.95 * text) if wide else label_height + margin
-    legend_left = margin + (label_width + 2 * margin if wide else 0)
-    strip = max(label_height, legend_top + legend_height) + margin
+    label_height = round(WORD_LABEL_HEIGHT * text)
+    footer_top = size[1] + label_height + margin
+    height = footer_top + footer_height([caption], inner, size=text) + margin
 
     for index in range(len(caption.words)):
-        painted = word_overlay(picture, caption, index, style)
-        canvas = Image.new("RGB", (canvas_width, size[1] + strip), "white")
-        canvas.paste(painted, ((canvas_width - size[0]) // 2, 0))
-        draw_word_label(
-            canvas, caption, index, left=margin, top=size[1], width=label_width, size=text
-        )
-        draw_legend(
-            canvas,
-            style,
-            left=legend_left,
-            top=size[1] + legend_top,
-            width=label_width,
-            size=text,
-        )
+        canvas = Image.new("RGB", (canvas_width, height), "white")
+        canvas.paste(word_panel(layers, caption, index), ((canvas_width - size[0]) // 2, 0))
+        draw_word_label(canvas, caption, index, left=margin, top=size[1], width=inner, size=text)
+        draw_footer(canvas, [caption], style, left=margin, top=footer_top, width=inner, size=text)
         yield canvas
