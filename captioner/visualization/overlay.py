@@ -136,18 +136,21 @@ def draw_cell_lines(pen: Any, caption: Caption, index: int, style: OverlayStyle,
     for heat, width in style.lines:
         inside = np.pad(cells >= heat, 1)
         thick = max(1, round(width * unit))
+        half = thick // 2
         for row, column in np.argwhere(inside[1:-1, 1:-1]).tolist():
             x0, y0, x1, y1 = cell_box(caption, row * columns + column, box)
-            if caption.geometry.flipped:
-                x0, x1 = x1, x0
-            for outside, edge in (
-                (not inside[row, column + 1], (x0, y0, x1, y0)),
-                (not inside[row + 2, column + 1], (x0, y1, x1, y1)),
-                (not inside[row + 1, column], (x0, y0, x0, y1)),
-                (not inside[row + 1, column + 2], (x1, y0, x1, y1)),
+            left, right = (x1, x0) if caption.geometry.flipped else (x0, x1)
+            for drawn, edge in (
+                (not inside[row, column + 1], (x0, y0 - half, x1 - 1, y0 - half + thick - 1)),
+                (not inside[row + 2, column + 1], (x0, y1 - half, x1 - 1, y1 - half + thick - 1)),
+                (not inside[row + 1, column], (left - half, y0, left - half + thick - 1, y1 - 1)),
+                (
+                    not inside[row + 1, column + 2],
+                    (right - half, y0, right - half + thick - 1, y1 - 1),
+                ),
             ):
-                if outside:
-                    pen.line(edge, fill=LINE_COLOUR, width=thick)
+                if drawn:
+                    pen.rectangle(edge, fill=LINE_COLOUR)
 
 
 def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:

@@ -126,16 +126,22 @@ class OverlayStyle:
         """The lines of equal attention that are drawn: multiples of uniform, and their widths."""
         return tuple(line for line in LINES if self.paint.lines and line[0] >= self.threshold)
 
-    def alpha(self) -> np.ndarray:
-        """Return how strongly the upper layer covers the lower, by level, uint8 [256]."""
-        paint = self.paint
-        alpha = paint.alpha.copy()
+    def tables(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return how the upper layer covers the lower one, by level of attention.
+
+        Returns:
+            How strongly, uint8 [256], and in which colours, uint8 [256, 3]; None is the photo.
+        """
         below = int(scale_levels(np.array(self.threshold)))
+        alpha, colours = self.paint.alpha.copy(), self.paint.colours
         alpha[:below] = 0.0 if self.kind == "colour" else alpha[0]
-        covered = self.strength * (alpha if paint.colours is not None else 1 - alpha)
-        if paint.colours is None:
-            covered = 1 - covered
-        return (255 * covered + 0.5).astype(np.uint8)
+        if colours is None:
+            alpha = 1 - self.strength * (1 - alpha)
+        else:
+            alpha = self.strength * alpha
+            colours = colours.copy()
+            colours[:below] = colours[0]
+        return (255 * alpha + 0.5).astype(np.uint8), colours
 
     def ramp(self, width: int, height: int) -> Image.Image:
         """Return the bar of a legend from SCALE_LOW to SCALE_HIGH, with the lines upright in it."""
@@ -156,7 +162,7 @@ class Layers:
 
     def __init__(self, photo: Image.Image, style: OverlayStyle) -> None:
         self.photo, self.style = photo, style
-        self.alpha = style.alpha()
+        self.alpha, self.colours = style.tables()
         self.base = photo
         if style.paint.base != "photo":
             grey = photo.convert("L")
@@ -170,7 +176,7 @@ class Layers:
         Args:
             levels: Levels of attention on the scale, uint8 [height, width] of the photo.
         """
-        colours = self.style.paint.colours
+        colours = self.colours
         above = self.photo if colours is None else Image.fromarray(colours[levels])
         return Image.composite(above, self.base, Image.fromarray(self.alpha[levels]))
 

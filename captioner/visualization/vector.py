@@ -143,18 +143,17 @@ class VectorPage:
         style, (left, top, right, bottom) = layers.style, box
         size = (right - left) // _MAP_STEP_PX + 1, (bottom - top) // _MAP_STEP_PX + 1
         octaves = scale_octaves(word_heat(caption, index, size, style))
-        alpha = style.alpha() / 255
         levels = (octaves * (255 / OCTAVES) + 0.5).astype(np.uint8)
         self.paste(layers.base, box)
-        if style.paint.colours is not None:
-            veil = np.dstack([style.paint.colours[levels], style.alpha()[levels]])
+        if layers.colours is not None:
+            veil = np.dstack([layers.colours[levels], layers.alpha[levels]])
             small = Image.fromarray(veil)
             # Finer, because some programs show the pixels of an image as squares.
             self.paste(small.resize((2 * size[0], 2 * size[1]), Image.Resampling.BICUBIC), box)
         else:
             covered = 0.0
             for band in range(_BANDS):
-                wanted = float(alpha[round(255 * (band + 0.5) / _BANDS)])
+                wanted = float(layers.alpha[round(255 * (band + 0.5) / _BANDS)]) / 255
                 if wanted > covered + 1e-3:
                     outline = _region(octaves, OCTAVES * band / _BANDS, box)
                     if outline is None:
@@ -246,7 +245,8 @@ def _picture(image: Image.Image, pixels: np.ndarray, box: Box, alpha: float) -> 
             context.set_alpha(alpha)
             if not renderer.option_scale_image():  # pixels, as of a screen
                 size = max(1, round(x1 - x0)), max(1, round(y1 - y0))
-                drawn = np.asarray(image.convert("RGBA").resize(size))[::-1]
+                drawn = np.array(image.convert("RGBA").resize(size))[::-1]
+                drawn[..., 3] = drawn[..., 3] * alpha
                 renderer.draw_image(context, x0, y0, drawn)
                 return
             shown = pixels

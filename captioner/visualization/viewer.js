@@ -131,9 +131,13 @@
   }
 
   /** Colours of the upper layer by level, 3 each; null where it is the photo. */
-  function upperColours({ style, colourMap }) {
+  function upperColours({ style, colourMap, threshold }) {
     const { above } = TABLES.styles[style];
-    return above && COLOURS[above === "map" ? colourMap : above];
+    if (!above) return null;
+    const colours = COLOURS[above === "map" ? colourMap : above].slice();
+    for (let level = 1; level < levelOf(threshold); level++)
+      colours.copyWithin(3 * level, 0, 3);
+    return colours;
   }
 
   function linesOf({ style, threshold }) {

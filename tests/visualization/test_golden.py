@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw
 from captioner.types import Caption, Geometry
 from captioner.visualization import (
     OverlayStyle,
-    alignment_matrix,
     attention_sheet,
     comparison_sheet,
 )
@@ -51,7 +50,7 @@ def caption(*, hard: bool = False) -> Caption:
         log_probs=np.log(np.array([0.8, 0.5, 0.1], dtype=np.float32)),
         geometry=Geometry(160, 120, 0, -20, 160, 160),
         cells=maps.reshape(3, -1).argmax(1) if hard else None,
-        paths=np.array([[27, 26, 30], [20, 26, 29], [27, 18, 30]]) if hard else None,
+        paths=np.array([[27, 26, 30], [20, 26, 29]]) if hard else None,
     )
 
 
@@ -64,19 +63,15 @@ def quarter(image: Image.Image) -> Image.Image:
 
 
 PICTURES = {
-    "smooth": lambda: painted(),
+    "focus": lambda: painted(),
     "cells": lambda: painted(smooth=False),
+    "light": lambda: painted(kind="light"),
     "colour": lambda: painted(kind="colour"),
-    "cividis": lambda: painted(kind="colour", colour_map="cividis", opacity=0.5),
-    "threshold": lambda: painted(threshold=2.0),
-    "contour": lambda: painted(kind="contour"),
-    "mask": lambda: painted(kind="mask", opacity=0.85),
     "hard": lambda: painted(hard=True),
     "sheet": lambda: quarter(attention_sheet(photo(), caption())),
     "comparison": lambda: quarter(
         comparison_sheet(photo(), [("soft", caption()), ("hard", caption(hard=True))])
     ),
-    "matrix": lambda: quarter(alignment_matrix(caption(hard=True))),
     "frame": lambda: list(caption_frames(photo(), caption(), OverlayStyle()))[2],
 }
 

@@ -19,7 +19,14 @@ from captioner.visualization.labels import (
     draw_word_label,
     two_decimals,
 )
-from captioner.visualization.style import SCALE_TICKS, OverlayStyle, colour_table, scale_position
+from captioner.visualization.style import (
+    LEGEND_PHOTO,
+    LINE_COLOUR,
+    SCALE_TICKS,
+    OverlayStyle,
+    colour_table,
+    scale_position,
+)
 from captioner.visualization.typography import WARNING, font
 
 
@@ -50,8 +57,7 @@ def bar_lengths(image):
     return [int((pixels == colour).all(axis=2).sum(axis=1).max()) for colour in colours]
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.2, 0.55, 1.0])
-@pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(("probability", "beta"), [(0.0, 1.0), (0.2, 0.7), (1.0, 0.0)])
 def test_bars_are_as_long_as_their_values(word_caption, probability, beta):
     image = Image.new("RGB", (400, 120), "white")
     draw_word_label(
@@ -99,26 +105,31 @@ def test_a_word_that_is_unsure_is_marked(word_caption, probability):
     assert marked == (probability < 0.15)
 
 
-def test_a_caption_of_flat_maps_or_little_confidence_gets_a_note(make_caption):
+def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_caption):
     flat = make_caption((90, 70), ["a", "dog"], maps=np.full((2, 63), 1 / 63))
-    assert "evenly for every word: never above 1.0 × uniform" in caption_note(flat)
+    note, warning = caption_note(flat)
+    assert warning
+    assert "evenly for every word: never above 1.0 × uniform" in note
     sharp = np.full((2, 63), 0.9 / 62)
     sharp[1, 5] = 0.1
     caption = make_caption((90, 70), ["a", "dog"], maps=sharp)
-    assert caption_note(caption) == ""
-    object.__setattr__(caption, "confidence", 0.31)
-    object.__setattr__(caption, "confidence_threshold", 0.3)
-    assert caption_note(caption) == ""
-    object.__setattr__(caption, "confidence_threshold", 0.5)
-    assert caption_note(caption) == "Unsure caption: confidence 0.31"
-    assert caption_note(make_caption((90, 70), [])) == ""
+    assert caption_note(caption) == ("", False)
+    for confidence, threshold, expected in (
+        (0.31, None, ("Confidence 0.31", False)),
+        (0.31, 0.3, ("Confidence 0.31 (a caption is marked below 0.30)", False)),
+        (0.31, 0.5, ("Unsure caption: confidence 0.31 (a caption is marked below 0.50)", True)),
+    ):
+        rated = replace(caption, confidence=confidence, confidence_threshold=threshold)
+        assert caption_note(rated) == expected
+    assert caption_note(make_caption((90, 70), [])) == ("", False)
 
 
 def test_the_key_of_hard_attention_is_true_of_every_style_and_fits_a_narrow_sheet(make_caption):
     caption = make_caption((400, 300), ["a", "dog"], hard=True)
     caption = replace(caption, paths=np.zeros((100, 2), dtype=np.int64))
     meanings = dict(_key([caption]))
-    assert {"□", "●", "–"} < meanings.keys()
+    assert {"□", "○●"} < meanings.keys()
+    assert "4 of 100" in meanings["○●"]
     for meaning in meanings.values():
         assert "light" not in meaning, "the style colour has none"
         assert font(20).getlength(meaning) <= 34 * 20, meaning
@@ -133,21 +144,29 @@ def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(width):
     assert y0 >= 10
     assert y1 <= 10 + math.ceil(LEGEND_HEIGHT * 19)
     table = colour_table("viridis")
-    row = np.asarray(image)[10 + 19 * 2 - 3, 20 : 20 + width]
-    np.testing.assert_array_equal(row[0], table[0])
-    np.testing.assert_array_equal(row[-1], table[255])
-    np.testing.assert_allclose(row[width // 2].astype(int), table[128], atol=3)
+    row = np.asarray(image)[10 + 19 * 2, 20 : 20 + width]
+    grey = 0.299 * LEGEND_PHOTO[0] + 0.587 * LEGEND_PHOTO[1] + 0.114 * LEGEND_PHOTO[2]
+    for place, level in ((0, 0), (-1, 255), (width // 2, 128)):
+        np.testing.assert_allclose(row[place], 0.35 * grey + 0.65 * table[level], atol=4)
 
 
 @pytest.mark.parametrize("kind", ["light", "mask"])
 def test_the_legend_of_light_grows_brighter_from_tick_to_tick(kind):
-    ramp = OverlayStyle(kind).ramp(256).sum(axis=1)
+    ramp = np.asarray(OverlayStyle(kind).ramp(256, 1), dtype=int)[0].sum(axis=1)
     at_ticks = [ramp[round(255 * scale_position(value))] for value, _ in SCALE_TICKS]
     assert (np.diff(at_ticks) > 15).all()
 
 
-def test_the_legend_of_contours_is_pale_but_for_the_lines():
-    ramp = OverlayStyle("contour", threshold=3).ramp(256).astype(int)
-    dark = ramp.min(axis=1) < 190
-    begins = np.flatnonzero(np.diff(dark.astype(int), prepend=0) == 1)
-    np.testing.assert_allclose(begins, 255 * np.array([0.6, 0.8, 1.0]), atol=3)  # 4, 8 and 16
+def test_the_legend_of_focus_shows_its_lines_and_the_greying():
+    ramp = np.asarray(OverlayStyle(threshold=3).ramp(400, 20), dtype=int)[10]
+    amber = (ramp == ImageColor.getrgb(LINE_COLOUR)).all(axis=1)
+    begins = np.flatnonzero(np.diff(amber.astype(int), prepend=0) == 1)
+    np.testing.assert_allclose(begins, 399 * np.array([0.6, 0.8]), atol=4)  # 4 and 8
+    assert np.ptp(ramp[0]) == 0, "grey"
+    assert np.ptp(ramp[-1]) > 100, "coloured"
+
+
+def test_the_last_number_of_the_legend_stays_within_its_bar():
+    image = Image.new("RGB", (500, 120), "white")
+    draw_legend(image, OverlayStyle(), left=20, top=10, width=300, size=19)
+    assert drawn_box(image)[2] == 320

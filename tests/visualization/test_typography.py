@@ -2,9 +2,17 @@ from __future__ import annotations
 
 import itertools
 
+import matplotlib.font_manager
 import pytest
 
-from captioner.visualization.typography import fit, font, one_line, shorten, wrap
+from captioner.visualization.typography import (
+    fit,
+    font,
+    is_right_to_left,
+    one_line,
+    shorten,
+    wrap,
+)
 
 LONG = "pneumonoultramicroscopicsilicovolcanoconiosis"
 
@@ -67,3 +75,38 @@ def test_wrapped_text_ends_in_an_ellipsis_when_it_is_too_long():
         lines = wrap(f"{LONG} a {LONG} b {LONG}", font(20), 150, max_lines=max_lines)
         assert len(lines) <= max_lines
         assert all(font(20).getlength(line) <= 150 for line in lines)
+
+
+def test_latin_greek_and_arabic_are_in_dejavu_sans() -> None:
+    for text in ("a café", "β × ⌜", "مربع أخضر", ""):
+        assert "DejaVu" in str(font(20, text=text).path)
+
+
+def test_a_script_without_a_font_is_said_once_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matplotlib.font_manager, "findSystemFonts", list)
+    for _ in range(2):
+        assert "DejaVu" in str(font(20, text="\U00013000").path)
+    said = capsys.readouterr().err
+    assert said.count("warning: no font on this machine has '\U00013000'") == 1
+    assert "fonts-noto" in said
+
+
+def test_the_direction_is_that_of_the_first_letter_that_has_one() -> None:
+    assert is_right_to_left("3 قطط")
+    assert is_right_to_left("שלום a")
+    assert not is_right_to_left("a قط")
+    assert not is_right_to_left("12, …")
+
+
+def test_lines_break_between_characters_of_scripts_without_spaces() -> None:
+    face = font(20)
+    width = face.getlength("一二三四") + 1
+    lines = wrap("一二三四五六七八九", face, width, max_lines=5)
+    assert "".join(lines) == "一二三四五六七八九"
+    assert max(map(len, lines)) == 4
+    assert wrap("one two three", face, face.getlength("one two"), max_lines=3) == [
+        "one two",
+        "three",
+    ]

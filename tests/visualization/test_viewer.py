@@ -19,13 +19,12 @@ from captioner.types import Geometry
 from captioner.visualization import OverlayStyle, viewer_script
 from captioner.visualization.labels import _key, caption_note
 from captioner.visualization.overlay import word_overlay
-from captioner.visualization.style import CONTOUR_LEVELS, scale_position
 
 FOLDER = Path(captioner.visualization.__file__).parent
-SITE = "http://viewer.test/"
+SITE, OTHER = "http://viewer.test/", "http://other.test/"
 # What the pages of `captioner serve` allow.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data: http://other.test; "
     "connect-src 'self'"
 )
 INDEX = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
@@ -67,7 +66,7 @@ def open_viewer(browser):
         }
 
         def answer(route):
-            kind, body = answers[route.request.url.removeprefix(SITE)]
+            kind, body = answers[route.request.url.removeprefix(SITE).removeprefix(OTHER)]
             headers = {"Content-Security-Policy": POLICY}
             route.fulfill(content_type=kind, body=body, headers=headers)
 
@@ -114,6 +113,12 @@ GEOMETRIES = {
 }
 
 
+def close_to(shown, ours):
+    """Whether two pictures agree but for the rounding of a browser's blending, and edges."""
+    difference = np.abs(shown - ours)
+    return (difference.max(axis=-1) > 6).mean() < 0.004 and difference.mean() < 1.2
+
+
 @pytest.mark.parametrize("smooth", [True, False])
 def test_the_browser_paints_the_same_as_python(open_viewer, make_caption, smooth):
     captions = [
@@ -124,12 +129,9 @@ def test_the_browser_paints_the_same_as_python(open_viewer, make_caption, smooth
         page.get_by_label(f"model {place}").check()
         index = place % 3
         shown = painted(page, index)
-        difference = np.abs(shown - by_python(caption, index, smooth=smooth))
-        assert difference.max() <= 3, kind
-        assert difference.mean() < 0.1, kind
+        assert close_to(shown, by_python(caption, index, smooth=smooth)), kind
         # The check could fail: another word is far away.
-        other = by_python(caption, (index + 1) % 3, smooth=smooth)
-        assert np.abs(shown - other).mean() > 2, kind
+        assert not close_to(shown, by_python(caption, (index + 1) % 3, smooth=smooth)), kind
 
 
 def test_every_style_is_the_same_in_the_browser(open_viewer, make_caption):
@@ -138,12 +140,11 @@ def test_every_style_is_the_same_in_the_browser(open_viewer, make_caption):
     usual = by_python(caption, 1)
     for settings in (
         {"opacity": 0.4},
-        {"threshold": 2.0},
+        {"threshold": 3.0},
+        {"kind": "light"},
+        {"kind": "light", "threshold": 1.5, "opacity": 0.9},
         {"kind": "contour"},
-        {"kind": "contour", "threshold": 2.5, "colour_map": "cividis"},
         {"kind": "mask"},
-        {"kind": "mask", "threshold": 1.5, "opacity": 0.9},
-        {"kind": "colour"},
         {"kind": "colour", "threshold": 2.0},
         {"kind": "colour", "opacity": 0.4, "colour_map": "cividis"},
     ):
@@ -152,76 +153,66 @@ def test_every_style_is_the_same_in_the_browser(open_viewer, make_caption):
         display["colourMap"] = style.colour_map
         page.evaluate(f"Object.assign(viewer.display, {json.dumps(display)}); viewer._choose()")
         ours = by_python(caption, 1, **settings)
-        difference = np.abs(painted(page, 1) - ours)
-        # On an edge, of a threshold or between two lines, rounding may turn a pixel.
-        assert (difference.max(axis=-1) > 4).mean() < 0.001, settings
-        assert difference.mean() < 0.4, settings
+        assert close_to(painted(page, 1), ours), settings
         assert np.abs(ours - usual).mean() > 1, settings
 
 
-def test_the_cell_and_the_paths_of_hard_attention_are_where_python_draws_them(
-    open_viewer, make_caption
-):
+def test_a_photo_of_another_origin_is_drawn_on(open_viewer, make_caption):
+    caption = make_caption((640, 480), WORDS)
+    page = open_viewer(content(caption) | {"photo": "http://other.test/photo.png"}).page
+    page.evaluate("viewer.show(1)")
+    until(page, "viewer.canvas.dataset.word === '1' && viewer.frame === null")
+    box = page.locator(".cv-stage").bounding_box()
+    stage = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
+    ours = Image.fromarray(by_python(caption, 1).astype(np.uint8)).resize(stage.size)
+    assert np.abs(np.asarray(stage, int) - np.asarray(ours, int)).mean() < 8
+
+
+def test_the_marks_are_where_python_draws_them(open_viewer, make_caption):
     caption = make_caption((640, 480), WORDS, geometry=GEOMETRIES["flip"], hard=True)
-    page = open_viewer(content(caption)).page
-    # The same up to the antialiasing of nothing: boxes are whole pixels.
-    difference = np.abs(painted(page, 2) - by_python(caption, 2)).max(axis=-1)
-    assert (difference > 3).mean() < 0.0005
-    without = np.abs(painted(page, 2) - by_python(replace(caption, cells=None), 2)).max(axis=-1)
-    assert (without > 3).mean() > 0.0015
-
-    paths = np.random.default_rng(1).integers(0, 63, (8, 3))
-    caption = replace(caption, cells=None, paths=paths)
-    page = open_viewer(content(caption)).page
-    # A browser smooths the edges of discs and lines, Pillow does not.
-    difference = np.abs(painted(page, 2) - by_python(caption, 2)).max(axis=-1)
-    without = np.abs(painted(page, 2) - by_python(replace(caption, paths=None), 2)).max(axis=-1)
-    assert (difference > 80).mean() < 0.4 * (without > 80).mean()
-
-
-def test_marks_on_an_elongated_photo_are_as_thin_as_those_of_python(open_viewer, make_caption):
     maps = np.full((3, 14 * 14), 0.2 / 195)
     maps[:, 104] = 0.8
-    size = (640, 43)
-    caption = make_caption(size, WORDS, maps=maps, rows=14, columns=14)
-    captions = [caption, replace(caption, cells=np.array([104] * 3))]
-    file = io.BytesIO()
-    photo(*size).save(file, format="PNG")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    page = open_viewer(content(*captions) | {"photo": url}).page
+    paths = np.random.default_rng(1).integers(0, 63, (8, 3))
+    flat = replace(caption, maps=np.full_like(caption.maps, 1 / 63), cells=None)
+    captions = [caption, replace(caption, cells=None), replace(flat, paths=paths)]
+    page = open_viewer(content(*captions)).page
     for place, one in enumerate(captions, start=1):
         page.get_by_label(f"model {place}").check()
-        ours = np.asarray(word_overlay(photo(*size), one, 2, OverlayStyle()), dtype=int)
-        assert (np.abs(painted(page, 2) - ours).max(axis=-1) > 3).mean() < 0.0005
+        ours, bare = by_python(one, 2), by_python(replace(one, cells=None, paths=None), 2)
+        shown = painted(page, 2)
+        # A browser smooths the edges of discs and slanted lines, Pillow does not.
+        wrong = (np.abs(shown - ours).max(axis=-1) > 80).mean()
+        assert wrong < 0.01, place
+        if place != 2:
+            assert wrong < 0.4 * (np.abs(shown - bare).max(axis=-1) > 80).mean(), place
 
 
 def test_flat_and_unsure_captions_say_so(open_viewer, make_caption):
     flat = make_caption((640, 480), WORDS, maps=np.full((3, 63), 1 / 63))
     flat = replace(flat, log_probs=np.log(np.array([0.5, 0.1, 0.9], dtype=np.float32)))
     page = open_viewer(content(flat)).page
-    assert page.locator(".cv-note").inner_text() == caption_note(flat)
+    assert page.locator(".cv-note").inner_text() == caption_note(flat)[0]
     unsure = [word.locator(".cv-text.cv-unsure").count() for word in page.locator(".cv-word").all()]
     assert unsure == [0, 1, 0]
     page = open_viewer(content(make_caption((640, 480), WORDS))).page
     assert page.locator(".cv-note").is_hidden()
 
 
-def test_an_unsure_caption_has_the_note_of_the_sheet_in_a_comparison_too(open_viewer, make_caption):
+def test_the_confidence_is_always_shown_and_a_warning_where_it_is_low(open_viewer, make_caption):
     sure, unsure = (
         replace(make_caption((640, 480), WORDS), confidence=value, confidence_threshold=0.4)
         for value in (0.7, 0.29)
     )
     page = open_viewer(content(sure, unsure)).page
     note = page.locator("p.cv-note")
-    assert note.is_hidden()
     assert page.locator(".cv-models label").all_inner_texts() == [
         f"model 1 {sure.text}",
         f"model 2 {sure.text} (unsure)",
     ]
-    page.get_by_label("model 2").check()
-    assert note.inner_text() == caption_note(unsure) == "Unsure caption: confidence 0.29"
-    page.evaluate("viewer.show(1)")
-    assert note.is_visible()
+    for place, caption in ((1, sure), (2, unsure)):
+        page.get_by_label(f"model {place}").check()
+        shown = note.inner_text(), "cv-warning" in note.get_attribute("class")
+        assert shown == caption_note(caption)
 
 
 def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
@@ -241,16 +232,16 @@ def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
         shown = [(sign.locator("b").inner_text(), sign.inner_text()) for sign in signs]
         of_sheet = [each for each in _key([caption]) if each[0] not in ("p", "β")]
         assert shown == [(sign, sign + meaning) for sign, meaning in of_sheet]
-    assert len(shown) == 4
+    assert len(shown) == 3
 
 
 def test_only_what_has_an_effect_on_the_style_is_offered(open_viewer, make_caption):
     page = open_viewer(content(make_caption((640, 480), WORDS))).page
     page.get_by_text("Display", exact=True).click()
     for style, colours, strength in (
-        ("light", False, True),
+        ("focus", False, True),
         ("colour", True, True),
-        ("contour", True, False),
+        ("contour", False, False),
         ("mask", False, True),
     ):
         page.get_by_label("Show as").select_option(style)
@@ -268,12 +259,11 @@ def test_layers_and_heads_can_be_chosen(open_viewer, make_caption):
         make_caption((640, 480), WORDS, maps=heads[:, -1].mean(1)), heads=heads, cells=cells
     )
     page = open_viewer(content(caption)).page
-    assert np.abs(painted(page, 1) - by_python(caption, 1)).mean() < 0.1
+    assert close_to(painted(page, 1), by_python(caption, 1))
     for layer, head in [(1, None), (1, 3), (2, 4)]:
         page.get_by_label("Layer").select_option(str(layer))
         page.get_by_label("Head").select_option("" if head is None else str(head))
-        difference = np.abs(painted(page, 1) - by_python(caption.of_head(layer, head), 1))
-        assert difference.mean() < 0.1
+        assert close_to(painted(page, 1), by_python(caption.of_head(layer, head), 1))
 
     caption = replace(caption, paths=rng.integers(0, 63, (5 * 4, 3)))
     page = open_viewer(content(caption)).page
@@ -292,7 +282,7 @@ def test_models_can_be_switched_and_the_alternative_text_follows(open_viewer, ma
     page.get_by_label("model 2").check()
     assert page.get_by_role("img", name="a cat", exact=True).count() == 1
     assert page.locator(".cv-word").count() == 2
-    assert np.abs(painted(page, 1) - by_python(second, 1)).mean() < 0.1
+    assert close_to(painted(page, 1), by_python(second, 1))
 
 
 def test_words_are_text_whatever_they_hold(open_viewer, make_caption):
@@ -415,18 +405,3 @@ def test_a_caption_without_words_and_a_missing_photo_are_reported(open_viewer, m
     assert "no words" in page.locator(".cv-description").inner_text()
     page.evaluate("viewer.image.src = 'data:image/png;base64,AAAA'")
     until(page, "viewer.description.textContent === 'The photo cannot be shown.'")
-
-
-def test_the_legend_of_contours_shows_their_levels_and_nothing_between(open_viewer, make_caption):
-    caption = make_caption((640, 480), WORDS)
-    page = open_viewer(content(caption, style="contour", threshold=2.5)).page
-    alpha = np.array(
-        page.evaluate(
-            "Array.from(viewer.legend.querySelector('canvas').getContext('2d')"
-            ".getImageData(0, 0, 256, 1).data).filter((_, i) => i % 4 === 3)"
-        )
-    )
-    begins = np.flatnonzero(np.diff((alpha == 255).astype(int), prepend=0) == 1)
-    assert len(begins) == len(CONTOUR_LEVELS) - 1
-    expected = [255 * scale_position(level) for level in CONTOUR_LEVELS[1:]]
-    np.testing.assert_allclose(begins, expected, atol=4)
