@@ -196,7 +196,7 @@ def estimated(kind: str, credit: str) -> Tensor:
 
 @pytest.mark.parametrize("credit", CREDITS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_mean_estimate_is_the_exact_gradient_within_its_standard_error(
+def test_the_mean_estimate_is_the_exact_gradient_within_six_standard_errors(
     kind: str, credit: str
 ) -> None:
     _, exact = case()
