@@ -27,7 +27,7 @@ from benchmarks.timing import peak_memory_mib
 from captioner.config import SourceConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
 from captioner.data.feature_cache import CHUNK, build_feature_cache
-from captioner.data.readers import captions_digest, files_digest, read_sources
+from captioner.data.sources import captions_digest, files_digest, read_sources
 from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary

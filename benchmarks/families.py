@@ -23,7 +23,7 @@ import torch
 from benchmarks.timing import Table, in_turns
 from captioner.config import Config, read_recipe
 from captioner.data.batch import Batch
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 from captioner.evaluation.metrics import score_captions
 from captioner.models.build import build_model
 from captioner.models.model import CaptionModel

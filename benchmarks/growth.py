@@ -16,7 +16,7 @@ from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.generation import SearchOptions, search

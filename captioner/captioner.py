@@ -17,7 +17,7 @@ from PIL import Image
 from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.captioned import CaptionedImage
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 from captioner.data.tars import ImagePath, TarMember
 from captioner.data.transforms import image_transform, open_image, upright_rgb
 from captioner.data.vocabulary import Vocabulary
@@ -406,15 +406,15 @@ class Captioner:
         self,
         data: str | Path | Sequence[CaptionedImage],
         *,
-        format: str = "table",
+        format: str = "auto",
         split: str = "val",
         **settings: Any,
     ) -> Evaluation:
         """Caption the photos of a data set and score the captions against their references.
 
         Args:
-            data: Root of the data set (of a table also its file), or images with captions.
-            format: Layout of the data set.
+            data: Folder of the data set or its captions file, or images with captions.
+            format: Layout of the data set; `auto` recognises it.
             split: Which photos.
             settings: As for `captioner.evaluation.evaluate.evaluate`, such as `beam_size`.
 

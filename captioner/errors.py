@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 
@@ -84,3 +84,13 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
         raise CaptionerError(
             f"{what} needs {error.name}, which is not installed: pip install 'captioner[{extra}]'"
         ) from None
+
+
+def listed(things: Sequence[object], most: int = 10) -> str:
+    """Return things separated by commas, and how many more there are.
+
+    >>> listed(["a.jpg", "b.jpg", "c.jpg"], 2)
+    'a.jpg, b.jpg and 1 more'
+    """
+    text = ", ".join(map(str, things[:most]))
+    return text if len(things) <= most else f"{text} and {len(things) - most} more"

@@ -19,7 +19,7 @@ from PIL import Image
 from captioner import Captioner, checkpoint
 from captioner.config import DecoderConfig
 from captioner.data.captioned import CaptionedImage
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError, DataError, ImageError

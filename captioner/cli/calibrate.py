@@ -22,7 +22,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="model folder, or a run")
     parser.add_argument(
-        "--format", choices=tuple(DATA_FORMATS), action="append", required=True, help="layout"
+        "--format",
+        choices=("auto", *DATA_FORMATS),
+        action="append",
+        help="layout (default: auto, which recognises it)",
     )
     parser.add_argument(
         "--root", action="append", required=True, metavar="DIR", help="folder of the data set"
@@ -53,25 +56,27 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.checkpoint import WEIGHTS, file_sums, model_folder
-    from captioner.data.readers import read_split
+    from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.calibration import collect, fit, write_calibrator
     from captioner.evaluation.results import write_json
 
     if arguments.output:
         check_writable(arguments.output)  # before the photos are captioned
-    splits = arguments.split or ["val"] * len(arguments.format)
-    if not len(arguments.format) == len(arguments.root) == len(splits):
+    splits = arguments.split or ["val"] * len(arguments.root)
+    formats = arguments.format or ["auto"] * len(arguments.root)
+    if not len(formats) == len(arguments.root) == len(splits):
         raise ConfigError("--format, --root and --split: give each once for every data set")
     folder = model_folder(arguments.model)
     images, training = [], []
-    for format_, root, split in zip(arguments.format, arguments.root, splits, strict=True):
-        found = read_split(format=format_, root=root, split=split)
+    for format_, root, split in zip(formats, arguments.root, splits, strict=True):
+        data_set = CaptionedData(DataFiles(format_, root))
+        found = data_set.split(split)
         for sentence in found.left_out(split):
             logger.warning(sentence)
         images.append(found.images[: arguments.limit])
         if not images[-1]:
             raise DataError(f"{root}: split {split!r} has no photo with references")
-        training += read_split(format=format_, root=root, split=arguments.train_split).images
+        training += data_set.split(arguments.train_split).images
     weights = file_sums(folder).get(WEIGHTS)
     captioner = load_captioner(folder, arguments)
     data = [

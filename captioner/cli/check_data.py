@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli import parsing, run_command, show
-from captioner.errors import DataError
+from captioner.config import DataConfig
+from captioner.errors import DataError, listed
 from captioner.files import check_writable, save
 from captioner.log import printable, progress_bar
-from captioner.registry import DATA_FORMATS, TOKENIZERS
+from captioner.registry import TOKENIZERS
 
 if TYPE_CHECKING:
     from captioner.data.captioned import Split
     from captioner.data.check import ImageFacts
+    from captioner.data.layouts import CaptionedData
     from captioner.data.tars import ImagePath
 
 NAMED = 10  # files of a kind that are named one by one
@@ -32,17 +34,20 @@ def main(argv: list[str] | None = None) -> int:
         "cannot be read.",
         epilog="example: captioner check-data photos.csv --contact-sheet sheet.jpg",
     )
-    parser.add_argument("root", help="folder of the data set, or a table's file")
+    parser.add_argument("root", help="folder of the data set, or its captions file")
     parser.add_argument(
-        "--format", choices=tuple(DATA_FORMATS), default="table", help="layout (default: table)"
+        "--split", action="append", help="a split; may be given several times (default: all)"
     )
-    parser.add_argument(
-        "--split", action="append", help="a split; may be given several times (default: train, val)"
-    )
-    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
-    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    parsing.add_layout_options(parser)
     parser.add_argument(
         "--tokenizer", choices=tuple(TOKENIZERS), default="words", help="as in data.tokenizer"
+    )
+    parser.add_argument(
+        "--max-words",
+        type=parsing.whole_number,
+        default=DataConfig.max_words,
+        metavar="N",
+        help=f"as data.max_words of the training (default: {DataConfig.max_words})",
     )
     parser.add_argument(
         "--contact-sheet",
@@ -55,20 +60,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from captioner.data.captions import caption_findings
     from captioner.data.check import (
         SMALL_PX,
-        caption_problems,
         caption_statistics,
         duplicates,
         read_images,
         split_problems,
     )
-    from captioner.data.formats.table import misspelt_splits
+    from captioner.data.layouts import CaptionedData
     from captioner.evaluation.results import write_json
 
     for file in filter(None, (arguments.output, arguments.contact_sheet)):
         check_writable(file)
-    splits = _read_splits(arguments)
+    data = CaptionedData(parsing.chosen_data(arguments))
+    splits = _read_splits(data, arguments.split)
+    show(printable(data.description()))
     tokenizer = TOKENIZERS[arguments.tokenizer]()
     images = [image for split in splits.values() for image in [*split.images, *split.uncaptioned]]
     of_split = {
@@ -76,21 +83,17 @@ def _run(arguments: argparse.Namespace) -> int:
         for name, split in splits.items()
         for image in [*split.images, *split.uncaptioned]
     }
-    _keep_inputs(arguments, [path for path in of_split if isinstance(path, Path)])
+    _keep_inputs(arguments, data, [path for path in of_split if isinstance(path, Path)])
     with progress_bar(total=len(of_split), unit="photo") as bar:
         facts, unreadable = read_images(images, bar.update)
     problems = split_problems(splits)
-    if arguments.format == "table" and not arguments.split:
-        misspelt = misspelt_splits(Path(arguments.root), arguments.file)
-        problems += [misspelt] if misspelt else []
     statistics = {}
     for name, split in splits.items():
         readable = [image for image in split.images if image.path in facts]
         statistics[name] = {"photos": len(readable), **caption_statistics(readable, tokenizer)}
-        problems += [f"{name}: {sentence}" for sentence in caption_problems(split, tokenizer)]
-        problems += _listed(f"{name}: no such file", split.missing)
-        uncaptioned = [image.path for image in split.uncaptioned]
-        problems += _listed(f"{name}: no caption", uncaptioned)
+        found = caption_findings(split, tokenizer, arguments.max_words)
+        problems += [*split.left_out(name), *(f"{name}: {sentence}" for sentence in found)]
+    problems = list(dict.fromkeys(problems))  # those of a file come with each of its splits
     problems += _listed("cannot be read", [f"{p}: {reason}" for p, reason in unreadable.items()])
     small = [path for path, fact in facts.items() if min(fact.width_px, fact.height_px) < SMALL_PX]
     problems += _listed(f"smaller than {SMALL_PX} pixels", small)
@@ -116,37 +119,26 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _read_splits(arguments: argparse.Namespace) -> dict[str, Split]:
-    """Return the splits by name; one, called `all`, where a table has no splits."""
-    from captioner.data.formats.table import row_errors
-    from captioner.data.readers import read_split
+def _read_splits(data: CaptionedData, names: list[str] | None) -> dict[str, Split]:
+    """Return the splits by name: those asked for, or all; `all` where there are none."""
+    from captioner.data.formats.table import RowErrors
 
-    if arguments.format == "table" and os.path.exists(arguments.root):
-        rows = row_errors(Path(arguments.root), arguments.file)
-        for sentence in rows[:-1]:
+    try:
+        if names:
+            return {name: data.split(name) for name in dict.fromkeys(names)}
+        everything = data.everything()
+        if not data.has_splits:
+            return {"all": everything}
+        return {name: data.split(name) for name in data.split_names}
+    except RowErrors as error:
+        for sentence in error.rows[:NAMED]:
             show(printable(f"mend: {sentence}"))
-        if rows:
-            raise DataError(
-                f"{rows[-1]} ({len(rows)} rows in all cannot be read; mend these first)"
-            )
-    data = parsing.chosen_data(arguments)
-    splits = {
-        name: read_split(split=name, **data)
-        for name in dict.fromkeys(arguments.split or ["train", "val"])
-    }
-    first = next(iter(splits.values()))
-    if len(splits) > 1 and all(split.images == first.images for split in splits.values()):
-        return {"all": first}
-    return splits
+        raise
 
 
-def _keep_inputs(arguments: argparse.Namespace, photos: list[Path]) -> None:
-    """Refuse to write the report or the contact sheet over the table or a photo."""
-    from captioner.data.formats.table import table_path
-
-    inputs = photos
-    if arguments.format == "table":
-        inputs = [table_path(Path(arguments.root), arguments.file), *photos]
+def _keep_inputs(arguments: argparse.Namespace, data: CaptionedData, photos: list[Path]) -> None:
+    """Refuse to write the report or the contact sheet over a captions file or a photo."""
+    inputs = [*data.data.candidates("*"), *photos]
     for file in filter(None, (arguments.output, arguments.contact_sheet)):
         same_name = (path for path in inputs if path.name == file.name)  # quick to tell
         if any(os.path.realpath(path) == os.path.realpath(file) for path in same_name):
@@ -154,11 +146,8 @@ def _keep_inputs(arguments: argparse.Namespace, photos: list[Path]) -> None:
 
 
 def _listed(kind: str, things: list[Any]) -> list[str]:
-    """Return a sentence for each of the first NAMED things, and one that counts the others."""
-    sentences = [f"{kind}: {thing}" for thing in things[:NAMED]]
-    if len(things) > NAMED:
-        sentences.append(f"{kind}: {len(things) - NAMED} more")
-    return sentences
+    """Return a sentence with the number of things and the first of them; none without any."""
+    return [f"{kind}: {len(things)}, namely {listed(things, NAMED)}"] if things else []
 
 
 def _summary(figures: dict[str, Any]) -> str:

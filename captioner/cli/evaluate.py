@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.output import add_at_test
-from captioner.data.captioned import CaptionedImage, DataFiles
+from captioner.data.captioned import CaptionedImage
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import (
@@ -26,6 +26,7 @@ from captioner.log import logger
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from captioner.data.layouts import DataFiles
     from captioner.evaluation.evaluate import AttentionSettings
     from captioner.types import Caption
 
@@ -153,20 +154,20 @@ def _score_file(arguments: argparse.Namespace) -> int:
 
 
 def score_file(
-    path: Path, data: dict[str, Any], split: str, *, limit: int | None = None, **options: Any
+    path: Path, data: DataFiles, split: str, *, limit: int | None = None, **options: Any
 ) -> dict[str, Any]:
     """Return the results of the captions in a file; `options` are those of `score_texts`."""
-    from captioner.data.readers import read_references
+    from captioner.data.layouts import CaptionedData
     from captioner.evaluation.evaluate import score_texts
 
     captions = read_captions(path, split)
-    images = read_references(DataFiles(**data), split)[:limit]
+    images = CaptionedData(data).references(split)[:limit]
     texts = match_captions(captions, images)
     if not texts:
         example = images[0] if images else None
         raise DataError(
             f"{path}: none of its {len(captions)} captions is of a photo of split {split!r} of "
-            f"{data['root']}: it names {next(iter(captions))!r}, and the data set "
+            f"{data.root}: it names {next(iter(captions))!r}, and the data set "
             f"{f'{example.image_id!r} ({example.path.name})' if example else 'no photo'}; name the "
             "split of these captions"
         )
@@ -181,30 +182,31 @@ def score_file(
         )
     scored = [image for image in images if image.image_id in texts]
     texts = {image.image_id: texts[image.image_id] for image in scored}
-    signature = {"model": str(path), "data": f"{data['format']} {split}"}
+    signature = {"model": str(path), "data": f"{data.format} {split}"}
     return score_texts(texts, scored, signature=signature, **options)
 
 
 def _training_captions(arguments: argparse.Namespace) -> list[str] | None:
-    from captioner.data.readers import read_captions as read_texts
+    from captioner.data.layouts import CaptionedData
 
     if not arguments.train_split:
         return None
-    return read_texts(DataFiles(**parsing.chosen_data(arguments)), arguments.train_split)
+    return CaptionedData(parsing.chosen_data(arguments)).captions(arguments.train_split)
 
 
 def _caption_and_score(arguments: argparse.Namespace) -> int:
     """Caption the photos of a split; score the captions."""
-    from captioner.data.check import same_caption
-    from captioner.data.formats.table import split_counts
-    from captioner.data.readers import read_split
+    from captioner.data.captions import same_caption
+    from captioner.data.layouts import CaptionedData
 
-    split = read_split(split=arguments.split, **parsing.chosen_data(arguments))
+    data = CaptionedData(parsing.chosen_data(arguments))
+    split = data.split(arguments.split)
     training = _training_captions(arguments)
-    if arguments.format == "table" and not any(split_counts(Path(arguments.root), arguments.file)):
+    logger.info(data.description())
+    if not data.has_splits and arguments.split not in ("train", "val"):
         logger.warning(
-            f"{arguments.root} has no column split, so all of its photos are scored, those that a "
-            "model learned from too; name the split of each row"
+            f"{arguments.root} has no splits, so all of its photos are scored, those that a model "
+            "learned from too; --split val scores those that training held out"
         )
     images = split.images[: arguments.limit]
     if not images and (arguments.output or arguments.report or not arguments.captions):

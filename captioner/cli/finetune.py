@@ -36,18 +36,20 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
 
     (recipes, starts), options = split_options(argv, "--config", "--from")
     parser = recipe_parser(
-        "TABLE --output DIR [--from MODEL]",
+        "DATA --output DIR [--from MODEL]",
         recipe="recipe, as of captioner train",
         default=RECIPE,
         prog="captioner finetune",
-        description="Fine-tune a model with your own photos: a CSV or JSONL file with the columns "
-        "image, caption and, if you have them, split (train, val), or the folder of this file. The "
-        "model keeps its architecture and its words, and gets the words of your captions in "
-        "addition. Without a column split, some photos are held back for validation. Every setting "
-        "of a recipe is also an option.",
+        description="Fine-tune a model with your own photos: a table with the columns image, "
+        "caption and, if you have them, split (train, val), or any other layout that docs/data.md "
+        "lists. The model keeps its architecture and its words, and gets the words of your "
+        "captions in addition. Without splits, some photos are held out for validation. Every "
+        "setting of a recipe is also an option.",
         epilog=f"example: {EXAMPLE}",
     )
-    parser.add_argument("table", metavar="TABLE", nargs="?", help="table of photos and captions")
+    parser.add_argument(
+        "table", metavar="DATA", nargs="?", help="folder of the data set, or its captions file"
+    )
     parser.add_argument(
         "--from", metavar="MODEL", default=START, help="bundled model, model folder or run"
     )
@@ -89,11 +91,11 @@ def _refuse_replaced_settings(config: Config, recipe: Config) -> None:
     """
     if config.data.sources is not None:
         raise ConfigError(
-            "data.sources: captioner finetune reads one data set, TABLE; use captioner train with "
+            "data.sources: captioner finetune reads one data set, DATA; use captioner train with "
             "train.start_from, or null"
         )
     for key, argument in (
-        ("data.root", "TABLE"),
+        ("data.root", "DATA"),
         ("train.output", "--output"),
         ("train.start_from", "--from"),
     ):

@@ -7,12 +7,16 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from captioner.cli.suggestions import unknown_options
 from captioner.log import logger, printable
 from captioner.registry import DATA_FORMATS
+
+if TYPE_CHECKING:
+    from captioner.data.layouts import DataFiles
 
 MAX_BEAM_SIZE = 100  # memory grows with it; beyond 10 captions hardly change
 MAX_WORDS = 1000
@@ -116,17 +120,39 @@ def add_data_options(
 ) -> None:
     """Add the options that choose a data set."""
     parser.add_argument(
-        "--format", choices=tuple(DATA_FORMATS), required=required, help="layout of the data set"
+        "--root",
+        required=required,
+        metavar="DIR",
+        help="folder of the data set, or its captions file",
     )
-    parser.add_argument("--root", required=required, metavar="DIR", help="folder of the data set")
     parser.add_argument("--split", **split)
-    parser.add_argument("--file", help="dataset_*.json or the table, if the folder holds several")
+    add_layout_options(parser)
+
+
+def add_layout_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how a data set lies on disk, where it is not recognised."""
+    parser.add_argument(
+        "--format",
+        choices=("auto", *DATA_FORMATS),
+        default="auto",
+        help="layout of the data set (default: auto, which recognises it)",
+    )
+    parser.add_argument("--file", help="captions file, if the folder holds several")
     parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    parser.add_argument("--image-column", metavar="NAME", help="a table's column of images")
+    parser.add_argument("--caption-column", metavar="NAME", help="a table's column of captions")
+    parser.add_argument(
+        "--strip-markers",
+        action="store_true",
+        help="remove what nearly all captions begin or end with, such as startseq or <end>",
+    )
 
 
-def chosen_data(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_data_options`, except the split, as arguments of `read_split`."""
-    return {name: getattr(arguments, name) for name in ("format", "root", "file", "coco_splits")}
+def chosen_data(arguments: argparse.Namespace) -> DataFiles:
+    """Return the data set that the options of `add_data_options` choose."""
+    from captioner.data.layouts import DataFiles
+
+    return DataFiles(**{f.name: getattr(arguments, f.name) for f in fields(DataFiles)})
 
 
 def add_model_options(

@@ -46,14 +46,12 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.check import split_problems
     from captioner.data.formats.webdataset import write_shards
-    from captioner.data.readers import read_split
+    from captioner.data.layouts import CaptionedData
     from captioner.storage import Folder
 
     missing = 0
-    splits = {
-        name: read_split(split=name, **parsing.chosen_data(arguments))
-        for name in arguments.split or ["train", "val"]
-    }
+    data = CaptionedData(parsing.chosen_data(arguments))
+    splits = {name: data.split(name) for name in arguments.split or ["train", "val"]}
     for sentence in split_problems(splits):
         logger.warning(sentence)
     for name, split in splits.items():

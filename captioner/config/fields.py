@@ -81,7 +81,7 @@ else:
     LengthPenalty = _number(
         "LengthPenalty", float, "a number from -10 to 10", (">=", -10), ("<=", 10)
     )
-    DataFormat = Literal[tuple(DATA_FORMATS)]
+    DataFormat = Literal[("auto", *DATA_FORMATS)]
     TokenizerName = Literal[tuple(TOKENIZERS)]
     ScoreName = Literal[tuple(SCORES)]
     WindowName = Literal[tuple(WINDOWS)]

@@ -46,11 +46,14 @@ class SourceConfig:
 
     Args:
         name: Short name, for `--data.root NAME=PATH`, `train.val_source` and the names of its
-            validation metrics; if empty, the format (and the position, as in `table-2`).
-        format: Layout of the data set.
-        root: Its folder (for `table` also the file itself, for `webdataset` also a URL).
+            validation metrics; if empty, the format, or `source` where that is `auto` (and the
+            position, as in `table-2`).
+        format: As `data.format`.
+        root: As `data.root`.
         file: As `data.file`.
         coco_splits: As `data.coco_splits`.
+        image_column: As `data.image_column`.
+        caption_column: As `data.caption_column`.
         train_split: Split to train on; null does not train on this source.
         val_split: Split to validate on; null does not validate on this source.
         weight: How many times an epoch shows each image: 0.5 shows another random half in each
@@ -60,10 +63,12 @@ class SourceConfig:
     """
 
     name: str = ""
-    format: DataFormat = "flickr8k"
+    format: DataFormat = "auto"
     root: str = ""
     file: str | None = None
     coco_splits: str | None = None
+    image_column: str | None = None
+    caption_column: str | None = None
     train_split: str | None = "train"
     val_split: str | None = "val"
     weight: PositiveFloat = 1.0
@@ -75,19 +80,22 @@ class DataConfig:
     """Images and captions.
 
     Args:
-        format: Layout of the data set.
-        root: Its folder (for `table` also the file itself, for `webdataset` also a URL such as
-            s3://bucket/folder). On the command line, where the recipe has several sources:
+        format: Layout of the data set; `auto` recognises it.
+        root: Its folder, or its captions file; for `webdataset` also a URL such as
+            s3://bucket/folder. On the command line, where the recipe has several sources:
             NAME=PATH for one of them, or several, separated by commas; NAME=null leaves one out.
-        file: Karpathy's dataset_*.json or the table, when the folder holds several. For
-            `webdataset` the pattern of its tar files; null is `{split}-[0-9]*.tar`.
+        file: Captions file in that folder, where it holds several. For `webdataset` the pattern of
+            its tar files; null is `{split}-[0-9]*.tar`.
         coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by
             image names with the `coco` format.
+        image_column: Column of a table with the names of images; null takes the usual names.
+        caption_column: Column of a table with captions; null takes the usual names.
         train_split: Split to train on; `train+restval` joins two.
         val_split: Split to validate on.
-        val_share: Share of the images that is held back for validation where `train_split` and
-            `val_split` are the same images, as in a table without a column `split`; 0 validates on
-            the training images.
+        val_share: Share of the images that is held out for validation in a data set without
+            splits, by a hash of their names; 0 validates on the training images.
+        strip_markers: Remove what nearly all captions begin or end with, such as startseq, <end>
+            or "caption:".
         sources: Several data sets to train on together, each with settings of its own in place of
             `format`, `root`, `file`, `coco_splits`, `train_split` and `val_split` above.
         tokenizer: How captions are split: into `words`; into `characters` for languages written
@@ -110,13 +118,16 @@ class DataConfig:
             this is the smallest share that is kept; 1 takes them as they are.
     """
 
-    format: DataFormat = "flickr8k"
+    format: DataFormat = "auto"
     root: str = "data/flickr8k"
     file: str | None = None
     coco_splits: str | None = None
+    image_column: str | None = None
+    caption_column: str | None = None
     train_split: str = "train"
     val_split: str = "val"
-    val_share: BelowOne = 0.0
+    val_share: BelowOne = 0.1
+    strip_markers: bool = False
     sources: tuple[SourceConfig, ...] | None = None
     tokenizer: TokenizerName = "words"
     min_count: PositiveInt = 5

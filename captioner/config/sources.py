@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from captioner.config.settings import Config, DataConfig, SourceConfig
 from captioner.errors import ConfigError
@@ -13,29 +13,22 @@ from captioner.errors import ConfigError
 def data_sources(data: DataConfig) -> list[SourceConfig]:
     """Return the data sets of a recipe, each with a name: one if `data.sources` is null.
 
-    A source without a name gets its format as its name, followed by its position (from 1) if
-    several sources would have that name.
+    A source without a name gets its format as its name, or `source` where that is `auto`, followed
+    by its position (from 1) if several sources would have that name.
     """
+
+    def usual_name(source: SourceConfig) -> str:
+        return source.name or (source.format if source.format != "auto" else "source")
+
     if data.sources is None:
-        source = SourceConfig(
-            name=data.format,
-            format=data.format,
-            root=data.root,
-            file=data.file,
-            coco_splits=data.coco_splits,
-            train_split=data.train_split,
-            val_split=data.val_split,
-        )
-        return [source]
-    names = Counter(source.name or source.format for source in data.sources)
+        shared = {field.name for field in fields(SourceConfig)} & {f.name for f in fields(data)}
+        source = SourceConfig(**{name: getattr(data, name) for name in shared})
+        return [replace(source, name=usual_name(source))]
+    names = Counter(map(usual_name, data.sources))
     return [
-        source
-        if source.name
-        else replace(
-            source,
-            name=source.format if names[source.format] == 1 else f"{source.format}-{position}",
-        )
+        replace(source, name=name if source.name or names[name] == 1 else f"{name}-{position}")
         for position, source in enumerate(data.sources, start=1)
+        for name in (usual_name(source),)
     ]
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from captioner.data.tars import ImagePath, TarMember
-from captioner.data.text_files import has_words
-from captioner.errors import DataError
-
-NAMED = 10  # missing files that are named one by one
+from captioner.data.captions import Markers, has_words, stands_for_nothing
+from captioner.data.tars import ImagePath
+from captioner.errors import listed
 
 
 @dataclass(frozen=True)
@@ -40,26 +35,32 @@ class Split:
         images: Images on disk that have captions.
         missing: Files that are not on disk.
         uncaptioned: Images on disk without captions, as all of COCO's test split are.
-        wordless: Captions that were left out, because there is no letter or digit in them, each
-            with its image.
+        wordless: Captions that were left out, because there is no letter or digit in them, or
+            because they stand for none (nan, null), each with its image.
+        problems: Sentences about what the data set's files hold and cannot be used.
+        markers: Markers that nearly all captions begin or end with.
     """
 
     images: list[CaptionedImage]
     missing: list[ImagePath]
     uncaptioned: list[CaptionedImage] = field(default_factory=list)
     wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
+    problems: Sequence[str] = field(default=(), compare=False)
+    markers: Markers | None = field(default=None, compare=False)
 
     def left_out(self, name: str) -> list[str]:
-        """Say what of the split `name` is of no use; of missing files, the first by their names."""
-        sentences = []
+        """Say what of the split `name` is of no use, one sentence a kind."""
+        sentences = [*self.problems]
         if self.missing:
-            sentences = [f"{path}: no such file, left out" for path in self.missing[:NAMED]]
             count = len(self.missing) + len(self.images) + len(self.uncaptioned)
-            sentences.append(f"{name}: {len(self.missing)} of {count} photos are missing")
-        if self.uncaptioned:
             sentences.append(
-                f"{name}: {len(self.uncaptioned)} photos have no captions, so nothing is learned "
-                "from them, and they are not scored"
+                f"{name}: {len(self.missing)} of {count} photos are missing: {listed(self.missing)}"
+            )
+        if self.uncaptioned:
+            paths = [image.path for image in self.uncaptioned]
+            sentences.append(
+                f"{name}: {len(paths)} photos have no caption, so nothing is learned from them, "
+                f"and they are not scored: {listed(paths)}"
             )
         if wordless := self.wordless_sentence():
             sentences.append(f"{name}: {wordless}")
@@ -83,86 +84,10 @@ def with_words(
 
     Captions without words, as references, would only lower the scores.
     """
-    images = list(images)
-    wordless = [
-        (image.path, text) for image in images for text in image.captions if not has_words(text)
-    ]
-    if wordless:
-        images = [
-            replace(image, captions=tuple(filter(has_words, image.captions))) for image in images
-        ]
-    return images, wordless
-
-
-class ExistingFiles:
-    """Set of the files that exist, which lists each folder once.
-
-    One listing of a folder replaces a hundred thousand calls of stat, slow on network disks.
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[str, frozenset[str]] = {}
-
-    def __contains__(self, path: ImagePath) -> bool:
-        if isinstance(path, TarMember):  # the tar file's size was compared with its index
-            return True
-        folder, name = os.path.split(path)
-        if folder not in self._names:
-            try:
-                self._names[folder] = frozenset(os.listdir(folder or "."))
-            except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte in the name
-                self._names[folder] = frozenset()
-            except OSError as error:
-                if error.errno == errno.ENAMETOOLONG:  # no folder can have this name
-                    self._names[folder] = frozenset()
-                    return False
-                raise DataError(
-                    f"the folder {folder} cannot be listed ({error.strerror}); check its rights"
-                ) from error
-        return name in self._names[folder]
-
-
-@dataclass(frozen=True)
-class DataFiles:
-    """Where a data set lies.
-
-    Args:
-        format, root, file, coco_splits: As in `captioner.config.DataConfig`.
-        existing: The files on disk, for formats that look for an image in several places.
-    """
-
-    format: str
-    root: str | Path
-    file: str | Path | None = None
-    coco_splits: str | Path | None = None
-    existing: ExistingFiles = field(default_factory=ExistingFiles)
-
-    def refuse(self, *settings: str) -> None:
-        """Refuse `file` or `coco_splits` where the format has no use for them.
-
-        Raises:
-            DataError: One of them is given.
-        """
-        if "file" in settings and self.file is not None:
-            raise DataError(f"format {self.format} knows its captions file; leave out {self.file}")
-        if "coco_splits" in settings and self.coco_splits is not None:
-            raise DataError(
-                f"the split lists in {self.coco_splits} are for format coco, not {self.format}"
-            )
-
-
-def available_splits(names: Iterable[str]) -> str:
-    """Return the part of a message that lists the splits of a data set."""
-    return f"the splits there are: {', '.join(sorted(map(str, names))) or 'none'}"
-
-
-def check_splits(path: Path, splits: Iterable[str], available: Iterable[str]) -> None:
-    """Refuse splits that a captions file does not have.
-
-    Raises:
-        DataError: Names the split and those there.
-    """
-    available = set(available)
-    for split in splits:
-        if split not in available:
-            raise DataError(f"{path} has no split {split!r}; " + available_splits(available))
+    kept: list[CaptionedImage] = []
+    left_out: list[tuple[ImagePath, str]] = []
+    for image in images:
+        usable = tuple(t for t in image.captions if has_words(t) and not stands_for_nothing(t))
+        left_out += [(image.path, text) for text in image.captions if text not in usable]
+        kept.append(replace(image, captions=usable))
+    return kept, left_out

@@ -21,8 +21,6 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 
 SMALL_PX = 32  # an image whose shorter side is less shows little
-SAME_CAPTION = 0.5  # share of the images with the same caption, above which it is likely a mistake
-LONG_WORDS = 40
 OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
 _COUNTED = 10_000  # captions at most that this share is computed of
 _NEAR_BITS = 4  # of 64: bits by which difference hashes of near duplicates differ at most
@@ -144,48 +142,6 @@ def _scripts(texts: Iterable[str]) -> dict[str, float]:
     for letter, count in letters.items():
         scripts[unicodedata.name(letter, "OTHER").partition(" ")[0].lower()] += count
     return {name: count / scripts.total() for name, count in scripts.most_common(3)}
-
-
-def caption_problems(split: Split, tokenizer: Tokenizer) -> list[str]:
-    """Return a sentence for each thing to mend in the captions of a split."""
-    found = [split.wordless_sentence(), same_caption(split.images), _twice(split.images)]
-    texts = [text for image in split.images for text in image.captions]
-    found.append(tokenizer.warning(texts))
-    long = [
-        (image, text)
-        for image in split.images
-        for text in image.captions
-        if len(text) > LONG_WORDS and len(tokenizer.split(text)) > LONG_WORDS
-    ]
-    if long:
-        found.append(
-            f"{len(long)} captions have more than {LONG_WORDS} words, as that of "
-            f"{long[0][0].path}; training cuts them to data.max_words"
-        )
-    return [sentence for sentence in found if sentence]
-
-
-def same_caption(images: Sequence[CaptionedImage]) -> str | None:
-    """Return a warning if many images have the same caption, else None."""
-    counts = Counter(text for image in images for text in set(image.captions))
-    text, count = counts.most_common(1)[0] if counts else ("", 0)
-    if len(images) < 20 or count <= SAME_CAPTION * len(images):
-        return None
-    return (
-        f"{count} of {len(images)} photos have the same caption, {text!r}; check that photos and "
-        "captions belong together"
-    )
-
-
-def _twice(images: Sequence[CaptionedImage]) -> str | None:
-    """Return a warning if images have a caption more than once, else None."""
-    twice = [image for image in images if len(set(image.captions)) < len(image.captions)]
-    if not twice:
-        return None
-    return (
-        f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it counts "
-        "double"
-    )
 
 
 def known_share(

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.data.captioned import CaptionedImage, DataFiles
+from captioner.data.captioned import CaptionedImage
+from captioner.data.formats.table import read_tables
+from captioner.data.layouts import DataFiles, split_name
 from captioner.data.text_files import read_text
 from captioner.errors import DataError, error_summary, needs_extra
 from captioner.evaluation.intervals import ImageScores
 from captioner.files import save_bytes
 from captioner.log import logger
-from captioner.registry import DATA_FORMATS
 
 if TYPE_CHECKING:
     from captioner.evaluation.metrics import Scores
@@ -140,8 +141,9 @@ def read_captions(path: Path, split: str) -> dict[int | str, str]:
     elif path.suffix.lower() == ".json":
         found = _json_captions(_read_json(path))
     else:
-        rows = DATA_FORMATS["table"](DataFiles("table", path), [split])
-        found = [(str(row.path), row.captions) for row in rows]
+        images = read_tables(DataFiles(root=path), [(path, "")]).images
+        wanted = ("", split_name(split))
+        found = [(str(i.name), i.captions) for i in images if split_name(i.split) in wanted]
     captions: dict[int | str, str] = {}
     for image, caption in found:
         if isinstance(caption, list | tuple):

@@ -21,7 +21,7 @@ from captioner.data.captioned import CaptionedImage
 from captioner.data.check import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
-from captioner.data.readers import SourceImages, captions_digest, read_sources
+from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform, image_transform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
@@ -149,7 +149,10 @@ def read_images(config: Config) -> tuple[SourceImages, dict[str, list[CaptionedI
         data_sources(config.data),
         max_validation_images=config.train.val_photos,
         val_share=config.data.val_share,
-        seed=config.train.seed,
+        strip_markers=config.data.strip_markers,
+        max_words=config.data.max_words,
+        tokenizer=TOKENIZERS[config.data.tokenizer](),
+        note=_note,
         warn=_warn,
     )
     by_source = dict(images.validation)
@@ -199,8 +202,6 @@ def build_vocabulary(
             f"{_roots(config)}: no word occurs {data.min_count} times in the training captions; "
             "lower data.min_count"
         )
-    if warning := tokenizer.warning(captions):
-        _warn(warning)
     return start.extended(vocabulary) if start else vocabulary
 
 
@@ -341,6 +342,11 @@ def _cache(
 def _roots(config: Config) -> str:
     """Name where the training data lie."""
     return ", ".join(s.root for s in data_sources(config.data) if s.train_split is not None)
+
+
+def _note(sentence: str) -> None:
+    if rank() == 0:
+        logger.info(sentence)
 
 
 def _warn(sentence: str) -> None:

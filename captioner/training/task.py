@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captioner.config import Config
 from captioner.data.batch import Batch
-from captioner.data.readers import SourceImages
+from captioner.data.sources import SourceImages
 from captioner.data.vocabulary import Vocabulary
 from captioner.models.model import CaptionModel
 

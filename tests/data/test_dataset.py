@@ -21,7 +21,7 @@ from captioner.data.dataset import (
     encode_captions,
     load_batches,
 )
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary

@@ -17,7 +17,8 @@ from cuts import Interrupted, interrupt
 from captioner.batch.inputs import input_rows
 from captioner.cli.shards import main
 from captioner.data.captioned import Split
-from captioner.data.readers import captions_digest, read_split
+from captioner.data.layouts import read_split
+from captioner.data.sources import captions_digest
 from captioner.errors import DataError
 from captioner.training import train
 
@@ -84,14 +85,14 @@ def test_shards_hold_what_the_data_set_holds(table: Path, written: Path, tmp_pat
 def test_photos_that_are_in_two_splits_are_named(
     table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of a table without splits: training from the shards would validate on its photos."""
-    rows = [row.rpartition(",")[0] for row in (table / "captions.csv").read_text().splitlines()]
-    (table / "no_splits.csv").write_text("\n".join(rows))
+    """Training from the shards would validate on its photos."""
+    rows = (table / "captions.csv").read_text() + "00.jpg,a disc,val\n"
+    (table / "twice.csv").write_text(rows)
     try:
         with caplog.at_level("WARNING"):
-            write(table / "no_splits.csv", tmp_path / "shards")
+            write(table / "twice.csv", tmp_path / "shards")
     finally:
-        (table / "no_splits.csv").unlink()
+        (table / "twice.csv").unlink()
     assert "photos are in train and in val" in caplog.text
 
 

@@ -22,7 +22,7 @@ from captioner.checkpoint import (
     save_model,
     verify,
 )
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.evaluation import calibration
 from captioner.generation.confidence import Calibrator

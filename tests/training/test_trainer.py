@@ -432,7 +432,7 @@ def test_the_best_model_is_of_the_epoch_with_the_best_metric(whole: Path) -> Non
 
 
 def test_the_best_model_writes_the_captions_that_were_validated(whole: Path, table: Path) -> None:
-    from captioner.data.readers import read_split
+    from captioner.data.layouts import read_split
     from captioner.evaluation.metrics import quick_scores
 
     captioner = Captioner.from_pretrained(whole / "best", device="cpu")

@@ -14,7 +14,7 @@ from captioner.captioner import Captioner
 from captioner.config import DecodingConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import build_feature_cache
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 from captioner.data.transforms import image_transform
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores

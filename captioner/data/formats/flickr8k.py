@@ -1,54 +1,59 @@
-"""Flickr8k as its archives have it."""
+"""Flickr8k: the original archives, and Kaggle's."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from captioner.data.captioned import CaptionedImage, DataFiles, available_splits
-from captioner.data.text_files import (
-    matches_of_star,
-    normalize_spaces,
-    numbered_lines,
-    quoted,
-)
+from captioner.data.formats.table import read_tables
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_name
+from captioner.data.text_files import numbered_lines, quoted
 from captioner.errors import DataError
 
 
-def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
-    """Read images/, Flickr8k.token.txt and Flickr_8k.{train,dev,test}Images.txt; "val" is "dev".
+class Flickr8k:
+    """`Flickr8k.token.txt` or Kaggle's `captions.txt`, with the split lists where there are any.
 
-    Ids are positions in the token file.
+    Images lie in `images/`, `Images/`, `Flickr8k_Dataset/` or `Flicker8k_Dataset/`. Ids are
+    positions in the captions file.
     """
-    data.refuse("file", "coco_splits")
-    root = Path(data.root)
-    token_file = root / "Flickr8k.token.txt"
-    captions: dict[str, list[str]] = {}
-    for number, line in numbered_lines(token_file):
-        label, tab, text = line.partition("\t")
-        name, _, index = label.rpartition("#")
-        if not (tab and name and index.isdigit()):
-            raise DataError(
-                f"{token_file}, line {number}: expected NAME#NUMBER, a tab and a caption, "
-                f"not {quoted(line)}"
-            )
-        captions.setdefault(name, []).append(normalize_spaces(text))
-    ids = {name: index for index, name in enumerate(captions)}
-    images: dict[str, CaptionedImage] = {}
-    for split in splits:
-        split = "dev" if split == "val" else split
-        split_file = root / f"Flickr_8k.{split}Images.txt"
-        if not os.path.isfile(split_file):  # Path.is_file raises for a name that no file can have
-            raise DataError(
-                f"there is no {split_file}; "
-                + available_splits(matches_of_star(root, "Flickr_8k.*Images.txt"))
-            )
-        for number, name in numbered_lines(split_file):
-            if name not in captions:
-                raise DataError(
-                    f"{split_file}, line {number}: {quoted(name)} has no caption in {token_file}; "
-                    "each line must be the name of an image that has"
-                )
-            images[name] = CaptionedImage(root / "images" / name, tuple(captions[name]), ids[name])
-    return list(images.values())
+
+    def recognise(self, data: DataFiles) -> str | None:
+        if token_files := data.candidates("Flickr8k.token.txt"):
+            return f"Flickr8k: {data.relative(token_files[0])}"
+        for path in data.candidates("captions.txt"):
+            if _is_kaggles(path, data):
+                return f"Kaggle's Flickr8k: {data.relative(path)}"
+        return None
+
+    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+        found = data.candidates("Flickr8k.token.txt") or data.candidates("captions.txt")
+        annotations = read_tables(data, [(found[0], "")])
+        folders = [data.folder / "images", *annotations.folders, data.folder]
+        lists = {
+            split_name(path.name.removeprefix("Flickr_8k.").removesuffix("Images.txt")): path
+            for path in data.tree.others
+            if path.match("Flickr_8k.*Images.txt")
+        }
+        if not lists:
+            return Annotations(annotations.images, folders)
+        by_name = {str(image.name): image for image in annotations.images}
+        images: list[NamedImage] = []
+        for split, path in sorted(lists.items(), key=lambda item: item[0] != "train"):
+            for number, name in numbered_lines(path):
+                if name not in by_name:
+                    raise DataError(
+                        f"{path}, line {number}: {quoted(name)} has no caption in {found[0]}; "
+                        "each line must be the name of an image that has"
+                    )
+                images.append(replace(by_name[name], split=split))
+        return Annotations(images, folders)
+
+
+def _is_kaggles(path: Path, data: DataFiles) -> bool:
+    """Return whether a captions.txt is a table of images in Images/."""
+    first = next((line for _, line in numbered_lines(path)), "")
+    return first.replace(" ", "").lower() == "image,caption" and any(
+        image.parent.name == "Images" for image in data.tree.images[:1]
+    )

@@ -5,51 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.data.captioned import CaptionedImage, DataFiles, check_splits
-from captioner.data.text_files import (
-    find_captions_file,
-    normalize_spaces,
-    quoted,
-    read_json_object,
-)
-from captioner.errors import DataError
-
-# Where the images of a file lie: in its own folder, or under the archives' own names.
-_IMAGE_FOLDERS = ("", "images", "flickr30k-images", "Flicker8k_Dataset")
+from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.text_files import quoted, read_json_object
+from captioner.errors import DataError, listed
 
 
-def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
-    """Read `file` or the only dataset_*.json, and images in root or one of the archives' folders.
+class Karpathy:
+    """`dataset_*.json` beside the folders of the images that it names.
 
     Images lie below the folder that the file gives as `filepath`, if it does. Ids are cocoids if
     all images have one, else positions in the file.
     """
-    data.refuse("coco_splits")
-    root = Path(data.root)
-    path = find_captions_file(root, data.file, ("dataset_*.json",))
-    images = read_json_object(path).get("images")
-    if not isinstance(images, list):
-        raise DataError(f'{path} has no list "images"; it is not a Karpathy data set')
-    # Positions and cocoids could collide, so one or the other for all of a file.
-    have_cocoid = all(isinstance(image, dict) and "cocoid" in image for image in images)
-    found_splits: set[str] = set()
-    ids: set[int | str] = set()
-    captioned = []
-    for index, image in enumerate(images):
-        try:
-            split, name, folder = image["split"], image["filename"], image.get("filepath", "")
-            captions = tuple(normalize_spaces(sentence["raw"]) for sentence in image["sentences"])
-            relative = Path(folder, name)
-            found_splits.add(split)
-        except (KeyError, TypeError, AttributeError) as error:
+
+    def recognise(self, data: DataFiles) -> str | None:
+        found = [data.relative(path) for path in _files(data)]
+        return f"Karpathy's JSON: {listed(found)}" if found else None
+
+    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+        path, *others = _files(data)
+        if others:
             raise DataError(
-                f"{path}, image number {index + 1}: expected filename, split and sentences with "
-                f"raw text ({type(error).__name__}: {error})"
-            ) from error
-        if split in splits:
-            places = [root / base / relative for base in _IMAGE_FOLDERS]
-            usual = places[0] if folder else places[1]
-            found = next((place for place in places if place in data.existing), usual)
+                f"{data.root} holds {listed(list(map(data.relative, [path, *others])))}; choose "
+                "one with --file (data.file in a recipe)"
+            )
+        images = read_json_object(path).get("images")
+        if not isinstance(images, list):
+            raise DataError(f'{path} has no list "images"; it is not a Karpathy data set')
+        # Positions and cocoids could collide, so one or the other for all of a file.
+        have_cocoid = all(isinstance(image, dict) and "cocoid" in image for image in images)
+        ids: set[int | str] = set()
+        named = []
+        for index, image in enumerate(images):
+            try:
+                name = Path(image.get("filepath", ""), image["filename"]).as_posix()
+                split = image["split"].strip()
+                captions = tuple(sentence["raw"].strip() for sentence in image["sentences"])
+            except (KeyError, TypeError, AttributeError) as error:
+                raise DataError(
+                    f"{path}, image number {index + 1}: expected filename, split and sentences "
+                    f"with raw text ({type(error).__name__}: {error})"
+                ) from error
             image_id = image["cocoid"] if have_cocoid else index
             if not isinstance(image_id, (int, str)) or image_id in ids:
                 raise DataError(
@@ -57,6 +52,18 @@ def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
                     f"other image has, not {quoted(repr(image_id))}"
                 )
             ids.add(image_id)
-            captioned.append(CaptionedImage(found, captions, image_id))
-    check_splits(path, splits, found_splits)
-    return captioned
+            named.append(NamedImage(name, captions, image_id, split))
+        # Flickr's images have no folder in the file; COCO's have.
+        usual = data.folder if have_cocoid else data.folder / "images"
+        return Annotations(named, [usual, data.folder, path.parent])
+
+
+def _files(data: DataFiles) -> list[Path]:
+    if data.named_file is None:
+        return data.candidates("dataset_*.json", "dataset.json")
+    if data.named_file.suffix.lower() != ".json":
+        return []
+    if data.format == "karpathy" or data.named_file.match("dataset_*.json"):
+        return [data.named_file]
+    with data.named_file.open("rb") as file:
+        return [data.named_file] if b'"sentences"' in file.read(100_000) else []

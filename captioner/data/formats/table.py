@@ -1,132 +1,301 @@
-"""A table of images and captions, as CSV or JSONL."""
+"""A table of images and captions: CSV and its kin, JSON lists and maps, JSON lines, Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from captioner.data.captioned import CaptionedImage, DataFiles, check_splits
-from captioner.data.text_files import (
-    find_captions_file,
-    normalize_spaces,
-    numbered_lines,
-    quoted,
-    read_text,
+from captioner.data.image_finder import SUFFIXES
+from captioner.data.layouts import SPLIT_NAMES, Annotations, DataFiles, NamedImage, split_name
+from captioner.data.text_files import numbered_lines, quoted, read_json, read_text
+from captioner.errors import DataError, listed, needs_extra
+from captioner.storage import is_url
+
+# Usual names of columns, in the order in which they are chosen.
+IMAGE_COLUMNS = (
+    "image image_path image_file image_name filename file_name filepath file_path file path img "
+    "img_path photo image_id key url image_url".split()
 )
-from captioner.errors import DataError
+CAPTION_COLUMNS = (
+    "caption captions text texts description sentence sentences raw comment title alt alt_text "
+    "prompt".split()
+)
+_DELIMITERS = ",\t;|"
+_SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".parquet")
+_NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
+_FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
+_COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
 
-# What other data sets call the splits that captioner asks for.
-_OTHER_NAMES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 
+class RowErrors(DataError):
+    """Rows of a table that cannot be read.
 
-def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
-    """Read a CSV or JSONL file: `root` itself, `file`, or the only one in root.
-
-    Its columns are image, caption and, optionally, split. Several rows of an image are several
-    captions, and in JSONL a caption may be a list. Image paths are relative to the table. Without
-    a split column every row belongs to every split. Ids are positions of the images.
+    Args:
+        rows: A sentence with its line for each.
     """
-    data.refuse("coco_splits")
-    path, parsed = _parse(Path(data.root), data.file)
-    rows = []
-    for row in parsed:
-        if isinstance(row, DataError):
-            raise row
-        rows.append(row)
-    has_splits = any(row.split for row in rows)
-    ids: dict[Path, int] = {}
-    captions: dict[Path, list[str]] = {}
-    for row in rows:
-        if has_splits and not row.split:
-            raise DataError(
-                f"{path}, line {row.line}: the split is empty, but other rows have one; fill it"
-            )
-        image = path.parent / row.image
-        ids.setdefault(image, len(ids))
-        if not has_splits or row.split in splits:
-            captions.setdefault(image, []).extend(row.captions)
-    if has_splits:
-        check_splits(path, splits, {row.split for row in rows})
-    return [CaptionedImage(image, tuple(texts), ids[image]) for image, texts in captions.items()]
 
-
-def split_counts(root: Path, file: str | Path | None) -> Counter[str]:
-    """Return the number of a table's rows by the name of their split; "" where rows name none.
-
-    Raises:
-        DataError: No row can be read.
-    """
-    return Counter(row.split for row in _parse(root, file)[1] if isinstance(row, _Row))
-
-
-def misspelt_splits(root: Path, file: str | Path | None) -> str | None:
-    """Return a sentence about rows whose split is train, val or test by another name, or None.
-
-    Raises:
-        DataError: No row can be read.
-    """
-    counts = split_counts(root, file)
-    found = [
-        f"{quoted(name)} ({count}), perhaps {quoted(_OTHER_NAMES[name.lower()])}"
-        for name, count in counts.items()
-        if name.lower() in _OTHER_NAMES and name not in _OTHER_NAMES.values()
-    ]
-    if not found:
-        return None
-    return f"rows of these splits are not read: {', '.join(found)}; rename the split"
-
-
-def row_errors(root: Path, file: str | Path | None) -> list[str]:
-    """Return a sentence, with its line, for each row of a table that cannot be read.
-
-    Raises:
-        DataError: No row can be read.
-    """
-    return [str(row) for row in _parse(root, file)[1] if isinstance(row, DataError)]
-
-
-def table_path(root: Path, file: str | Path | None) -> Path:
-    """Return the table's path: `root`, or the table in this folder.
-
-    Raises:
-        DataError: The folder holds none, or several of which `file` names none.
-    """
-    return root if root.is_file() else find_captions_file(root, file, ("*.csv", "*.jsonl"))
-
-
-def _parse(root: Path, file: str | Path | None) -> tuple[Path, Iterator[_Row | DataError]]:
-    """Return the table's path, and its rows or what is wrong with them."""
-    path = table_path(root, file)
-    kinds = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
-    if path.suffix.lower() not in kinds:
-        raise DataError(f"the table {path} must be a .csv or .jsonl file")
-    return path, kinds[path.suffix.lower()](path)
+    def __init__(self, rows: Sequence[str]) -> None:
+        self.rows = rows
+        more = f" ({len(rows)} rows in all cannot be read; mend these first)" if rows[1:] else ""
+        super().__init__(rows[0] + more)
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A row of a table and the line that it begins on; split is "" where the row names none."""
+class Row:
+    """A row of a table; `split` is "" where the row names none."""
 
     line: int
     image: str
     captions: tuple[str, ...]
-    split: str
+    split: str = ""
 
 
-def _csv_rows(path: Path) -> Iterator[_Row | DataError]:
-    """Yield the rows of a CSV file whose heading has image, caption and, optionally, split."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    columns: list[str] = []
-    start = 1
+class Table:
+    """The table that the user names, or the only one in the root.
+
+    Several rows of an image are several captions, and a caption may be a list. Several files are
+    the splits of one data set if they are called so, as train.csv and val.csv. Ids are positions of
+    the images.
+    """
+
+    def recognise(self, data: DataFiles) -> str | None:
+        tables = [data.relative(path) for path in _tables(data)]
+        return f"table {listed(tables)}" if tables else None
+
+    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+        tables = _tables(data)
+        if len(tables) > 1 and not all(map(_split_of_file, tables)):
+            raise DataError(
+                f"{data.root} holds several tables: {listed(list(map(data.relative, tables)))}; "
+                "choose one with --file (data.file in a recipe)"
+            )
+        named = [(path, _split_of_file(path) if len(tables) > 1 else "") for path in tables]
+        return read_tables(data, named)
+
+
+def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotations:
+    """Return the images of tables, each with the name of its split, or "" if rows name theirs.
+
+    Raises:
+        RowErrors: Rows cannot be read.
+        DataError: A table cannot be read.
+    """
+    ids: dict[str, int] = {}
+    captions: dict[tuple[str, str], list[str]] = {}
+    bad: list[str] = []
+    for path, split in tables:
+        rows = list(read_rows(path, data.image_column, data.caption_column))
+        bad += [str(row) for row in rows if isinstance(row, DataError)]
+        good = [row for row in rows if isinstance(row, Row)]
+        has_splits = any(row.split for row in good)
+        for row in good:
+            if has_splits and not row.split:
+                bad.append(
+                    f"{path}, line {row.line}: the split is empty, but other rows have one; fill it"
+                )
+            name = _without_guard(row.image, path.parent)
+            name = name if is_url(name) else posixpath.normpath(name)
+            ids.setdefault(name, len(ids))
+            captions.setdefault((name, split or row.split), []).extend(row.captions)
+    if bad:
+        raise RowErrors(bad)
+    images = [
+        NamedImage(name, tuple(texts), ids[name], split)
+        for (name, split), texts in captions.items()
+    ]
+    folders = dict.fromkeys(path.parent for path, _ in tables)
+    return Annotations(images, [*folders, Path()])  # some programs write paths from where they run
+
+
+def headings(data: DataFiles) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the files that would be tables if it were known which columns to read."""
+    for path in _possible_tables(data):
+        try:
+            columns = _columns_of(path)
+        except DataError:
+            continue
+        if len(columns) > 1 and path.suffix.lower() != ".txt":
+            yield path, columns
+
+
+def _tables(data: DataFiles) -> list[Path]:
+    """Return the table that the user names, or those in the least deep folder that has any."""
+    if data.named_file is not None:
+        is_table = data.named_file.suffix.lower() in _SUFFIXES
+        return [data.named_file] if is_table and _is_table(data.named_file, data) else []
+    found = [path for path in _possible_tables(data) if _is_table(path, data)]
+    least = min((len(path.parts) for path in found), default=0)
+    return [path for path in found if len(path.parts) == least]
+
+
+def _possible_tables(data: DataFiles) -> list[Path]:
+    """Return the files that may be tables: not the text of an image or of a tar file."""
+    if data.named_file is not None:
+        return [data.named_file]
+    stems = {path.with_suffix("") for path in data.tree.images}
+    tars = {path.with_suffix("") for path in data.tree.others if path.suffix == ".tar"}
+    folders = {path.parent for path in data.tree.images}
+    return [
+        path
+        for path in data.tree.others
+        if path.suffix.lower() in _SUFFIXES
+        and path.with_suffix("") not in stems | tars | folders
+        and not path.name.endswith("_stats.json")
+        and not _COCO_FILE.fullmatch(path.name)
+    ]
+
+
+def _is_table(path: Path, data: DataFiles) -> bool:
+    """Return whether a file has a column of images and one of captions.
+
+    One that is damaged or empty counts too if its suffix says so; reading it tells what is wrong.
+    """
+    named_so = data.named_file is not None or path.suffix.lower() in (".csv", ".jsonl", ".tsv")
+    try:
+        columns = _columns_of(path)
+    except DataError:
+        return named_so
+    if not columns:
+        return named_so
+    return _chosen(columns, data.image_column, data.caption_column) is not None
+
+
+def _split_of_file(path: Path) -> str:
+    """Return the split that a file is named after, as `flickr30k_val.json`, or ""."""
+    last = re.split(r"[_.-]", path.stem)[-1].lower()
+    return split_name(last) if last in SPLIT_NAMES else ""
+
+
+def _chosen(
+    columns: Sequence[str], image: str | None, caption: str | None
+) -> tuple[str, str] | None:
+    """Return the columns of images and captions; the user's choice, or the usual names."""
+    lower = {column.strip().lower(): column for column in reversed(columns)}
+    images = [image.lower()] if image else IMAGE_COLUMNS
+    captions = [caption.lower()] if caption else CAPTION_COLUMNS
+    found = [next((lower[c] for c in names if c in lower), None) for names in (images, captions)]
+    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+
+
+def _without_guard(name: str, folder: Path) -> str:
+    """Return the name of an image without the quote that keeps spreadsheets from computing it."""
+    guarded = name.startswith("'") and name[1:].startswith(_FORMULA)
+    return name[1:] if guarded and not (folder / name).exists() else name
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def read_rows(
+    path: Path, image_column: str | None = None, caption_column: str | None = None
+) -> Iterator[Row | DataError]:
+    """Yield the rows of a table, or what is wrong with a row.
+
+    Raises:
+        DataError: The table cannot be read at all, or lacks a column.
+    """
+    records = _records(path)
+    chosen: tuple[str, str] | None = None
+    for line, record in records:
+        if isinstance(record, DataError):
+            yield record
+            continue
+        if chosen is None or chosen[0] not in record:
+            columns = list(record)
+            found = _chosen(columns, image_column, caption_column)
+            if found is None and chosen is None:
+                raise DataError(
+                    f"{path}, line {line}: no columns of images and captions are recognised in "
+                    f"{listed(columns)}; name them with --image-column and --caption-column"
+                )
+            if found is None:
+                yield DataError(f"{path}, line {line}: it has no image ({quoted(str(record))})")
+                continue
+            chosen = found
+        image, captions = record[chosen[0]], _texts(record.get(chosen[1]))
+        split = next((v for c, v in record.items() if c.strip().lower() == "split"), None) or ""
+        if isinstance(image, int) and not isinstance(image, bool):
+            image = str(image)
+        if not isinstance(image, str) or not image.strip():
+            yield DataError(f"{path}, line {line}: the image is empty or no text")
+        elif captions is None or not isinstance(split, str):
+            yield DataError(
+                f"{path}, line {line}: expected a text or a list of texts as the caption, not "
+                f"{quoted(repr(record.get(chosen[1])))}"
+            )
+        else:
+            numbered = _NUMBERED.fullmatch(image.strip())
+            yield Row(line, numbered[1] if numbered else image.strip(), captions, split.strip())
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    """Return the captions of a cell: a text, a list of texts, or such a list written as JSON."""
+    if value is None:
+        return ("",)
+    if isinstance(value, str):
+        if value.startswith('["') and value.endswith('"]'):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return (value,)
+        else:
+            return (value,)
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return tuple(value)
+    return None
+
+
+Record = tuple[int, "Mapping[str, Any] | DataError"]
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """Yield the line and the cells by column of each row of a table."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _parquet_records(path)
+    if suffix in (".json", ".jsonl", ".ndjson"):
+        return _json_records(path)
+    return _delimited_records(path)
+
+
+def _columns_of(path: Path) -> list[str]:
+    """Return the columns of a table by its first row; of a file that is none, an empty list.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    for _, record in _records(path):
+        if isinstance(record, DataError):
+            raise record
+        return list(record)
+    return []
+
+
+def _delimited_records(path: Path) -> Iterator[Record]:
+    """Yield the rows of text with cells between commas, tabs, semicolons or pipes.
+
+    A table without a heading has an image first and its caption last.
+    """
+    text = read_text(path)
+    heading = text.lstrip().partition("\n")[0]
+    delimiter = max(_DELIMITERS, key=lambda d: _recognisable(heading, d))
+    start, columns = 1, list[str]()
+    # Captions between tabs or pipes are seldom quoted, and may begin with a quote of their own.
+    stray = rf'(?m)(^|[{delimiter}])"[^"\n]*"[^"{delimiter}\r\n]'
+    unquoted = delimiter in "\t|" and re.search(stray, text)
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if unquoted else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
     try:
         for cells in reader:
             cells = [cell.strip() for cell in cells]
@@ -134,59 +303,120 @@ def _csv_rows(path: Path) -> Iterator[_Row | DataError]:
             if not any(cells):
                 continue
             if not columns:
-                columns = [cell.lower() for cell in cells]
-                if not {"image", "caption"} <= set(columns):
-                    raise DataError(
-                        f"{path}, line {line}: expected a heading with the columns image, caption "
-                        f"and perhaps split, separated by commas, not {quoted(','.join(cells))}"
-                    )
-                if repeated := [name for name, count in Counter(columns).items() if count > 1]:
-                    raise DataError(
-                        f"{path}, line {line}: the column {repeated[0]} is there twice; give each "
-                        "caption a row of its own"
-                    )
-                continue
+                if _names_an_image(cells[0]):
+                    columns = ["image", *(f"column {n}" for n in range(2, len(cells))), "caption"]
+                else:
+                    columns = _distinct(path, line, cells)
+                    continue
+            if len(cells) > len(columns) and columns[-1].lower() in CAPTION_COLUMNS:
+                last = len(columns) - 1  # a caption with unquoted delimiters
+                cells = [*cells[:last], f"{delimiter} ".join(cells[last:])]
             if len(cells) != len(columns):
-                yield DataError(
-                    f"{path}, line {line}: {len(cells)} cells under a heading of {len(columns)}; "
-                    "put double quotes around a caption that has commas"
+                yield (
+                    line,
+                    DataError(
+                        f"{path}, line {line}: {len(cells)} cells under a heading of "
+                        f"{len(columns)}; put double quotes around a cell that has {delimiter!r}"
+                    ),
                 )
                 continue
-            row = dict(zip(columns, cells, strict=True))
-            if not row["image"] or not row["caption"]:
-                yield DataError(f"{path}, line {line}: the image or the caption is empty")
-                continue
-            yield _Row(
-                line, row["image"], (normalize_spaces(row["caption"]),), row.get("split", "")
-            )
+            yield line, dict(zip(columns, cells, strict=True))
     except csv.Error as error:
         raise DataError(
             f"{path}, line {start}: not readable as CSV ({error}); check for a stray quote"
         ) from error
 
 
-def _jsonl_rows(path: Path) -> Iterator[_Row | DataError]:
-    """Yield the rows of a file of one JSON object a line, whose caption may be a list."""
+def _recognisable(heading: str, delimiter: str) -> tuple[bool, int]:
+    """Return how well a delimiter divides a heading."""
+    cells = [cell.strip().strip('"') for cell in heading.split(delimiter)]
+    fits = _chosen(cells, None, None) is not None or _names_an_image(cells[0])
+    return fits and len(cells) > 1, len(cells)
+
+
+def _names_an_image(cell: str) -> bool:
+    return posixpath.splitext(cell.partition("#")[0].lower())[1] in SUFFIXES
+
+
+def _distinct(path: Path, line: int, columns: list[str]) -> list[str]:
+    lower = [column.lower() for column in columns]
+    for name in lower:
+        if name and lower.count(name) > 1:
+            raise DataError(
+                f"{path}, line {line}: the column {name} is there twice; give each caption a row "
+                "of its own"
+            )
+    return columns
+
+
+def _json_records(path: Path) -> Iterator[Record]:
+    """Yield the rows of JSON lines, or of a list of objects, or of a map from image to captions."""
+    text = read_text(path)
+    if path.suffix.lower() != ".json" and not text.lstrip().startswith("["):
+        yield from _json_lines(path)
+        return
+    try:
+        content = read_json(path)
+    except DataError:
+        if text.lstrip().startswith("{") and text.strip().count("\n"):  # lines under another suffix
+            yield from _json_lines(path)
+            return
+        raise
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if _is_list_of_objects(value)]
+        if len(lists) == 1:  # such as {"annotations": [...]}
+            content = lists[0]
+        elif lists:
+            return  # another layout, such as COCO's
+        elif all(map(_captions_of_map, content, content.values())):
+            content = [_of_map(name, value) for name, value in content.items()]
+    if not isinstance(content, list):
+        return
+    for number, record in enumerate(content, start=1):
+        yield number, record if isinstance(record, dict) else _no_object(path, number, record)
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+
+
+def _captions_of_map(name: str, value: Any) -> bool:
+    """Return whether an entry of a JSON object is an image with its captions."""
+    if isinstance(value, str):
+        return _names_an_image(name)
+    return isinstance(value, dict) or bool(_texts(value))
+
+
+def _of_map(name: str, value: Any) -> dict[str, Any]:
+    """Return an entry of {name: captions} or of {name: {"caption": text}} as a row."""
+    return (
+        {"image": name, **value} if isinstance(value, dict) else {"image": name, "caption": value}
+    )
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
     for line, text in numbered_lines(path):
         try:
-            row = json.loads(text)
+            record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield DataError(f"{path}, line {line}: not one JSON object ({error})")
+            yield line, DataError(f"{path}, line {line}: not one JSON object ({error})")
             continue
-        row = row if isinstance(row, dict) else {}
-        image, captions, split = row.get("image"), row.get("caption"), row.get("split") or ""
-        captions = [captions] if isinstance(captions, str) else captions
-        if not (
-            isinstance(image, str)
-            and image.strip()
-            and isinstance(split, str)
-            and isinstance(captions, list)
-            and captions
-            and all(isinstance(caption, str) and caption.strip() for caption in captions)
-        ):
-            yield DataError(
-                f'{path}, line {line}: expected {{"image": name, "caption": text or list of texts}}'
-                f' and perhaps "split": name, not {quoted(text)}'
-            )
-            continue
-        yield _Row(line, image.strip(), tuple(map(normalize_spaces, captions)), split.strip())
+        yield line, record if isinstance(record, dict) else _no_object(path, line, text)
+
+
+def _no_object(path: Path, line: int, found: object) -> DataError:
+    return DataError(
+        f'{path}, line {line}: expected {{"image": name, "caption": text or list of texts}} and '
+        f'perhaps "split": name, not {quoted(str(found))}'
+    )
+
+
+def _parquet_records(path: Path) -> Iterator[Record]:
+    with needs_extra(f"{path}", "batch"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    try:
+        rows: Iterable[Any] = pq.read_table(path).to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} is no Parquet file that can be read ({error})") from None
+    yield from enumerate(rows, start=1)

@@ -10,47 +10,76 @@ import contextlib
 import glob
 import io
 import json
+import os
 import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from captioner.data.captioned import CaptionedImage, DataFiles
+from captioner.data.captioned import CaptionedImage
+from captioner.data.layouts import SPLIT_NAMES, Annotations, DataFiles, NamedImage, split_name
 from captioner.data.tars import TarMember, is_image, sample_key
 from captioner.data.text_files import normalize_spaces, quoted
-from captioner.errors import CaptionerError, DataError
+from captioner.errors import CaptionerError, DataError, listed
 from captioner.files import save_bytes
 from captioner.storage import Folder, expand, fetch, file_system, is_url
 
+_OF_SPLIT = "{split}-[0-9]*.tar"
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.tar")
 
 
-def read(data: DataFiles, splits: Sequence[str]) -> list[CaptionedImage]:
-    """Read the tar files of the splits in `root`, a folder or URL.
+class WebDataset:
+    """Tar files of samples: images with their captions as JSON or text of the same key.
 
     `file` is the pattern of their names, with *, ? and {00..99}; `{split}` in it is the name of the
-    split. It is `{split}-[0-9]*.tar` by default. The captions of an image are in the JSON with its
-    key (`captions`, or img2dataset's `caption`), or else in its text. Ids are those of the data set
-    that the shards were written from, else shard and key.
+    split. It is `{split}-[0-9]*.tar` by default, or else `*.tar`, without splits. The captions of
+    an image are in the JSON with its key (`captions`, or img2dataset's `caption`), or else in its
+    text. Ids are those of the data set that the shards were written from, else shard and key.
     """
-    data.refuse("coco_splits")
-    images: dict[int | str, CaptionedImage] = {}
-    for split in splits:
-        pattern = str(data.file or "{split}-[0-9]*.tar").replace("{split}", split)
-        root = str(data.root)
-        names = expand(posixpath.join(root if is_url(root) else glob.escape(root), pattern))
-        _check_complete(names)
-        for image in _read_shards(names):
-            if image.image_id in images:
-                raise DataError(
-                    f"{image.path}: its id {image.image_id} is also that of "
-                    f"{images[image.image_id].path}; take one split at a time, or write the "
-                    "shards again with ids that differ"
-                )
-            images[image.image_id] = image
-    return list(images.values())
+
+    def recognise(self, data: DataFiles) -> str | None:
+        if data.file is not None:
+            return f"WebDataset shards {data.file}" if ".tar" in str(data.file) else None
+        tars = data.candidates("*.tar")
+        return f"WebDataset shards: {listed(list(map(data.relative, tars)), 3)}" if tars else None
+
+    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+        images: dict[int | str, NamedImage] = {}
+        for split, names in _tars(data, splits).items():
+            _check_complete(names)
+            for image in _read_shards(names):
+                if image.image_id in images:
+                    raise DataError(
+                        f"{image.name}: its id {image.image_id} is also that of "
+                        f"{images[image.image_id].name}; take one split at a time, or write the "
+                        "shards again with ids that differ"
+                    )
+                images[image.image_id] = replace(image, split=split)
+        return Annotations(list(images.values()), [Path(str(data.root))])
+
+
+def _tars(data: DataFiles, splits: Sequence[str]) -> dict[str, list[str]]:
+    """Return the tar files of each split, or all under the name "" where they have no splits."""
+    root = str(data.root)
+    if os.path.isfile(root):
+        return {"": [root]}
+    base = root if is_url(root) else glob.escape(root)
+    pattern = str(data.file or _OF_SPLIT)
+    if "{split}" not in pattern:
+        return {"": expand(posixpath.join(base, pattern))}
+    if data.file is None and not data.is_remote:
+        names = [path.name for path in data.candidates("*.tar")]
+        found = {m[1] for name in names if (m := re.fullmatch(r"(.+?)-\d.*\.tar", name))}
+        if not {split_name(name) for name in found} & SPLIT_NAMES and not found & set(splits):
+            return {"": expand(posixpath.join(base, "**", "*.tar"))}
+        splits = splits or sorted(found)
+    return {
+        split: expand(posixpath.join(base, pattern.replace("{split}", split)))
+        for split in splits or ("train", "val")
+    }
 
 
 def _check_complete(names: Sequence[str]) -> None:
@@ -75,10 +104,10 @@ def _check_complete(names: Sequence[str]) -> None:
             )
 
 
-def _read_shards(names: Sequence[str]) -> list[CaptionedImage]:
+def _read_shards(names: Sequence[str]) -> list[NamedImage]:
     """Return the images of tar files; one without an index is read through, and gets one here."""
     indexes = fetch(_index_name(name) for name in names if is_url(name))
-    images: list[CaptionedImage] = []
+    images: list[NamedImage] = []
     for name in names:
         try:
             content = indexes.get(_index_name(name)) or Path(_index_name(name)).read_bytes()
@@ -108,7 +137,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace")
 
 
-def _parse(tar: str, content: bytes) -> list[CaptionedImage]:
+def _parse(tar: str, content: bytes) -> list[NamedImage]:
     """Return the images of an index, whose tar file must have the size that it names."""
     try:
         # Not splitlines: a name may hold another sign that ends a line.
@@ -117,7 +146,7 @@ def _parse(tar: str, content: bytes) -> list[CaptionedImage]:
         system, path = file_system(tar)
         found, version = system.info(path)["size"], system.ukey(path)
         images = [
-            CaptionedImage(
+            NamedImage(
                 TarMember(tar, line["member"], line["name"], line["offset"], line["size"], version),
                 tuple(line["captions"]),
                 line["id"],

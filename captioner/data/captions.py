@@ -1,0 +1,171 @@
+"""Checks of captions before anything is learned from them.
+
+`captioner check-data` and training call `caption_findings`: the same checks with the same limits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from captioner.data.tokenizer import Tokenizer
+from captioner.errors import listed
+
+if TYPE_CHECKING:
+    from captioner.data.captioned import CaptionedImage, Split
+
+SAME_CAPTION = 0.5  # share of the images with the same caption, above which it is likely a mistake
+MARKED = 0.9  # share of the captions with the same marker, above which it is one
+_MOST_MARKERS = 3  # at each end, as in "<start> caption: a dog"
+_SAMPLED = 200  # captions that candidates for markers are taken from
+
+_HTML_TAG = r"</?(?:a|b|br|div|em|font|h\d|i|img|li|p|small|span|strong|sub|sup|u|ul)\b[^<>]*>"
+# Markers of tutorials and of other programs: startseq, <start>, [BOS], <|endoftext|>, "caption:".
+_TOKEN = (
+    rf"(?!{_HTML_TAG})<\|?[^<>|\s]{{1,20}}\|?>|\[/?[A-Za-z_]{{1,12}}\]"
+    r"|\b(?:startseq|endseq|sos|eos|bos)\b"
+)
+_FIRST = re.compile(rf"(?:{_TOKEN}|[A-Za-z][A-Za-z ]{{0,20}}:)(?=\s|\w|$)", re.IGNORECASE)
+_LAST = re.compile(rf"(?:{_TOKEN})$", re.IGNORECASE)
+_NOTHING = frozenset(("nan", "null", "none", "n/a", "<na>", "na", "undefined", "[]"))
+_HTML = re.compile(rf"&(?:#\d+|#x[0-9a-f]+|[a-z]{{2,8}});|{_HTML_TAG}", re.IGNORECASE)
+
+
+def has_words(text: str) -> bool:
+    """Return whether a caption has a letter or digit of any script."""
+    return any(map(str.isalnum, text))
+
+
+def stands_for_nothing(text: str) -> bool:
+    """Return whether a caption is what programs write for a missing one, such as nan."""
+    return text.strip().lower() in _NOTHING
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Texts with which nearly all captions of a data set begin or end.
+
+    A model would learn to write them.
+    """
+
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, captions: Iterable[str]) -> Markers:
+        """Find the markers of all captions of a data set."""
+        texts = [text.strip() for text in captions]
+        first, texts = _common(texts, _FIRST.match, lambda t, marker: t[len(marker) :].strip())
+        last, _ = _common(texts, _LAST.search, lambda t, marker: t[: -len(marker)].strip())
+        return cls(tuple(first), tuple(last))
+
+    def __bool__(self) -> bool:
+        return bool(self.first or self.last)
+
+    def stripped(self, text: str) -> str:
+        """Return a caption without the markers that it has."""
+        for marker in self.first:
+            if text.lower().startswith(marker):
+                text = text[len(marker) :].strip()
+        for marker in self.last:
+            if text.lower().endswith(marker):
+                text = text[: -len(marker)].strip()
+        return text
+
+
+def _common(
+    texts: list[str],
+    find: Callable[[str], re.Match[str] | None],
+    strip: Callable[[str, str], str],
+) -> tuple[list[str], list[str]]:
+    """Return the markers, in lower case, at one end of nearly all texts; and the texts without."""
+    markers: list[str] = []
+    while len(markers) < _MOST_MARKERS:
+        found = Counter(m[0].lower() for text in islice(texts, _SAMPLED) if (m := find(text)))
+        if not found:
+            break
+        marker = found.most_common(1)[0][0]
+        marked = [(m := find(text)) is not None and m[0].lower() == marker for text in texts]
+        if len(texts) < 2 or sum(marked) < MARKED * len(texts):
+            break
+        texts = [strip(t, marker) if has else t for t, has in zip(texts, marked, strict=True)]
+        markers.append(marker)
+    return markers, texts
+
+
+def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) -> list[str]:
+    """Return a sentence for each thing in the captions of a split that would spoil training.
+
+    Args:
+        max_words: Words after which training cuts a caption; None cuts none.
+    """
+    pairs = [(image, text) for image in split.images for text in image.captions]
+    texts = [text for _, text in pairs]
+    found = [
+        _markers(split.markers),
+        same_caption(split.images),
+        tokenizer.warning(texts),
+        _kind(pairs, lambda text: bool(_HTML.search(text)), "have HTML in them"),
+    ]
+    if max_words is not None and not tokenizer.is_learned:
+        long = _kind(
+            pairs,
+            # a character is a word at most, and counting characters is quicker
+            lambda text: len(text) > max_words and len(tokenizer.split(text)) > max_words,
+            f"have more than {max_words} words",
+        )
+        found.append(long and f"{long}; training cuts them there (data.max_words)")
+    alike = [i for i in split.images if len(i.captions) > 1 and len(set(i.captions)) == 1]
+    twice = [i for i in split.images if len(set(i.captions)) < len(i.captions) and i not in alike]
+    if alike:
+        found.append(
+            f"the captions of each of {len(alike)} photos are all alike, as those of "
+            f"{alike[0].path}; give one, or captions that differ"
+        )
+    if twice:
+        found.append(
+            f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it "
+            "counts double"
+        )
+    return [sentence for sentence in found if sentence]
+
+
+def _markers(markers: Markers | None) -> str | None:
+    if not markers:
+        return None
+    ends = [
+        f"{verb} with {listed([repr(m) for m in found])}"
+        for verb, found in (("begin", markers.first), ("end", markers.last[::-1]))
+        if found
+    ]
+    return (
+        f"nearly all captions {' and '.join(ends)}, which a model would learn to write; "
+        "--strip-markers (data.strip_markers true) removes this"
+    )
+
+
+def _kind(
+    pairs: Sequence[tuple[CaptionedImage, str]], applies: Callable[[str], bool], what: str
+) -> str | None:
+    """Return how many captions are of a kind, with the first of them."""
+    matching = [(image, text) for image, text in pairs if applies(text)]
+    if not matching:
+        return None
+    image, text = matching[0]
+    return f"{len(matching)} of {len(pairs)} captions {what}, as {text[:60]!r} of {image.path}"
+
+
+def same_caption(images: Sequence[CaptionedImage]) -> str | None:
+    """Return a warning if many images have the same caption, else None."""
+    counts = Counter(text for image in images for text in set(image.captions))
+    text, count = counts.most_common(1)[0] if counts else ("", 0)
+    if len(images) < (20 if len(counts) > 1 else 3) or count <= SAME_CAPTION * len(images):
+        return None
+    return (
+        f"{count} of {len(images)} photos have the same caption, {text!r}; check that photos and "
+        "captions belong together"
+    )

@@ -1,0 +1,46 @@
+"""Images with a text file of the same name each, as programs that caption training sets write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.data.layouts import SPLIT_NAMES, Annotations, DataFiles, NamedImage
+from captioner.data.text_files import numbered_lines
+
+_SUFFIXES = (".txt", ".caption")
+
+
+class Sidecars:
+    """`a.jpg` with `a.txt` or `a.caption`, one caption a line, also in folders of folders.
+
+    Folders called train, val and test in the root are splits. Ids are names from the root.
+    """
+
+    def recognise(self, data: DataFiles) -> str | None:
+        if data.named_file is not None:
+            return None
+        texts = _texts(data)
+        count = sum(image.with_suffix("") in texts for image in data.tree.images)
+        if not count or count * 2 < len(data.tree.images):
+            return None
+        return f"{count} text files beside photos of the same name"
+
+    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+        texts = _texts(data)
+        images = []
+        for image in data.tree.images:
+            path = texts.get(image.with_suffix(""))
+            captions = tuple(line for _, line in numbered_lines(path)) if path else ()
+            name = image.relative_to(data.folder).as_posix()
+            images.append(NamedImage(name, captions, name, name.partition("/")[0]))
+        if not all(image.split.lower() in SPLIT_NAMES for image in images):
+            images = [NamedImage(i.name, i.captions, i.image_id) for i in images]
+        return Annotations(images, [data.folder])
+
+
+def _texts(data: DataFiles) -> dict[Path, Path]:
+    """Return the text files by their paths without suffix."""
+    return {
+        path.with_suffix(""): path for path in data.tree.others if path.suffix.lower() in _SUFFIXES
+    }

@@ -1,0 +1,456 @@
+"""Data sets as they lie on disk: recognising their layout and reading their splits.
+
+`captioner.registry.DATA_FORMATS` lists the layouts. Each is a module in `captioner.data.formats`
+with a class that has two methods, `recognise` and `read` (see `Layout`). Everything that all
+layouts share is here: the names of splits, the photos that are held out where there are none,
+captions that are none, and where the images lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from captioner.data.captioned import CaptionedImage, Split, with_words
+from captioner.data.captions import Markers
+from captioner.data.image_finder import FolderTree, ImageFinder, plain_name
+from captioner.data.tars import ImagePath, TarMember
+from captioner.errors import DataError, listed
+from captioner.registry import DATA_FORMATS
+from captioner.storage import is_url
+
+AUTO = "auto"
+VAL_SHARE = 0.1  # of the photos of a data set without splits
+LAYOUTS_PAGE = "docs/data.md"  # the table of layouts
+_OTHER_NAMES = {
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "testing": "test",
+}
+
+
+def split_name(name: str) -> str:
+    """Return the name of a split as captioner uses it.
+
+    >>> split_name("Validation"), split_name("dev"), split_name("restval")
+    ('val', 'val', 'restval')
+    """
+    name = name.strip().lower()
+    return _OTHER_NAMES.get(name, name)
+
+
+SPLIT_NAMES = frozenset(("train", "val", "test", *_OTHER_NAMES))
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """An image as a data set's files name it.
+
+    Args:
+        name: Path from one of `Annotations.folders`, or the image's place in a tar file.
+        captions: Its texts as they stand in the file.
+        image_id: Its id in COCO results.
+        split: The split it belongs to; "" in a data set without splits.
+    """
+
+    name: str | TarMember
+    captions: tuple[str, ...]
+    image_id: int | str
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """What the files of a data set say.
+
+    Args:
+        images: In the order of the files.
+        folders: Where the names of images begin, the usual place first.
+        problems: Sentences about what cannot be used, such as captions of no image.
+    """
+
+    images: list[NamedImage]
+    folders: Sequence[Path]
+    problems: Sequence[str] = ()
+
+
+class Layout(Protocol):
+    """A way in which data sets lie on disk."""
+
+    def recognise(self, data: DataFiles) -> str | None:
+        """Return what lies there in words, with its files, or None if it is another layout.
+
+        Example: "Kaggle's Flickr8k: captions.txt".
+        """
+
+    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+        """Return what the files say of these splits at least; of no splits, everything.
+
+        Raises:
+            DataError: One sentence that names the file and the line or entry.
+        """
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Where a data set lies, and what the user says about it.
+
+    Args:
+        format: Name of a layout, or `auto`.
+        root, file, coco_splits, image_column, caption_column, strip_markers: As in
+            `captioner.config.DataConfig`.
+    """
+
+    format: str = AUTO
+    root: str | Path = ""
+    file: str | Path | None = None
+    coco_splits: str | Path | None = None
+    image_column: str | None = None
+    caption_column: str | None = None
+    strip_markers: bool = False
+
+    @property
+    def is_remote(self) -> bool:
+        return isinstance(self.root, str) and is_url(self.root)
+
+    @cached_property
+    def named_file(self) -> Path | None:
+        """The captions file that the user names: `file`, in the root or as it stands, or the root.
+
+        Raises:
+            DataError: It does not exist.
+        """
+        if self.file is None:
+            return Path(self.root) if os.path.isfile(self.root) else None
+        for path in (Path(self.root, self.file), Path(self.file)):
+            if os.path.isfile(path):  # Path.is_file raises for a name that no file can have
+                return path
+        raise DataError(
+            f"the captions file {Path(self.root, self.file)} does not exist; correct its name"
+        )
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder with everything: the root; of a file, its own or the one above."""
+        if not os.path.isfile(self.root):
+            return Path(self.root)
+        own = Path(self.root).absolute().parent
+        return own.parent if own.name in ("annotations", "captions", "Flickr8k_text") else own
+
+    @cached_property
+    def tree(self) -> FolderTree:
+        return FolderTree(self.folder)
+
+    def candidates(self, *patterns: str) -> list[Path]:
+        """Return the file that the user names, or else the files below the root of these names."""
+        if self.named_file is not None:
+            files: Iterable[Path] = [self.named_file]
+        else:
+            files = self.tree.others
+        return [f for f in files if any(fnmatch(f.name.lower(), p.lower()) for p in patterns)]
+
+    def relative(self, path: Path) -> str:
+        """Return a path as it is named in messages: from the folder."""
+        return os.path.relpath(path, self.folder)
+
+
+class CaptionedData:
+    """A data set whose layout is known.
+
+    Raises:
+        DataError: There is no such place, or its layout is not recognised.
+    """
+
+    def __init__(self, data: DataFiles, *, val_share: float = VAL_SHARE) -> None:
+        self.data = data
+        self.val_share = val_share
+        self.format, self.title = _recognised(data)
+        self._read: dict[tuple[str, ...], _LocatedImages] = {}
+
+    def split(self, name: str) -> Split:
+        """Return a split, or several joined with "+".
+
+        In a data set without splits, `val` is a share of the photos that is chosen by a hash of
+        their names, `train` is all others, and any other name is all photos.
+
+        Raises:
+            DataError: Something is missing, malformed or empty, or no image is on disk; one
+                sentence that names the file and, where it has lines, the line.
+        """
+        names = list(dict.fromkeys(part.strip() for part in name.split("+")))
+        if not all(names):
+            raise DataError(
+                f'{name!r} is no split name; give one such as "train", or several joined with "+"'
+            )
+        return self._located(names).split(names)
+
+    def everything(self) -> Split:
+        """Return all images of all splits."""
+        return self._located([]).split([])
+
+    def captions(self, name: str) -> list[str]:
+        """Return all captions of a split, also of images that are not on disk."""
+        names = [part.strip() for part in name.split("+")]
+        return [text for image in self._located(names).of_splits(names) for text in image.captions]
+
+    def references(self, name: str) -> list[CaptionedImage]:
+        """Return the captioned images of a split, whether they are on disk or not."""
+        names = [part.strip() for part in name.split("+")]
+        return [image for image in self._located(names).captioned(names) if image.captions]
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether what was read has splits."""
+        return any(located.has_splits for located in self._read.values())
+
+    @property
+    def split_names(self) -> list[str]:
+        """The splits in what was read."""
+        found = {i.split: None for located in self._read.values() for i in located.images}
+        return [name for name in found if name]
+
+    def description(self) -> str:
+        """Return in one line what was recognised and read."""
+        parts = [f"{self.data.root}: {self.title}"]
+        for located in self._read.values():
+            parts.append(f"{located.on_disk:,} photos{located.places()}")
+        if not self._read:
+            return parts[0]
+        if self.has_splits:
+            parts.append(f"splits {', '.join(self.split_names)}")
+        else:
+            parts.append("no splits")
+            if self.val_share:
+                parts[-1] += (
+                    f" ({self.val_share:.0%} are held out for validation, by a hash of their names)"
+                )
+        return ", ".join(parts)
+
+    def _located(self, names: Sequence[str]) -> _LocatedImages:
+        layout: Layout = DATA_FORMATS[self.format]()
+        splittable = self.format in ("coco", "webdataset")  # a split is a file of its own
+        key = tuple(names) if splittable else ()
+        if key not in self._read:
+            annotations = layout.read(self.data, key)
+            if not annotations.images:
+                raise DataError(f"{self.data.root} is empty: its files name no image")
+            self._read[key] = _LocatedImages(self.data, annotations, self.val_share)
+        return self._read[key]
+
+
+class _LocatedImages:
+    """The images that files name, with usable captions, and where they lie."""
+
+    def __init__(self, data: DataFiles, annotations: Annotations, val_share: float) -> None:
+        self.data = data
+        self.images = annotations.images
+        self.problems = list(annotations.problems)
+        self.val_share = val_share
+        self.has_splits = any(image.split for image in self.images)
+        self._markers = Markers.of(text for image in self.images for text in image.captions)
+        self._finder = ImageFinder(annotations.folders, data.tree)
+
+    @cached_property
+    def files(self) -> list[ImagePath | None]:
+        """The file of each image."""
+        names = [image.name for image in self.images if isinstance(image.name, str)]
+        found = iter(self._finder.find(names))
+        return [next(found) if isinstance(i.name, str) else i.name for i in self.images]
+
+    @property
+    def on_disk(self) -> int:
+        return sum(path is not None for path in self.files)
+
+    def places(self) -> str:
+        """Say where images were found that do not lie where their names say."""
+        places = [place for place, _ in self._finder.elsewhere.most_common(3)]
+        return f" in {' and '.join(places)}" if places else ""
+
+    def of_splits(self, names: Sequence[str]) -> list[NamedImage]:
+        """Return the images of some splits; of none, all."""
+        return [self.images[index] for index in self._indices(names)]
+
+    def split(self, names: Sequence[str]) -> Split:
+        """Return the captioned images of some splits; of none, all."""
+        chosen = self._indices(names)
+        named, wordless = self._with_words(chosen)
+        present = [i for i, at in zip(named, chosen, strict=True) if self.files[at] is not None]
+        missing = [i.path for i, at in zip(named, chosen, strict=True) if self.files[at] is None]
+        if not present:
+            raise DataError(self._none_on_disk([self.images[index] for index in chosen]))
+        return Split(
+            images=[image for image in present if image.captions],
+            missing=missing,
+            uncaptioned=[image for image in present if not image.captions],
+            wordless=wordless,
+            problems=self.problems,
+            markers=None if self.data.strip_markers else self._markers,
+        )
+
+    def captioned(self, names: Sequence[str]) -> list[CaptionedImage]:
+        """Return the images of some splits, on disk or not, with the captions that have words."""
+        return self._with_words(self._indices(names))[0]
+
+    def _with_words(
+        self, indices: Sequence[int]
+    ) -> tuple[list[CaptionedImage], list[tuple[ImagePath, str]]]:
+        return with_words(
+            CaptionedImage(
+                self.files[index] or self._finder.expected(str(self.images[index].name)),
+                tuple(map(self._caption, self.images[index].captions)),
+                self.images[index].image_id,
+            )
+            for index in indices
+        )
+
+    def _caption(self, text: str) -> str:
+        """Return a caption with single spaces, and without markers if they are to be removed."""
+        text = " ".join(text.split())
+        return self._markers.stripped(text) if self.data.strip_markers else text
+
+    def _indices(self, names: Sequence[str]) -> list[int]:
+        if not names:
+            return list(range(len(self.images)))
+        if not self.has_splits:
+            return self._without_splits(names)
+        available = {split_name(image.split): image.split for image in self.images}
+        for name in names:
+            if split_name(name) not in available:
+                raise DataError(
+                    f"{self.data.root} has no split {name!r}; the splits there are: "
+                    + ", ".join(sorted(available.values()))
+                )
+        wanted = set(map(split_name, names))
+        return [i for i, image in enumerate(self.images) if split_name(image.split) in wanted]
+
+    def _without_splits(self, names: Sequence[str]) -> list[int]:
+        """Return the images of `train`, of `val`, or all, in a data set that has no splits."""
+        wanted = set(map(split_name, names))
+        everything = range(len(self.images))
+        if not self.val_share or wanted not in ({"train"}, {"val"}):
+            return list(everything)
+        held_out = held_out_for_validation([str(i.name) for i in self.images], self.val_share)
+        if len(held_out) >= len(self.images):  # too few to divide
+            return list(everything)
+        return [index for index in everything if (index in held_out) == (wanted == {"val"})]
+
+    def _none_on_disk(self, images: Sequence[NamedImage]) -> str:
+        """Say that no image was found, where it was looked for, and what lies there instead."""
+        names = [str(image.name) for image in images]
+        first, folder = names[0], self.data.folder
+        if all(map(is_url, names)):
+            return (
+                f"{self.data.root} names addresses such as {first}, and none of the {len(names)} "
+                f"photos is below {folder}; download them first, for instance with img2dataset"
+            )
+        there = self.data.tree.images
+        found = (
+            f"the {len(there)} photos below {folder} have other names, such as "
+            f"{self.data.relative(there[0])}"
+            if there
+            else f"there are no photos below {folder}"
+        )
+        return (
+            f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
+            f"expected at {self._finder.expected(first)}; {found}. Put the photos there, or "
+            "correct the path or the names"
+        )
+
+
+def held_out_for_validation(names: Sequence[str], share: float) -> set[int]:
+    """Return which images of a data set without splits are held out for validation.
+
+    The choice is a function of the image's file name alone, so that training and evaluation agree
+    and a photo keeps its place when others are added. At least two are chosen, because CIDEr of a
+    single one is always 0.
+    """
+
+    def draw(name: str) -> int:
+        base = posixpath.basename(plain_name(name))
+        return int.from_bytes(hashlib.sha256(base.encode(errors="replace")).digest()[:8], "big")
+
+    draws = list(map(draw, names))
+    count = max(2, sum(value < share * 2**64 for value in draws))
+    return set(sorted(range(len(names)), key=lambda index: (draws[index], names[index]))[:count])
+
+
+def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
+    """Read one split, or several joined with "+" such as "train+restval", of a data set.
+
+    Args:
+        split: As in `CaptionedData.split`.
+        val_share: Share of the photos that is held out in a data set without splits.
+        data: Arguments of `DataFiles`.
+
+    Raises:
+        DataError: The data set cannot be read.
+    """
+    return CaptionedData(DataFiles(**data), val_share=val_share).split(split)
+
+
+def _recognised(data: DataFiles) -> tuple[str, str]:
+    """Return the layout's name and what lies there in words.
+
+    Raises:
+        DataError: There is no such place, nothing is recognised, or several layouts are.
+    """
+    if data.format not in DATA_FORMATS and data.format != AUTO:
+        raise DataError(
+            f"unknown data format {data.format!r}; use {AUTO} or one of {', '.join(DATA_FORMATS)}"
+        )
+    if data.is_remote:
+        if data.format not in (AUTO, "webdataset"):
+            raise DataError(
+                f"{data.root}: format {data.format} reads folders of this machine alone; copy the "
+                "data set, or write it as shards (captioner shards) and train from these"
+            )
+        return "webdataset", "WebDataset shards"
+    if not os.path.exists(data.root):  # Path.exists raises for some names
+        raise DataError(f"there is no file or folder {data.root}; correct the path of the data")
+    if data.format != AUTO:
+        title = DATA_FORMATS[data.format]().recognise(data)
+        if title is None:
+            raise DataError(_not_recognised(data, f"is no data set of format {data.format}"))
+        return data.format, title
+    titles = {name: DATA_FORMATS[name]().recognise(data) for name in DATA_FORMATS}
+    found = {name: title for name, title in titles.items() if title}
+    # A table or sidecars may accompany a data set of a certain name.
+    certain = {name: title for name, title in found.items() if name not in ("table", "sidecars")}
+    found = certain or found
+    if not found:
+        raise DataError(_not_recognised(data, "holds no data set whose layout is recognised"))
+    if len(found) > 1:
+        raise DataError(
+            f"{data.root} holds several data sets: {'; '.join(found.values())}. Choose one with "
+            f"--format {' or --format '.join(found)} (data.format in a recipe)"
+        )
+    return next(iter(found.items()))
+
+
+def _not_recognised(data: DataFiles, reason: str) -> str:
+    """Say that no layout fits, what lies there, and where the layouts are listed."""
+    from captioner.data.formats.table import headings
+
+    lines = [f"{data.root} {reason}"]
+    if not os.path.isfile(data.root):
+        others = [data.relative(path) for path in data.tree.others]
+        lines.append(
+            f"it has {len(data.tree.images)} photos and these other files: {listed(others, 5)}"
+            if others
+            else f"it has {len(data.tree.images)} photos and no other files"
+        )
+    for path, columns in headings(data):
+        lines.append(
+            f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
+            "--image-column and --caption-column)"
+        )
+    return "; ".join(lines) + f". The layouts are listed in {LAYOUTS_PAGE}"

@@ -1,0 +1,223 @@
+"""Each layout of docs/data.md is recognised and read, by every command alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, write
+
+from captioner.cli import finetune, train
+from captioner.cli.check_data import main as check_data
+from captioner.config import Config, data_sources
+from captioner.data.layouts import CaptionedData, DataFiles, held_out_for_validation, read_split
+from captioner.data.sources import read_sources
+from captioner.errors import DataError
+
+
+def sentence(**data: object) -> str:
+    """The message of the DataError that reading ends with: one sentence on one line."""
+    with pytest.raises(DataError) as caught:
+        read_split(**{"split": "train", **data})
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str, str, tuple]:
+    draw_layout, format, words, splits = LAYOUTS[request.param]
+    draw_layout(tmp_path / "data")
+    return tmp_path / "data", format, words, splits
+
+
+def test_each_layout_is_recognised_and_all_its_photos_are_found(layout) -> None:
+    root, format, words, splits = layout
+    data = CaptionedData(DataFiles("auto", root))
+    everything = data.everything()
+    assert data.format == format
+    assert words in data.description()
+    assert len(everything.images) == PHOTOS, data.description()
+    assert not everything.missing
+    assert tuple(data.split_names) == splits
+    captions = {text for image in everything.images for text in image.captions}
+    assert all(any(text[0] in found for found in captions) for text in CAPTIONS.values())
+    # the same where the layout is insisted on
+    assert CaptionedData(DataFiles(format, root)).everything() == everything
+
+
+@pytest.fixture(scope="module")
+def configs() -> list[Config]:
+    """Settings of `captioner train` and `captioner finetune`, whose data are replaced."""
+    return [
+        train.parse_settings(["--config", "table", "--data.root", "data"])[0],
+        finetune.parse_settings(["data", "--output", "run"])[0],
+    ]
+
+
+def photos_of(config: Config) -> tuple[set[str], set[str]]:
+    found = read_sources(data_sources(config.data), val_share=config.data.val_share)
+    ((_, validation),) = found.validation
+    return {str(i.path) for i in found.training}, {str(i.path) for i in validation}
+
+
+def test_every_command_reads_the_same_photos_of_a_layout(
+    layout, configs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = layout[0]
+    of_train, of_finetune = (
+        photos_of(replace(config, data=replace(config.data, root=str(root)))) for config in configs
+    )
+    training, validation = of_train
+    assert len(training) >= 6
+    assert len(validation) >= 2
+    assert not training & validation
+    assert of_finetune == of_train
+    evaluated = CaptionedData(DataFiles(root=root)).split("val")
+    assert {str(image.path) for image in evaluated.images} == validation
+    assert check_data([str(root)]) in (0, 1)
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{root}: ")
+    assert shown.err == ""
+
+
+# ------------------------------------------------------------------------- splits where there are none
+
+
+def test_photos_are_held_out_by_a_hash_of_their_names_alone() -> None:
+    names = [f"{number}.jpg" for number in range(1000)]
+    held_out = held_out_for_validation(names, 0.1)
+    assert 70 < len(held_out) < 130
+    assert {names[i] for i in held_out} == {
+        name
+        for part in (names[:500], names[500:])
+        for name in (part[i] for i in held_out_for_validation(part, 0.1))
+    }, "a photo keeps its place when others are added"
+    elsewhere = [f"C:\\photos\\{name}" for name in names]
+    assert held_out_for_validation(elsewhere, 0.1) == held_out
+    assert len(held_out_for_validation(names[:5], 0.1)) == 2
+    assert held_out_for_validation(names, 0.05) < held_out
+
+
+def test_without_splits_val_and_train_make_up_all(tmp_path: Path) -> None:
+    LAYOUTS["json_map"][0](tmp_path)
+    parts = {name: read_split(root=tmp_path, split=name).images for name in ("train", "val")}
+    whole = read_split(root=tmp_path, split="all").images
+    assert sorted(i.image_id for part in parts.values() for i in part) == list(range(PHOTOS))
+    assert len(whole) == PHOTOS
+    assert read_split(root=tmp_path, split="train", val_share=0).images == whole
+
+
+def test_a_split_is_found_by_its_other_names(tmp_path: Path) -> None:
+    draw(tmp_path)
+    write(
+        tmp_path / "t.csv", "image,caption,split\n00.jpg,a,Training\n01.jpg,b,valid\n02.jpg,c,test"
+    )
+    for name, count in (("train", 1), ("val", 1), ("dev", 1), ("validation", 1), ("val+test", 2)):
+        assert len(read_split(root=tmp_path, split=name).images) == count
+    assert "has no split 'x'; the splits there are: Training, test, valid" in sentence(
+        root=tmp_path, split="x"
+    )
+
+
+# ------------------------------------------------------------------------- what could be meant
+
+
+def test_several_data_sets_are_named_with_the_option_that_decides(tmp_path: Path) -> None:
+    flickr8k(tmp_path)
+    karpathy(tmp_path, "Flicker8k_Dataset")
+    message = sentence(root=tmp_path)
+    assert "Flickr8k.token.txt" in message
+    assert "--format flickr8k or --format karpathy" in message
+    assert len(read_split(root=tmp_path, format="karpathy", split="train").images) == 8
+    by_file = read_split(root=tmp_path, file="dataset_flickr8k.json", split="train")
+    assert len(by_file.images) == 8
+
+
+def test_several_tables_are_named_with_the_option_that_decides(tmp_path: Path) -> None:
+    draw(tmp_path)
+    write(tmp_path / "one.csv", "image,caption\n00.jpg,one\n")
+    write(tmp_path / "two.jsonl", '{"image": "01.jpg", "caption": "two"}\n')
+    assert "one.csv, two.jsonl; choose one with --file" in sentence(root=tmp_path)
+    found = read_split(root=tmp_path, file="two.jsonl", split="all").images
+    assert [image.captions for image in found] == [("two",)]
+
+
+def test_of_two_years_of_coco_one_is_asked_for(tmp_path: Path) -> None:
+    LAYOUTS["coco_2017"][0](tmp_path)
+    LAYOUTS["coco_2014"][0](tmp_path)
+    message = sentence(root=tmp_path)
+    assert "train2014 and train2017" in message
+    assert "--split" in message
+    assert len(read_split(root=tmp_path, split="train2017").images) == 8
+
+
+def test_what_lies_there_is_named_where_nothing_is_recognised(tmp_path: Path) -> None:
+    draw(tmp_path / "photos")
+    write(tmp_path / "notes.md", "?")
+    message = sentence(root=tmp_path)
+    assert "12 photos" in message
+    assert "notes.md" in message
+    assert "docs/data.md" in message
+    write(tmp_path / "list.csv", "bild,satz\n00.jpg,ein Hund\n")
+    message = sentence(root=tmp_path)
+    assert "list.csv has the columns bild, satz" in message
+    assert "--image-column" in message
+    columns = {"image_column": "bild", "caption_column": "satz"}
+    assert len(read_split(root=tmp_path, split="all", **columns).images) == 1
+
+
+# ------------------------------------------------------------------------- where the photos lie
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jpg",
+        "photos/a.jpg",
+        "photos\\a.jpg",
+        "C:\\Users\\me\\photos\\a.jpg",
+        "PHOTOS/A.JPG",
+        "a",
+        "a.png",
+        "/home/other/a.jpg",
+        "https://example.org/x/a.jpg?size=2",
+    ],
+)
+def test_a_photo_is_found_by_a_name_that_does_not_lead_to_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "photos").mkdir()
+    draw(tmp_path / "photos", "other{:02d}.jpg")
+    (tmp_path / "photos" / "other00.jpg").rename(tmp_path / "photos" / "a.jpg")
+    write(tmp_path / "t.csv", f"image,caption\n{name},a dog\n")
+    data = CaptionedData(DataFiles(root=tmp_path / "t.csv"))
+    assert [i.path for i in data.everything().images] == [tmp_path / "photos" / "a.jpg"]
+    assert name == "photos/a.jpg" or "1 photos in photos/" in data.description()
+
+
+def test_a_file_is_not_taken_for_two_photos_nor_one_of_two_files(tmp_path: Path) -> None:
+    for name in ("here/a.jpg", "b/x.jpg", "c/x.jpg"):
+        write(tmp_path / name, "")
+    table = "image,caption\nhere/a.jpg,one\ngone/a.jpg,two\nd/x.jpg,three\nc/x.jpg,four\n"
+    write(tmp_path / "t.csv", table)
+    split = read_split(root=tmp_path, split="all")
+    assert [i.path.relative_to(tmp_path).as_posix() for i in split.images] == [
+        "here/a.jpg",
+        "b/x.jpg",  # the only one left
+        "c/x.jpg",
+    ]
+    assert split.missing == [tmp_path / "gone/a.jpg"]
+    write(tmp_path / "t.csv", "image,caption\nx.jpg,which?\nhere/a.jpg,one\n")
+    assert read_split(root=tmp_path, split="all").missing == [tmp_path / "x.jpg"]
+
+
+def test_where_no_photo_is_found_the_message_says_what_lies_there(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv", "image,caption\na.jpg,a dog\n")
+    message = sentence(root=tmp_path)
+    assert message.startswith(f"none of the 1 images that {tmp_path} names is on disk")
+    assert f"expected at {tmp_path}/a.jpg; there are no photos below {tmp_path}" in message
+    draw(tmp_path / "photos")
+    assert "the 12 photos below" in sentence(root=tmp_path)
+    assert "such as photos/00.jpg" in sentence(root=tmp_path)
+    write(tmp_path / "t.csv", "image,caption\nhttps://example.org/1,a dog\n")
+    assert "names addresses such as https://example.org/1" in sentence(root=tmp_path)
