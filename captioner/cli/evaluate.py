@@ -202,7 +202,6 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
     data = CaptionedData(parsing.chosen_data(arguments))
     split = data.split(arguments.split)
     training = _training_captions(arguments)
-    logger.info(data.description())
     if not data.has_splits and arguments.split not in ("train", "val"):
         logger.warning(
             f"{arguments.root} has no splits, so all of its photos are scored, those that a model "
@@ -226,6 +225,7 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
     from captioner.evaluation.evaluate import caption_images, measure_attention, score_written
 
     captioner = load_captioner(parsing.chosen_model(arguments), arguments)
+    logger.info(data.description())
     requested = images + unscored
     captions, failed = caption_images(
         captioner,

@@ -112,11 +112,11 @@ def test_a_table_without_splits_is_said_to_be_scored_whole(
     commands: Commands, tiny_model: Path, table: Path
 ) -> None:
     captions = table / "captions.csv"
-    assert "no column split" not in evaluate(commands, tiny_model, table, "--split", "val").stderr
+    assert "has no splits" not in evaluate(commands, tiny_model, table, "--split", "val").stderr
     rows = captions.read_text().splitlines()
     captions.write_text("\n".join(row.rpartition(",")[0] for row in rows))
-    outcome = evaluate(commands, tiny_model, table, "--split", "val")
-    assert "no column split" in outcome.stderr
+    outcome = evaluate(commands, tiny_model, table, "--split", "test")
+    assert "has no splits, so all of its photos are scored" in outcome.stderr
     assert outcome.code == 0
 
 
@@ -136,10 +136,10 @@ def test_a_limit_and_a_beam_are_kept_to(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--split", "dev"], "'dev'"),
+        (["--split", "x"], "'x'"),
         (["--root", "no such folder"], "no such folder"),
         (["--checkpoint", "no such model"], "no such model"),
-        (["--format", "coco"], "captions_test.json"),
+        (["--format", "coco"], "no data set of format coco"),
         (["--file", "other.csv"], "other.csv"),
         (["--output", "."], "folder"),
     ],
@@ -315,7 +315,7 @@ def test_captions_for_coco_s_server_are_those_of_all_photos(
     output, captions = tmp_path / "r.json", tmp_path / "c.json"
     outcome = of_coco(commands, tiny_model, root, "--output", output, "--captions", captions)
     assert outcome.code == 0, outcome.stderr
-    assert "2 photos have no captions" in outcome.stderr
+    assert "2 photos have no caption" in outcome.stderr
     listed = json.loads(captions.read_text())
     assert sorted(entry["image_id"] for entry in listed) == [1, 2, 3, 4, 5, 6]
     assert results(output)["num_images"] == 4

@@ -306,5 +306,3 @@ def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
     changed.write_text(changed.read_text().replace("a disc", "a disk"))
     data = read_sources([SourceConfig("only", "table", str(tmp_path / "b"))])
     assert captions_digest(data.training) != digest("a")
-
-

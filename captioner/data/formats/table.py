@@ -21,7 +21,7 @@ from captioner.storage import is_url
 # Usual names of columns, in the order in which they are chosen.
 IMAGE_COLUMNS = (
     "image image_path image_file image_name filename file_name filepath file_path file path img "
-    "img_path photo image_id key url image_url".split()
+    "picture img_path photo image_id key url image_url".split()
 )
 CAPTION_COLUMNS = (
     "caption captions text texts description sentence sentences raw comment title alt alt_text "
