@@ -12,7 +12,7 @@ import tiny
 from programs import Commands, ProgramResult
 
 from captioner.cli.alt_text import alt_text, table
-from captioner.data.readers import read_split
+from captioner.data.layouts import read_split
 
 PAGE = '<img src="photos/one.jpg"><img src="photos/two.png" alt=""><img src="x" alt="mine">'
 
