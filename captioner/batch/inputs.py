@@ -13,20 +13,22 @@ import os
 import posixpath
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from captioner.data.formats.table import (
+    IMAGE_COLUMNS,
+    delimiter_of,
+    usual_column,
+    without_guard,
+)
 from captioner.errors import DataError
 from captioner.storage import Folder, expand, file_system, is_url, os_errors
 
 PLAN = "plan.parquet"
-# Usual names of the column of photos, in the order in which they are chosen.
-IMAGE_COLUMNS = (
-    "path image file_name filename image_path file_path filepath image_file file img photo "
-    "image_id url".split()
-)
 # As bytes: a path on Linux need not be UTF-8.
 _SCHEMA = pa.schema([("id", pa.binary()), ("path", pa.binary())])
 
@@ -147,7 +149,7 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
     column = None
     for number, record in enumerate(records, start=1):
         if column is None:
-            column = next((each for each in IMAGE_COLUMNS if each in record), None)
+            column = usual_column(list(record), IMAGE_COLUMNS)
             if column is None:
                 raise DataError(
                     f"{name}: has no column path, image or file_name; its columns are "
@@ -156,6 +158,7 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
         photo = record.get(column)
         if not isinstance(photo, str) or not photo:
             raise DataError(f"{name}, row {number}: the {column} is {photo!r}; use a path or URL")
+        photo = photo if is_url(name) else without_guard(photo, Path(name).parent)
         yield str(record.get("id") or photo), _resolve(name, photo)
 
 
@@ -164,7 +167,9 @@ def _records(system: Any, path: str) -> Iterator[dict[str, Any]]:
     with system.open(path, "r", encoding="utf-8-sig", newline="") as text:
         suffix = posixpath.splitext(path)[1].lower()
         if suffix in (".csv", ".tsv"):
-            yield from csv.DictReader(text, delimiter="\t" if suffix == ".tsv" else ",")
+            delimiter = delimiter_of(text.readline().strip())
+            text.seek(0)
+            yield from csv.DictReader(text, delimiter=delimiter)
         elif suffix == ".json":
             content = json.load(text)
             rows = content if isinstance(content, list) else [content]
@@ -178,7 +183,8 @@ def _parquet(name: str) -> Iterator[dict[str, Any]]:
     system, path = file_system(name)
     with system.open(path, "rb") as file:
         table = pq.ParquetFile(file)
-        columns = [each for each in table.schema_arrow.names if each in ("id", *IMAGE_COLUMNS)]
+        wanted = ("id", *IMAGE_COLUMNS)
+        columns = [each for each in table.schema_arrow.names if each.lower() in wanted]
         for batch in table.iter_batches(columns=columns or None):
             yield from batch.to_pylist()
 

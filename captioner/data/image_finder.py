@@ -117,7 +117,8 @@ class ImageFinder:
         return self.folders[0] / name
 
     def _exact(self, name: str) -> Path | None:
-        return next((f / name for f in self.folders if f / name in self.existing), None)
+        paths = (folder / name for folder in self.folders)
+        return next((path for path in paths if path in self.existing), None)
 
     def _similar(self, name: str, taken: set[Path | None]) -> Path | None:
         """Return the image below the root that is likeliest meant; None where several could be."""

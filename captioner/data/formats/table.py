@@ -20,7 +20,7 @@ from captioner.storage import is_url
 
 # Usual names of columns, in the order in which they are chosen.
 IMAGE_COLUMNS = (
-    "image image_path image_file image_name filename file_name filepath file_path file path img "
+    "path image image_path image_file image_name filename file_name filepath file_path file img "
     "picture img_path photo image_id key url image_url".split()
 )
 CAPTION_COLUMNS = (
@@ -100,7 +100,7 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
                 bad.append(
                     f"{path}, line {row.line}: the split is empty, but other rows have one; fill it"
                 )
-            name = _without_guard(row.image, path.parent)
+            name = without_guard(row.image, path.parent)
             name = name if is_url(name) else posixpath.normpath(name)
             ids.setdefault(name, len(ids))
             captions.setdefault((name, split or row.split), []).extend(row.captions)
@@ -177,14 +177,18 @@ def _chosen(
     columns: Sequence[str], image: str | None, caption: str | None
 ) -> tuple[str, str] | None:
     """Return the columns of images and captions; the user's choice, or the usual names."""
+    images = usual_column(columns, [image.lower()] if image else IMAGE_COLUMNS)
+    captions = usual_column(columns, [caption.lower()] if caption else CAPTION_COLUMNS)
+    return None if images is None or captions is None else (images, captions)
+
+
+def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the first column of one of these names, in upper or lower case."""
     lower = {column.strip().lower(): column for column in reversed(columns)}
-    images = [image.lower()] if image else IMAGE_COLUMNS
-    captions = [caption.lower()] if caption else CAPTION_COLUMNS
-    found = [next((lower[c] for c in names if c in lower), None) for names in (images, captions)]
-    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+    return next((lower[name] for name in names if name in lower), None)
 
 
-def _without_guard(name: str, folder: Path) -> str:
+def without_guard(name: str, folder: Path) -> str:
     """Return the name of an image without the quote that keeps spreadsheets from computing it."""
     guarded = name.startswith("'") and name[1:].startswith(_FORMULA)
     return name[1:] if guarded and not (folder / name).exists() else name
@@ -201,7 +205,7 @@ def read_rows(
     Raises:
         DataError: The table cannot be read at all, or lacks a column.
     """
-    records = _records(path)
+    records = table_records(path)
     chosen: tuple[str, str] | None = None
     for line, record in records:
         if isinstance(record, DataError):
@@ -255,7 +259,7 @@ def _texts(value: Any) -> tuple[str, ...] | None:
 Record = tuple[int, "Mapping[str, Any] | DataError"]
 
 
-def _records(path: Path) -> Iterator[Record]:
+def table_records(path: Path) -> Iterator[Record]:
     """Yield the line and the cells by column of each row of a table."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -271,7 +275,7 @@ def _columns_of(path: Path) -> list[str]:
     Raises:
         DataError: It cannot be read.
     """
-    for _, record in _records(path):
+    for _, record in table_records(path):
         if isinstance(record, DataError):
             raise record
         return list(record)
@@ -285,7 +289,7 @@ def _delimited_records(path: Path) -> Iterator[Record]:
     """
     text = read_text(path)
     heading = text.lstrip().partition("\n")[0]
-    delimiter = max(_DELIMITERS, key=lambda d: _recognisable(heading, d))
+    delimiter = delimiter_of(heading)
     start, columns = 1, list[str]()
     # Captions between tabs or pipes are seldom quoted, and may begin with a quote of their own.
     stray = rf'(?m)(^|[{delimiter}])"[^"\n]*"[^"{delimiter}\r\n]'
@@ -327,11 +331,15 @@ def _delimited_records(path: Path) -> Iterator[Record]:
         ) from error
 
 
-def _recognisable(heading: str, delimiter: str) -> tuple[bool, int]:
-    """Return how well a delimiter divides a heading."""
-    cells = [cell.strip().strip('"') for cell in heading.split(delimiter)]
-    fits = _chosen(cells, None, None) is not None or _names_an_image(cells[0])
-    return fits and len(cells) > 1, len(cells)
+def delimiter_of(heading: str) -> str:
+    """Return the delimiter that divides a heading into usual names of columns, or into most."""
+
+    def fit(delimiter: str) -> tuple[bool, int]:
+        cells = [cell.strip().strip('"') for cell in heading.split(delimiter)]
+        known = usual_column(cells, IMAGE_COLUMNS) is not None or _names_an_image(cells[0])
+        return known and len(cells) > 1, len(cells)
+
+    return max(_DELIMITERS, key=fit)
 
 
 def _names_an_image(cell: str) -> bool:
