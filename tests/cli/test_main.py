@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from programs import REPOSITORY, Commands, Programs
 from captioner import __version__
 from captioner.__main__ import main
 from captioner.cli import COMMANDS, run_command
+from captioner.cli.completion import SHELLS, script
 from captioner.errors import CheckpointError
 from captioner.log import printable
 
@@ -117,8 +117,8 @@ def test_help_of_a_command_does_not_wait_for_torch() -> None:
 
 
 def test_the_scripts_are_the_commands(programs: Programs) -> None:
-    for script, command in (("train.py", "train"), ("caption.py", "caption")):
-        one, other = programs.run(script, "--help"), programs.run("captioner", command, "--help")
+    for file, command in (("train.py", "train"), ("caption.py", "caption")):
+        one, other = programs.run(file, "--help"), programs.run("captioner", command, "--help")
         assert (one.code, one.stdout) == (other.code, other.stdout)
 
 
@@ -309,54 +309,59 @@ def test_doctor_fails_on_a_damaged_model(
     assert "config.yaml" in printed
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        (["captioner", "cap"], {"caption"}),
-        (["captioner", "caption", "--rec"], {"--recursive"}),
-        (["captioner", "caption", "--model", ""], {"hard", "soft"}),
-        (["captioner", "caption", "--compare", "h"], {"hard"}),
-        (["captioner", "finetune", "--from", ""], {"hard", "soft"}),
-        (["captioner", "train", "--config", "flickr8k_p"], {"flickr8k_paper"}),
-        (["captioner", "train", "--config", "./own"], set()),
-        (["captioner", "train", "--decoder.k"], {"--decoder.kind"}),
-        (["captioner", "evaluate", "--format", "fl"], {"flickr8k"}),
-        (["captioner", "caption", "pho"], set()),  # bash completes files by itself
-    ],
-)
-def test_bash_completes(tmp_path: Path, typed: list[str], offered: set[str]) -> None:
-    from captioner.cli.completion import script
+@pytest.fixture(scope="module")
+def completion_scripts() -> dict[str, str]:
+    return {shell: script(shell) for shell in SHELLS}
 
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(completion_scripts: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "completion"
-    file.write_text(script("bash"))
-    words = " ".join(shlex.quote(word) for word in typed)
-    code = (
-        f"source {file}; COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _captioner; "
-        'printf "%s\n" "${COMPREPLY[@]}"'
+    file.write_text(completion_scripts["bash"])
+    (tmp_path / "photo.jpg").touch()
+    expected = {
+        "captioner cap": {"caption"},
+        "captioner caption --rec": {"--recursive"},
+        "captioner caption --model ''": {"hard", "soft", "completion", "photo.jpg"},
+        "captioner caption --compare h": {"hard"},
+        "captioner finetune --from so": {"soft"},
+        "captioner train --config flickr8k_p": {"flickr8k_paper"},
+        "captioner train --config ./comp": {"./completion"},
+        "captioner train --decoder.k": {"--decoder.kind"},
+        "captioner train --decoder.kind tra": {"transformer"},
+        "captioner evaluate --format fl": {"flickr8k"},
+        "captioner caption pho": {"photo.jpg"},
+    }
+    code = [f"source {file}"]
+    for typed in expected:
+        code += [
+            f"COMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()",
+            "COMP_TYPE=9; _shtab_captioner captioner",
+            'echo "${COMPREPLY[@]}"',
+        ]
+    answer = subprocess.run(
+        ["bash", "-c", "\n".join(code)], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    answer = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     assert answer.stderr == ""
-    assert set(answer.stdout.split()) == offered
+    found = [set(line.split()) for line in answer.stdout.splitlines()]
+    assert dict(zip(expected, found, strict=True)) == expected
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
-def test_zsh_takes_the_script_before_its_completion_is_set_up(tmp_path: Path) -> None:
-    from captioner.cli.completion import script
-
+def test_zsh_takes_the_script_before_its_completion_is_set_up(
+    completion_scripts: dict[str, str], tmp_path: Path
+) -> None:
     file = tmp_path / "completion"
-    file.write_text(script("zsh"))
-    code = f"source {file}; echo ${{_comps[captioner]}}"
+    file.write_text(completion_scripts["zsh"])
+    code = f'eval "$(<{file})"; echo ${{_comps[captioner]}}'
     run = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True, cwd=tmp_path)
-    assert "_captioner" in run.stdout, run.stderr
+    assert "_shtab_captioner" in run.stdout, run.stderr
     assert run.stderr == ""
 
 
-def test_other_shells_get_a_script_too() -> None:
-    from captioner.cli.completion import script
-
-    assert "bashcompinit" in script("zsh")
-    assert "-l recursive" in script("fish")
+def test_fish_gets_every_option(completion_scripts: dict[str, str]) -> None:
+    for option in ("-l recursive", "-l decoder.kind", "-l min-words"):
+        assert option in completion_scripts["fish"]
 
 
 @pytest.mark.parametrize(
