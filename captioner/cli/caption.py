@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _Photo: TypeAlias = Path | str  # a file; an address or standard input
 _Batch: TypeAlias = "list[tuple[_Photo, Image.Image]]"
+_Found: TypeAlias = "list[tuple[str, list[Caption]]]"  # captions by the models' names, best first
 _Models: TypeAlias = "list[tuple[str, Captioner]]"
 
 # Options that change neither a caption nor a picture, so that --resume may be given others.
@@ -315,7 +317,11 @@ class _CaptionRun:
 
         arguments = self.arguments
         captioners = [captioner for _, captioner in models]
-        with progress_bar(total=len(photos), unit="photo", disable=len(photos) == 1) as bar:
+        with (
+            progress_bar(total=len(photos), unit="photo", disable=len(photos) == 1) as bar,
+            writer.drawing(len(photos)) as ahead,
+        ):
+            waiting: deque[tuple[_Photo, _Found, Callable[[], list[Path]]]] = deque()
 
             def unreadable(photo: _Photo, reason: object) -> None:
                 self._failed(photo, reason)
@@ -338,8 +344,13 @@ class _CaptionRun:
                         (name, found[place])
                         for (name, _), found in zip(models, by_model, strict=True)
                     ]
-                    self._write(photo, image, captions, writer)
-                    bar.update()
+                    waiting.append((photo, captions, self._draw(photo, image, captions, writer)))
+                    while len(waiting) > ahead:
+                        self._write(*waiting.popleft(), writer)
+                        bar.update()
+            while waiting:
+                self._write(*waiting.popleft(), writer)
+                bar.update()
 
     def _captions_by(self, captioner: Captioner, images: list[Image.Image]) -> list[list[Caption]]:
         """Return a model's captions of each image, best first, or as they were drawn."""
@@ -350,21 +361,27 @@ class _CaptionRun:
         options |= attention_options(arguments, captioner)
         return captioner.captions(images, captioner.options(sample=arguments.sample, **options))
 
+    def _draw(
+        self, photo: _Photo, image: Image.Image, found: _Found, writer: CaptionWriter
+    ) -> Callable[[], list[Path]]:
+        """Begin to draw a photo's captions; what it returns waits for the pictures."""
+        if self.journal is not None and self.arguments.save and isinstance(photo, Path):
+            self.journal.reopen(photo)
+        return writer.begin_to_draw(photo, image, [(name, several[0]) for name, several in found])
+
     def _write(
         self,
         photo: _Photo,
-        image: Image.Image,
-        found: list[tuple[str, list[Caption]]],
+        found: _Found,
+        drawn: Callable[[], list[Path]],
         writer: CaptionWriter,
     ) -> None:
-        """Print and draw a photo's captions, by one model or several, and record them."""
+        """Print a photo's captions, by one model or several, and record them."""
         arguments = self.arguments
         failures = self.failures
         least = arguments.min_confidence
         captions = [(name, several[0]) for name, several in found]
-        if self.journal is not None and arguments.save and isinstance(photo, Path):
-            self.journal.reopen(photo)
-        pictures = writer.draw(photo, image, captions)
+        pictures = drawn()
         caption = captions[0][1]
         files = self.texts.add(photo, caption.text, caption.confidence) if arguments.write else []
         others = [] if arguments.compare else found[0][1][1:]

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from captioner.captioner import Captioner
+    from captioner.cli.drawing import Drawer
     from captioner.types import Caption
     from captioner.visualization import Entry
 
@@ -292,37 +294,90 @@ class CaptionWriter:
         self.entries: dict[Path | str, Entry] = {}
         self.several = len(set(names.values())) > 1  # then a gallery leads to the pages
         self.content = "comparison" if arguments.compare else "attention"  # in the files' names
+        self.drawer: Drawer | None = None
         if arguments.output is None:
             return
+        from captioner.cli.drawing import Drawer, Settings
         from captioner.visualization import OverlayStyle
 
-        self.style = OverlayStyle(
+        style = OverlayStyle(
             kind=arguments.style,
             smooth=not arguments.cells,
             colour_map=arguments.colour_map,
             opacity=arguments.opacity,
             threshold=arguments.threshold,
         )
+        self.drawer = Drawer(
+            Settings(
+                kinds=arguments.save,
+                folder=arguments.output,
+                style=style,
+                compare=bool(arguments.compare),
+                layer=arguments.layer,
+                head=arguments.head,
+                gallery=GALLERY if self.several else None,
+            )
+        )
+
+    @contextmanager
+    def drawing(self, photos: int) -> Iterator[int]:
+        """Draw so many photos next to what this process does meanwhile, if they are worth it.
+
+        Yields:
+            How many photos may wait for their pictures.
+        """
+        if self.drawer is None:
+            yield 0
+            return
+        from captioner.cli.drawing import PROCESSES_FROM
+
+        if photos >= PROCESSES_FROM and self.arguments.save:
+            self.drawer.start()
+        try:
+            yield self.drawer.ahead
+        finally:
+            self.drawer.stop()
+
+    def begin_to_draw(
+        self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
+    ) -> Callable[[], list[Path]]:
+        """Begin to save the pictures of captions; a caption that is withheld is not drawn.
+
+        Args:
+            captions: Names of models and their captions: of one, or of those to compare.
+
+        Returns:
+            A function that waits for the files and returns them. It reports why some are missing.
+        """
+        least = self.arguments.min_confidence
+        drawn = [each for each in captions if not is_withheld(each[1].confidence, least)]
+        if self.drawer is None or not drawn:
+            return list
+        from captioner.cli.drawing import Drawing
+
+        # The image is sent once, beside the captions.
+        bare = [(name, replace(caption, image=None)) for name, caption in drawn]
+        title = Path(photo).name
+        finish = self.drawer.begin(
+            Drawing(self.names[photo], title, image, self._of_head(bare), bare)
+        )
+
+        def finished() -> list[Path]:
+            pictures, problem = finish()
+            if problem is not None:
+                self.failed(photo, problem)
+            elif "html" in self.arguments.save and self.several:
+                first = drawn[0][1]
+                self.add_to_gallery(photo, image, first.text, unsure=first.is_unsure)
+            return pictures
+
+        return finished
 
     def draw(
         self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
     ) -> list[Path]:
-        """Save the pictures of captions, and report why if they cannot be saved.
-
-        A caption that is withheld is not drawn.
-
-        Args:
-            captions: Names of models and their captions: of one, or of those to compare.
-        """
-        least = self.arguments.min_confidence
-        drawn = [each for each in captions if not is_withheld(each[1].confidence, least)]
-        pictures: list[Path] = []
-        if self.arguments.output is not None and drawn:
-            try:
-                pictures.extend(self._save(photo, image, self._of_head(drawn), drawn))
-            except CaptionerError as error:
-                self.failed(photo, error)
-        return pictures
+        """Save the pictures of captions, and return their files."""
+        return self.begin_to_draw(photo, image, captions)()
 
     def show(
         self,
@@ -399,62 +454,3 @@ class CaptionWriter:
             save_bytes(gallery_page(list(self.entries.values())).encode(errors="replace"), file)
             if not self.arguments.json:
                 show(printable(file))
-
-    def _save(
-        self,
-        photo: Path | str,
-        image: Image.Image,
-        captions: list[tuple[str, Caption]],
-        with_heads: list[tuple[str, Caption]],
-    ) -> Iterator[Path]:
-        """Save the chosen kinds, yielding the name of each file once it is there."""
-        from captioner import visualization as v
-
-        style, name, folder = self.style, self.names[photo], self.arguments.output
-        caption = replace(captions[0][1], image=image)
-        for kind in self.arguments.save:
-            file = folder / v.picture_name(name, self.content, kind)
-            if kind == "html":
-                self._save_page(photo, image, with_heads, file)
-            elif self.arguments.compare and kind == "png":
-                v.save_png(v.comparison_sheet(image, captions, style), file)
-            elif self.arguments.compare:  # pdf or svg
-                v.vector_comparison(image, captions, style).save(file)
-            elif kind in ("png", "pdf", "svg", "gif", "npz"):
-                v.save_caption(caption, file, style)
-            elif kind == "words":
-                pictures = v.word_images(image, caption, style)
-                for picture, word in zip(pictures, v.word_names(name, caption.words), strict=True):
-                    v.save_png(picture, folder / word)
-                    yield folder / word
-            elif kind == "matrix":
-                for form in ("png", *sorted({"pdf", "svg"} & set(self.arguments.save))):
-                    file = folder / v.picture_name(name, "matrix", form)
-                    save_bytes(v.matrix_bytes(caption, form, style), file)
-                    yield file
-            if kind not in ("words", "matrix"):
-                yield file
-
-    def _save_page(
-        self,
-        photo: Path | str,
-        image: Image.Image,
-        captions: list[tuple[str, Caption]],
-        file: Path,
-    ) -> None:
-        """Save a page of captions with all their heads, among which its reader can choose."""
-        from captioner.visualization import caption_page
-
-        page = caption_page(
-            image,
-            captions,
-            name=Path(photo).name,
-            style=self.style,
-            layer=self.arguments.layer,
-            head=self.arguments.head,
-            gallery=GALLERY if self.several else None,
-        )
-        save_bytes(page.encode(errors="replace"), file)
-        if self.several:
-            first = captions[0][1]
-            self.add_to_gallery(photo, image, first.text, unsure=first.is_unsure)

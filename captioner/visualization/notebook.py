@@ -84,7 +84,7 @@ def picture_bytes(
         return vector_sheet(image, caption, style).to_bytes(kind)
     file = io.BytesIO()
     sheet = attention_sheet(image, caption, style, original_size=original_size)
-    sheet.save(file, format="PNG", compress_level=3)
+    sheet.save(file, format="PNG", compress_level=1)
     return file.getvalue()
 
 

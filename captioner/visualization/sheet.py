@@ -70,10 +70,10 @@ class _Layout:
         return round(1.8 * self.text)
 
 
-_SHEET = _Layout(360 * 270, 720, 220, margin=64, gap=36, text=19, title=42)
+_SHEET = _Layout(300 * 225, 600, 184, margin=48, gap=28, text=16, title=34)
 _COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26)
-_NARROWEST_CONTENT = 600  # for the title and the footer of a sheet
-_WIDEST_CONTENT = 2600
+_NARROWEST_CONTENT = 560  # for the title and the footer of a sheet
+_WIDEST_CONTENT = 2200
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
 _FEWEST_ACROSS = 4  # panels in a row of a comparison
 _WIDEST_COMPARISON = 1800
@@ -148,7 +148,7 @@ def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[i
     """Return width and height of a panel: the image's shape, one area, no side too long.
 
     >>> panel_size((4000, 3000)), panel_size((100, 1000))
-    ((360, 270), (72, 720))
+    ((300, 225), (60, 600))
     """
     width, height = image_size
     scale = min(
