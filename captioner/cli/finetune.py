@@ -21,7 +21,7 @@ START = "soft"  # the bundled model to begin with
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: train_and_show(*parse_settings(argv)))
+    return run_command(lambda: train_and_show(*parse_settings(argv), validate_start=True))
 
 
 def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:

@@ -47,13 +47,13 @@ def main(argv: list[str] | None = None) -> int:
     return run_command(lambda: train_and_show(*parse_settings(argv)))
 
 
-def train_and_show(config: Config, resume: bool) -> int:
+def train_and_show(config: Config, resume: bool, *, validate_start: bool = False) -> int:
     """Train, show the folder of the best model, and return the exit code."""
     from captioner.training.run import holds_a_run, train
 
     reports = os.environ.get("RANK", "0") == "0"  # of several processes, the first alone
     try:
-        best = train(config, resume=resume)
+        best = train(config, resume=resume, validate_start=validate_start)
     except KeyboardInterrupt:
         end_at_next_interrupt()
         run = Path(config.train.output)

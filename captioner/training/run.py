@@ -47,7 +47,7 @@ UNIMPORTANT |= {
 }
 
 
-def train(config: Config, *, resume: bool = False) -> Path:
+def train(config: Config, *, resume: bool = False, validate_start: bool = False) -> Path:
     """Train by a recipe and return the folder of the best model.
 
     A resumed run goes through the same steps as one that was never interrupted, to the last bit
@@ -59,6 +59,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     Args:
         config: The recipe.
         resume: Go on with the run in `train.output`.
+        validate_start: As of `Trainer.fit`.
 
     Raises:
         CaptionerError: Something cannot be used; one sentence says what.
@@ -83,7 +84,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
         if checkpoint is not None:
             in_all_processes(lambda: restore_checkpoint(trainer, checkpoint))
         from_first_process(lambda: save_bytes(to_yaml(config).encode(), run / "config.yaml"))
-        trainer.fit()
+        trainer.fit(validate_start=validate_start)
         if rank() == 0:
             calibrate(run / "best", trainer.setup, device)
             save_bytes(b"", run / COMPLETE)

@@ -84,8 +84,12 @@ class Trainer:
         """The model that is validated and saved: the averaged one if there is one."""
         return self.averaged.model if self.averaged else self.model
 
-    def fit(self) -> None:
+    def fit(self, *, validate_start: bool = False) -> None:
         """Train until the last epoch, or until patience ends.
+
+        Args:
+            validate_start: Also validate the model that a new run begins with, and report its CIDEr
+                next to that of the best one.
 
         Raises:
             KeyboardInterrupt: A signal came; a checkpoint was saved unless a step was half done.
@@ -97,6 +101,9 @@ class Trainer:
         with writing as log, self.interrupts:
             if log is not None:
                 log.write_validation(self.last_validation)  # unless it is there
+            start = None
+            if validate_start and self.step == 0:
+                start = self._validate_start()
             while not self.is_finished():
                 self._fit_epoch(log)
         if self._out_of_patience() and first:
@@ -104,6 +111,21 @@ class Trainer:
                 f"stopped: {self.bad_epochs} epochs without a better {self.config.train.metric} "
                 f"than that of epoch {self.figures.get('epoch')} (train.patience)"
             )
+
+        after = self.figures.get("CIDEr")
+        if first and start is not None and after is not None:
+            logger.info(
+                f"CIDEr {start:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
+            )
+
+    def _validate_start(self) -> float | None:
+        """Return the CIDEr of the model as it begins; random numbers stay as they were."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            score = self._validate().figures.get("CIDEr")
+        if score is not None and self.rank == 0:
+            logger.info(f"before: CIDEr {score:.3f} on {len(self.setup.validation)} photos")
+        return score
 
     def is_finished(self) -> bool:
         return self.epoch >= self.config.train.epochs or self._out_of_patience()

@@ -84,6 +84,9 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     captured = capsys.readouterr()
     assert (run / "best").is_dir()
     assert "held out for validation" in captured.err
+    start = re.search(r"before: CIDEr (\d\.\d{3}) on \d+ photos", captured.err)
+    assert start
+    assert re.search(rf"CIDEr {start[1]} before, \d\.\d{{3}} after epoch 1", captured.err)
     before, after = load_model(tiny_model)[2], load_model(run / "best")[2]
     assert after.words[: len(before.words)] == before.words
     assert "meadow" in after
