@@ -310,6 +310,9 @@ class DecodingConfig:
             again right after it ("hat and hat").
         no_double_words: No word comes twice in a row, nor again right after `a`, `an` or `the`
             ("a baby a baby"). For the tokenizer `words` only.
+        no_repeat_content: No word comes twice in a caption ("a bedroom with a bed in the bedroom"),
+            except English function words, numbers, colours and persons. For English captions and
+            the tokenizer `words` only.
         stop: When the search ends. `first`: as soon as as many captions as the beam is wide are
             finished. `bound`: when, in addition, no unfinished caption can still get a better
             score than the best of those, by an upper bound on it.
@@ -322,6 +325,7 @@ class DecodingConfig:
     no_repeat_ngram: NonNegativeInt = 0
     no_repeat_around: tuple[str, ...] = ()
     no_double_words: bool = True
+    no_repeat_content: bool = False
     stop: Literal["first", "bound"] = "first"
 
 

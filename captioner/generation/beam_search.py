@@ -6,7 +6,7 @@ The same code searches with tensors and with NumPy arrays, whichever the decoder
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -217,41 +217,36 @@ class _Beam:
 
     def _rule_out(self, totals: Array) -> None:
         """Set to minus infinity, in [R, K, V], the words that must not come next."""
-        xp = self.xp
-        place = len(self.trace)
-        for token in unwritable(may_end=place >= max(1, self.options.min_words)):
+        xp, options = self.xp, self.options
+        rows, beams, place = self.written.shape
+        for token in unwritable(may_end=place >= max(1, options.min_words)):
             totals[..., token] = -xp.inf
-        if self.options.no_repeat_ngram:
-            self._rule_out_repeats(totals)
-        for phrase in self.options.no_repeat_around:
-            if len(phrase) < place:
-                # Other captions rule out <pad>, which is never written.
-                before = self.written[..., place - len(phrase) - 1]
-                word = xp.where(self._ends_with(phrase), before, PAD)
-                row, beam = (xp.arange(count, device=self.device) for count in word.shape)
-                totals[row[:, None], beam, word] = -xp.inf
+        row = xp.arange(rows, device=self.device)[:, None, None]
+        beam = xp.arange(beams, device=self.device)[:, None]
+        for words, again in self._repeats(place):
+            # The other words are ruled out as <pad>, which is never written anyway.
+            totals[row, beam, xp.where(again, words, PAD)] = -xp.inf
 
-    def _ends_with(self, phrase: Sequence[int]) -> Array:
-        """Return bool [R, K], whether each running caption ends with these words."""
-        words = self.xp.asarray(list(phrase), dtype=self.xp.int64, device=self.device)
-        return self.xp.all(self.written[..., len(self.trace) - len(phrase) :] == words, axis=-1)
-
-    def _rule_out_repeats(self, totals: Array) -> None:
-        """Rule out, in [R, K, V], each word that would complete an n-gram a second time."""
-        xp = self.xp
-        rows, beams, words = self.written.shape
-        context = self.options.no_repeat_ngram - 1
-        if words <= context:
-            return
-        # Each n-gram's context equals the last words (everywhere where n is 1).
-        again = xp.ones((rows, beams, words - context), dtype=xp.bool, device=self.device)
-        for place in range(context):
-            ngram_words = self.written[..., place : words - context + place]
-            again &= ngram_words == self.written[..., words - context + place, None]
-        # All other n-grams rule out <pad>, which is never written anyway.
-        ruled_out = xp.where(again, self.written[..., context:], PAD)
-        row, beam = (xp.arange(count, device=self.device) for count in (rows, beams))
-        totals[row[:, None, None], beam[:, None], ruled_out] = -xp.inf
+    def _repeats(self, place: int) -> Iterator[tuple[Array, Array]]:
+        """Yield words [R, K, n] of the running captions, and which of them must not come again."""
+        xp, options = self.xp, self.options
+        context = options.no_repeat_ngram - 1
+        if 0 <= context < place:
+            # The words behind each n-gram's context, where that equals the caption's last words.
+            again = xp.ones_like(self.written[..., context:], dtype=xp.bool)
+            for index in range(context):
+                ngram_words = self.written[..., index : place - context + index]
+                again &= ngram_words == self.written[..., place - context + index, None]
+            yield self.written[..., context:], again
+        for phrase in options.no_repeat_around:
+            before = place - len(phrase) - 1
+            if before >= 0:
+                end = xp.asarray(phrase, dtype=xp.int64, device=self.device)
+                ends_so = xp.all(self.written[..., before + 1 :] == end, axis=-1, keepdims=True)
+                yield self.written[..., before, None], ends_so
+        if options.repeatable is not None and place:
+            repeatable = xp.asarray(options.repeatable, dtype=xp.int64, device=self.device)
+            yield self.written, ~xp.any(self.written[..., None] == repeatable, axis=-1)
 
     def _finish(self, totals: Array, beam: Array, ends: Array, log_probs: Array) -> None:
         """Record the captions [R, K] that end here: while there is room, or if better (`bound`)."""

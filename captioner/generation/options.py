@@ -23,6 +23,16 @@ StopRule: TypeAlias = Literal["first", "bound"]
 
 # A word does not come again right after these either: "a baby a baby".
 ARTICLES = ("a", "an", "the")
+# Words that people do repeat in a caption: "a man in a red shirt and a man in a blue shirt".
+REPEATED = (
+    *"a an the some this that these those it its his her their one two three four other".split(),
+    *"another each both and or but while as so very of in on at with to from for by into".split(),
+    *"onto over under up down out off near next behind front along around through across".split(),
+    *"above against between is are was be being has have there top side".split(),
+    *"man men woman women boy boys girl girls child children kid person people baby guy".split(),
+    *"dog dogs player players team black white red blue green yellow brown orange pink".split(),
+    *"purple gray grey dark light large small big little young old".split(),
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class SearchOptions:
         no_repeat_ngram: n: no sequence of n words comes twice in a caption; 0 allows all.
         no_repeat_around: Phrases of word indices: the word before one does not come again right
             after it. The empty phrase keeps a word from coming twice in a row.
+        repeatable: The only words that may come twice in a caption, as indices; None: all may.
         stop: When the search ends: `first` or `bound`, see `captioner.generation.search`.
         at_test: How hard attention chooses its cell; None is the model's way.
         paths: With hard attention, also sample this many sequences of cells for the same words.
@@ -56,6 +67,7 @@ class SearchOptions:
     length_penalty: LengthPenalty = 0.0
     no_repeat_ngram: NonNegativeInt = 0
     no_repeat_around: tuple[tuple[int, ...], ...] = ()
+    repeatable: tuple[int, ...] | None = None
     stop: StopRule = "first"
     at_test: HardAttentionMode | None = None
     paths: NonNegativeInt = 0
@@ -85,9 +97,13 @@ class SearchOptions:
         Raises:
             ConfigError: A value cannot be used; names it and what is accepted.
         """
+        has_words = vocabulary.tokenizer.name == "words"
         phrases = vocabulary.encode_phrases(decoding.no_repeat_around)
-        if decoding.no_double_words and vocabulary.tokenizer.name == "words":
+        if decoding.no_double_words and has_words:
             phrases += [[], *vocabulary.encode_phrases(ARTICLES)]
+        repeatable = None
+        if decoding.no_repeat_content and has_words:
+            repeatable = tuple(index for (index,) in vocabulary.encode_phrases(REPEATED))
         options = cls(
             beam_size=decoding.beam_size,
             max_words=decoding.max_words,
@@ -95,6 +111,7 @@ class SearchOptions:
             length_penalty=decoding.length_penalty,
             no_repeat_ngram=decoding.no_repeat_ngram,
             no_repeat_around=tuple(map(tuple, phrases)),
+            repeatable=repeatable,
             stop=decoding.stop,
         )
         return replace(options, **{name: x for name, x in given.items() if x is not None})

@@ -120,6 +120,7 @@ def plain_beam_search(
     no_repeat_ngram: int = 0,
     no_repeat_around: list[list[int]] | None = None,
     min_words: int = 1,
+    repeatable: tuple[int, ...] | None = None,
 ) -> list[Found]:
     """What the docstring of `search` says, for one photo, over Python lists."""
     running: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -133,6 +134,8 @@ def plain_beam_search(
                 if no_repeat_ngram and repeats((*words, token), no_repeat_ngram):
                     continue
                 if comes_again((*words, token), no_repeat_around or []):
+                    continue
+                if repeatable is not None and token in words and token not in repeatable:
                     continue
                 if log_prob > -math.inf:
                     candidates.append((total + log_prob, (*words, token)))
@@ -254,6 +257,20 @@ def test_no_caption_ends_before_its_shortest_length(seed: int, end: float, beam_
     found = search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=7, min_words=4))
     for hypotheses, read in zip(found, readers, strict=True):
         assert_same(hypotheses, plain_beam_search(read, beam_size, 7, 0.0, min_words=4))
+
+
+@pytest.mark.parametrize("repeatable", [(), (4,), (5, 7)])
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize(("seed", "end"), CASES)
+def test_only_repeatable_words_come_twice(
+    seed: int, end: float, beam_size: int, repeatable: tuple[int, ...]
+) -> None:
+    decoder, grid, readers = case(seed, end)
+    found = search(
+        decoder, grid, SearchOptions(beam_size=beam_size, max_words=7, repeatable=repeatable)
+    )
+    for hypotheses, read in zip(found, readers, strict=True):
+        assert_same(hypotheses, plain_beam_search(read, beam_size, 7, 0.0, repeatable=repeatable))
 
 
 def test_where_every_word_would_repeat_the_caption_ends() -> None:
