@@ -32,6 +32,7 @@ PAGE = (
     ("/page.js", "captioner.serving", "static/page.js", "text/javascript; charset=utf-8"),
     ("/page.css", "captioner.serving", "static/page.css", "text/css; charset=utf-8"),
     ("/icon.svg", "captioner.serving", "static/icon.svg", "image/svg+xml"),
+    ("/sample.jpg", "captioner.serving", "static/sample.jpg", "image/jpeg"),
     ("/viewer.css", "captioner.visualization", "viewer.css", "text/css; charset=utf-8"),
 )
 PICTURE_TYPES: dict[schemas.PictureFormat, str] = {

@@ -48,14 +48,39 @@ class ImageOptions(BaseModel):
     )
 
 
-class CaptionOptions(ImageOptions):
+class SearchSettings(ImageOptions):
     beam_size: int | None = Field(
         None, ge=1, le=MAX_BEAM, description="Hypotheses kept; 1 is greedy. Default: the model's."
     )
+    min_words: int | None = Field(None, ge=0, lt=MAX_CAPTION_WORDS, description="Shortest caption.")
+    max_words: int | None = Field(None, ge=1, le=MAX_CAPTION_WORDS, description="Longest caption.")
+
+
+class CaptionOptions(SearchSettings):
     num_captions: int = Field(
         1, ge=1, le=MAX_BEAM, description="Captions to answer, best first; up to beam_size."
     )
+    sample: bool = Field(False, description="Draw captions at random instead of searching.")
+    temperature: float | None = Field(
+        None, gt=0, le=100, description="With sample: below 1 likely words become likelier."
+    )
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="With sample: only the likeliest words whose probabilities sum to this.",
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=2**32, description="With sample: draw the same captions again."
+    )
     maps: bool = Field(False, description="Also answer the attention map of each word.")
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> CaptionOptions:
+        for name in ("temperature", "top_p", "seed"):
+            if getattr(self, name) is not None and not self.sample:
+                raise ValueError(f"{name} needs sample")
+        return self
 
 
 class ScoreOptions(ImageOptions):
@@ -65,10 +90,9 @@ class ScoreOptions(ImageOptions):
     maps: bool = Field(False, description="Also answer the attention map of each word.")
 
 
-class PictureOptions(ImageOptions):
+class PictureOptions(SearchSettings):
     format: PictureFormat = Field("png", description="What to draw.")
     style: StyleName = Field(STYLES[0], description="How attention is shown.")
-    beam_size: int | None = Field(None, ge=1, le=MAX_BEAM, description="As for /v1/captions.")
     caption: CaptionText | None = Field(
         None,
         description=f"A caption to score and draw, of at most {MAX_PICTURE_WORDS} words; without "
@@ -77,8 +101,11 @@ class PictureOptions(ImageOptions):
 
     @model_validator(mode="after")
     def _check_exclusive(self) -> PictureOptions:
-        if self.caption is not None and self.beam_size is not None:
-            raise ValueError("beam_size is for captions that the model writes, so not with caption")
+        for name in ("beam_size", "min_words", "max_words"):
+            if self.caption is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is for captions that the model writes, so not with caption"
+                )
         return self
 
 

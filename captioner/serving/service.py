@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import anyio
@@ -14,7 +14,8 @@ from PIL import Image
 from captioner.captioner import Captioner, ImageInput
 from captioner.data.download import fetch_image
 from captioner.data.transforms import open_image
-from captioner.errors import ImageError
+from captioner.errors import ConfigError, ImageError
+from captioner.generation import SearchOptions
 from captioner.runtime.cores import usable_cores
 from captioner.serving.batching import Batcher
 from captioner.serving.problems import Problem, option_problem
@@ -133,16 +134,18 @@ class Service:
     async def captions(self, photo: Photo, options: CaptionOptions) -> dict[str, Any]:
         """Return the content of a `CaptionsAnswer`."""
         name, captioner = self._model(options)
-        beam_size = options.beam_size or captioner.config.decoding.beam_size
-        if options.num_captions > beam_size:
-            raise option_problem("num_captions", f"is at most beam_size, which is {beam_size}")
+        search = _search_options(captioner, options)
+        if options.num_captions > search.beam_size and not options.sample:
+            raise option_problem(
+                "num_captions", f"is at most beam_size, which is {search.beam_size}"
+            )
         decoded = await self._decode(photo, captioner)
-        captions = await self._caption(name, beam_size, options, decoded, options.num_captions)
+        captions = await self._caption(name, search, decoded)
         # In a thread: twenty captions with their maps take long enough to keep others waiting.
         contents = await run_sync(
             lambda: [caption.to_dict(maps=options.maps) for caption in captions]
         )
-        return {"model": name, "beam_size": beam_size, "captions": contents}
+        return {"model": name, "beam_size": search.beam_size, "captions": contents}
 
     async def score(self, photo: Photo, options: ScoreOptions) -> dict[str, Any]:
         """Return the content of a `ScoreAnswer`."""
@@ -166,8 +169,8 @@ class Service:
         if options.caption is not None:
             caption = await self._score(captioner, options.caption, options, decoded)
         else:
-            beam_size = options.beam_size or captioner.config.decoding.beam_size
-            (caption,) = await self._caption(name, beam_size, options, decoded, 1)
+            search = _search_options(captioner, options)
+            (caption,) = await self._caption(name, search, decoded)
         width, height = decoded.preview.size
         drawn = replace(
             caption, geometry=caption.geometry.scaled(width, height), image=decoded.preview
@@ -221,27 +224,16 @@ class Service:
             raise Problem(422, f"the photo {error}") from None
 
     async def _caption(
-        self,
-        name: str,
-        beam_size: int,
-        options: ImageOptions,
-        photo: DecodedPhoto,
-        count: int,
+        self, name: str, search: SearchOptions, photo: DecodedPhoto
     ) -> list[Caption]:
         """Caption a photo in a batch with others of the same model and settings."""
 
-        def caption_images(items: Sequence[tuple[ImageInput, int]]) -> list[list[Caption]]:
-            n_best = self.models[name].n_best(
-                [image for image, _ in items],
-                max(count for _, count in items),
-                beam_size=beam_size,
-                at_test=options.at_test,
-            )
-            pairs = zip(items, n_best, strict=True)
-            return [captions[:count] for (_, count), captions in pairs]
+        def caption_images(images: Sequence[ImageInput]) -> list[list[Caption]]:
+            return self.models[name].captions(images, search)
 
-        key = (name, beam_size, options.at_test)
-        return await self.batcher.submit(key, caption_images, (photo.prepared, count))
+        if search.sample:  # alone, so that a seed draws the same whoever else asks
+            return (await self.batcher.run_alone(lambda: caption_images([photo.prepared])))[0]
+        return await self.batcher.submit((name, search), caption_images, photo.prepared)
 
     async def _score(
         self, captioner: Captioner, text: str, options: ImageOptions, photo: DecodedPhoto
@@ -249,6 +241,18 @@ class Service:
         return await self.batcher.run_alone(
             lambda: captioner.score(photo.prepared, text, at_test=options.at_test)
         )
+
+
+def _search_options(
+    captioner: Captioner, options: CaptionOptions | PictureOptions
+) -> SearchOptions:
+    """Return the model's settings, replaced by those of the request."""
+    names = {field.name for field in fields(SearchOptions)}
+    try:
+        return captioner.options(**options.model_dump(include=names))
+    except ConfigError as error:
+        name, _, detail = str(error).partition(": ")
+        raise option_problem(name, detail) from None
 
 
 def decode(data: bytes, captioner: Captioner, max_pixels: int) -> DecodedPhoto:

@@ -120,10 +120,10 @@ def viewer_content(
 
 
 def viewer_script() -> str:
-    """Return the viewer with the tables that it paints by: the text of /viewer.js."""
-    texts = {"key": KEY, "notes": NOTES}
-    tables = json.dumps(viewer_tables() | texts, ensure_ascii=False, separators=(",", ":"))
-    return f"window.captionViewerTables = {tables};\n{resource('viewer.js')}"
+    """Return the viewer with its style sheet and the tables that it paints by."""
+    tables = viewer_tables() | {"key": KEY, "notes": NOTES, "css": resource("viewer.css")}
+    text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
+    return f"window.captionViewerTables = {text};\n{resource('viewer.js')}"
 
 
 def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
@@ -178,7 +178,7 @@ def gallery_page(entries: Sequence[Entry]) -> str:
 
 def document(*, title: str, body: str, css: str = "", with_viewer: bool = False) -> str:
     """Return an HTML file that loads nothing else; with_viewer: for what `explorable` returns."""
-    css = (resource("viewer.css") if with_viewer else "") + resource("page.css") + css
+    css = resource("page.css") + css
     script = viewer_script() + _START if with_viewer else ""
     rules = ["default-src 'none'", "img-src data:", f"style-src {_hash(css)}"]
     if script:

@@ -28,6 +28,11 @@
     [name, Uint8Array.from(hex.match(/../g), (pair) => parseInt(pair, 16))]));
   let viewers = 0; // names of radio groups have to differ on a page
 
+  // A sheet made by a script needs no element, which a Content-Security-Policy could forbid.
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(TABLES.css);
+  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+
   // --- attention over pixels: see heat.py -------------------------------------------------------
 
   /** Share of a cell in a point this many cells from its centre. */
@@ -480,6 +485,18 @@
     return make("label", "cv-field", make("span", "", label), select);
   }
 
+  async function copyText(text) {
+    if (navigator.clipboard) { // only where the page came over TLS or from this machine
+      await navigator.clipboard.writeText(text);
+      return;
+    }
+    const field = make("textarea", "", text);
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+
   class CaptionViewer {
     constructor(element, { photo, alt, models, display = {} }) {
       if (!models || !models.length) throw new Error("CaptionViewer needs at least one model");
@@ -615,8 +632,15 @@
         this.colours, this.opacity.label, this.threshold.label,
         make("label", "cv-check", cells, make("span", "", "Grid cells as they are")),
       );
+      const copy = make("button", "cv-play", "Copy caption");
+      copy.type = "button";
+      copy.addEventListener("click", async () => {
+        await copyText(this.caption.words.length ? this.models[this.model].caption : "");
+        copy.textContent = "Copied";
+        setTimeout(() => (copy.textContent = "Copy caption"), 1500);
+      });
       const display = make("details", "cv-display", make("summary", "", "Display"), this.controls);
-      return make("div", "cv-tools", this.play, display);
+      return make("div", "cv-tools", this.play, copy, display);
     }
 
     _range(name, max, step, format, key) {

@@ -100,6 +100,19 @@ def test_several_captions_are_the_best_of_the_search(
     assert len({caption["caption"] for caption in answer["captions"]}) == 3
 
 
+def test_captions_are_sampled_and_bounded_as_in_python(
+    client: TestClient, tiny_models: dict[str, Captioner], photo: bytes
+) -> None:
+    sampling = {"num_captions": 4, "temperature": 0.8, "top_p": 0.9, "seed": 3, "max_words": 5}
+    answer = client.post("/v1/captions", **form(photo, sample="true", **sampling)).json()
+    count = sampling.pop("num_captions")
+    expected = tiny_models["tiny"].sample(photo, count, **sampling)
+    assert [caption["words"] for caption in answer["captions"]] == [c.words for c in expected]
+    assert all(len(caption["words"]) <= 5 for caption in answer["captions"])
+    longer = client.post("/v1/captions", **form(photo, min_words=9)).json()
+    assert len(longer["captions"][0]["words"]) >= 9
+
+
 def test_given_caption_is_scored_as_in_python(
     client: TestClient, tiny_models: dict[str, Captioner], photo: bytes
 ) -> None:
@@ -202,6 +215,8 @@ def test_large_photo_is_reduced_in_pictures(client: TestClient) -> None:
         ("captions", {"beam_size": "many"}, "beam_size"),
         ("captions", {"beam_size": 2, "num_captions": 3}, "at most beam_size"),
         ("captions", {"maps": "perhaps"}, "maps"),
+        ("captions", {"seed": 3}, "seed needs sample"),
+        ("captions", {"min_words": 20, "max_words": 10}, "min_words"),
         ("captions", {"model": "none"}, "there is no model 'none'; use tiny or tiny_hard"),
         ("captions", {"at_test": "argmax"}, "hard attention"),
         ("captions", {"beam": 3}, "there is no such option"),
@@ -481,13 +496,13 @@ class Held:
 
     def __init__(self, captioner: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
-        plain = captioner.n_best
+        plain = captioner.captions
 
         def held(*arguments: Any, **options: Any) -> Any:
             assert self.go.wait(60)
             return plain(*arguments, **options)
 
-        monkeypatch.setattr(captioner, "n_best", held)
+        monkeypatch.setattr(captioner, "captions", held)
 
 
 def test_answer_after_the_deadline_is_504(
@@ -558,7 +573,7 @@ def test_unforeseen_error_is_500_without_details(
     def broken(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(tiny_models["tiny"], "n_best", broken)
+    monkeypatch.setattr(tiny_models["tiny"], "captions", broken)
     with TestClient(
         create_app(tiny_models), base_url=BASE, raise_server_exceptions=False
     ) as client:

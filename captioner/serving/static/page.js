@@ -138,33 +138,11 @@
     viewer = new window.CaptionViewer($("viewer"), {
       photo: photo.url,
       alt: captions[0].caption,
-      // Without the confidence: showConfidence says it, for sure captions too.
-      models: shown.answers.map((answer, index) =>
-        ({ name: answer.model, ...captions[index], confidence: null })),
+      models: shown.answers.map((answer, index) => ({ name: answer.model, ...captions[index] })),
     });
     document.title = `${captions[0].caption} · captioner`;
-    showConfidence(captions);
     showAlternatives();
     showOwnScore();
-  }
-
-  /** Show how sure each model is; models without a calibrator say nothing. */
-  function showConfidence(captions) {
-    const known = captions
-      .map((caption, index) => ({
-        name: shown.answers[index].model,
-        value: caption.confidence,
-        unsure: caption.confidence < caption.confidence_threshold, // false where it is null
-      }))
-      .filter(({ value }) => typeof value === "number");
-    const sentences = known.map(({ name, value, unsure }) => {
-      const text = `Confidence ${Math.round(100 * value)} %`;
-      const warning = unsure ? ": the caption may well be wrong" : "";
-      return `${captions.length > 1 ? `${name}: ` : ""}${text}${warning}.`;
-    });
-    $("confidence").textContent = sentences.join(" ");
-    $("confidence").hidden = !sentences.length;
-    $("confidence").classList.toggle("unsure", known.some(({ unsure }) => unsure));
   }
 
   function totalLogProb(caption) {
@@ -234,6 +212,15 @@
       if (event.target.files.length) take(event.target.files[0]);
       event.target.value = ""; // so that the same file can be chosen again
     });
+
+  $("sample").addEventListener("click", async () => {
+    try {
+      const photo = await (await request("/sample.jpg")).blob();
+      take(new File([photo], "sample.jpg", { type: "image/jpeg" }));
+    } catch (error) {
+      showError(error);
+    }
+  });
 
   document.addEventListener("paste", (event) => {
     const [file] = event.clipboardData.files;
@@ -351,5 +338,6 @@
     start().catch(showError);
   });
 
+  $("options").open = window.matchMedia("(min-width: 48rem)").matches; // see page.css
   start().catch(showError);
 })();
