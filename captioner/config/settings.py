@@ -466,6 +466,9 @@ class TrainConfig:
         seed: Fixes initial weights, order, augmentation and dropout.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         precision: `auto` is bfloat16 autocast on a GPU that has it, else float32.
+        compile: How a step's kernels are started: from CUDA `graphs` that are recorded once, by
+            torch.compile (`inductor`), or one by one by Python (`off`). `auto` is `graphs` on a GPU
+            and `off` on a CPU. Graphs and inductor pad batches to a few fixed shapes.
         patience: Stop after this many epochs without a better validation metric; 0 never.
         metric: Validation metric, of captions found by beam search, that chooses `best`.
         val_source: Source (a name in `data.sources`) whose metric chooses `best`; null takes the
@@ -486,6 +489,7 @@ class TrainConfig:
     seed: Seed = 1
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "graphs", "inductor", "off"] = "auto"
     patience: NonNegativeInt = 5
     metric: Literal["CIDEr", "Bleu_4", "ROUGE_L"] = "CIDEr"
     val_source: str | None = None

@@ -23,18 +23,18 @@ class Batch:
     """Captions sorted by falling length, and each image (or view of it) once.
 
     `images` and `lengths` stay on the CPU when the batch is moved to a device: they are only used
-    for counting and as indices.
+    for counting and as indices. Those of a batch that is `padded` do not matter or move.
 
     Args:
         inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
         images: int64 [B], indices of the images in the data set.
         image_index: int64 [N], row of `inputs` for each caption.
         targets: int64 [N, T], the words to write, the end token last, padded with zeros.
-        lengths: int64 [N], number of targets.
+        lengths: int64 [N], number of targets; where the batch is `padded` their mask, bool [N, T].
         words: Number of words that losses are divided by: that of this batch, or, where several
             processes share a batch, the mean of theirs, so that the mean of their losses is that of
             the whole batch.
-        captions: Number of captions, likewise.
+        captions: Number of captions, likewise. Where the batch is `padded`, both are tensors.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
         seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
         image_seeds: int64 [B], seeds of random draws for the images.
@@ -48,8 +48,8 @@ class Batch:
     image_index: Tensor
     targets: Tensor
     lengths: Tensor
-    words: float
-    captions: float
+    words: float | Tensor
+    captions: float | Tensor
     weights: Tensor | None = None
     seeds: Tensor | None = None
     image_seeds: Tensor | None = None
@@ -73,7 +73,39 @@ class Batch:
         layout = torch.channels_last if is_image else torch.contiguous_format
         # float32, except in tests of exact equality
         inputs = moved.inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
+        if self.lengths.dim() == 2:  # a mask
+            return replace(moved, inputs=inputs)
         return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
+
+    def padded(self, images: int, captions: int, steps: int) -> Batch:
+        """Return the batch in a fixed shape: B = images, N = captions, T = steps.
+
+        The captions that fill it up have no words and so no weight in any loss; their image is the
+        first. Images that fill it up are empty.
+        """
+        filled: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name not in ("lengths", "targets"):
+                size = images if name in ("inputs", "images", "image_seeds") else captions
+                empty = value.new_zeros(size - len(value), *value.shape[1:])
+                filled[name] = torch.cat([value, empty])
+        lengths = F.pad(self.lengths, (0, captions - len(self.lengths)))
+        missing = (0, steps - self.targets.shape[1], 0, captions - len(self.targets))
+        counts = torch.tensor([self.words, self.captions], dtype=torch.get_default_dtype())
+        return replace(
+            self,
+            **filled,
+            targets=F.pad(self.targets, missing),
+            lengths=torch.arange(steps) < lengths.unsqueeze(1),
+            words=counts[0],
+            captions=counts[1],
+        )
+
+    def copy_(self, other: Batch) -> None:
+        """Copy another batch of the same shape into this one's tensors."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                value.copy_(getattr(other, name), non_blocking=True)
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (called by the DataLoader)."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step, unpack_by_step
+from captioner.models.decoders.base import (
+    TeacherForcingOutput,
+    pack_by_step,
+    unpack_by_step,
+    word_mask,
+)
 
 
 def attention_effect_loss(
@@ -15,7 +20,7 @@ def attention_effect_loss(
     lengths: Tensor,
     *,
     effect: float,
-    words: float,
+    words: float | Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return how far captions are from losing `effect` nats a word where attention is random.
 
@@ -38,6 +43,6 @@ def attention_effect_loss(
         for each in (output, at_random)
     )
     lost = unpack_by_step(own.detach() - other, lengths).sum(1)  # [N], nats
-    wanted = effect * lengths.to(lost.device, lost.dtype)
+    wanted = effect * word_mask(lengths).sum(1).to(lost.device, lost.dtype)
     metrics = {"random_cell_loss": lost.detach().sum() / words}
     return (wanted - lost).abs().sum() / words, metrics

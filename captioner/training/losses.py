@@ -6,10 +6,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from captioner.config import LossConfig
-from captioner.models.decoders.base import TeacherForcingOutput
+from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step
 from captioner.training.distillation import TeacherTargets
 from captioner.training.reinforce import Reinforce
 
@@ -33,8 +32,8 @@ def caption_losses(
     reinforce: Reinforce | None = None,
     weights: Tensor | None = None,
     taught: TeacherTargets | None = None,
-    words: float | None = None,
-    captions: float | None = None,
+    words: float | Tensor | None = None,
+    captions: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the loss of a batch: sums over each caption (equation 14) per word of the batch.
 
@@ -55,12 +54,12 @@ def caption_losses(
     Raises:
         ConfigError: The teachers' grid has another number of cells than the model's.
     """
-    packed = pack_padded_sequence(targets, lengths, batch_first=True)  # data [M], by step
-    words = len(packed.data) if words is None else words
+    packed = pack_by_step(targets, lengths)  # [M]
+    words = len(packed) if words is None else words
     captions = len(lengths) if captions is None else captions
     at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
     log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
-    word_log_probs = log_probs.gather(1, packed.data.unsqueeze(1)).squeeze(1)
+    word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     # Without smoothing, its gradient of zeros would cost as much as that of the words.
     if smoothing := loss.label_smoothing:
@@ -70,9 +69,14 @@ def caption_losses(
         losses = (1 - loss.distillation) * losses - loss.distillation * from_teachers
     if weights is not None:
         by_word = weights.unsqueeze(1).expand_as(targets)
-        losses = losses * pack_padded_sequence(by_word, lengths, batch_first=True).data
+        losses = losses * pack_by_step(by_word, lengths)
+    penalties = doubly_stochastic_penalty(output.maps)
+    if lengths.dim() == 2:  # a mask: padding and captions that fill up a batch count nothing
+        is_word = pack_by_step(lengths, lengths)
+        losses, word_log_probs = losses * is_word, word_log_probs * is_word
+        penalties = penalties * lengths[:, 0]
     smoothed = losses.sum() / words
-    penalty = doubly_stochastic_penalty(output.maps).sum() / captions
+    penalty = penalties.sum() / captions
     total = smoothed + loss.doubly_stochastic * (captions / words) * penalty
     metrics: dict[str, Tensor] = {}
     if taught is not None and taught.maps is not None:
@@ -81,8 +85,7 @@ def caption_losses(
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
         word_rewards = -losses if reinforce.reward == "minimised" else word_log_probs
-        by_step = PackedSequence(word_rewards, packed.batch_sizes)
-        reinforce_loss, reinforce_metrics = reinforce(output, by_step, lengths, words)
+        reinforce_loss, reinforce_metrics = reinforce(output, word_rewards, lengths, words)
         total = total + reinforce_loss
         metrics |= reinforce_metrics
     return {
@@ -96,7 +99,7 @@ def caption_losses(
 
 @torch.no_grad()
 def attention_statistics(
-    output: TeacherForcingOutput, words: float, captions: float
+    output: TeacherForcingOutput, words: float | Tensor, captions: float | Tensor
 ) -> dict[str, Tensor]:
     """Return metrics that show whether attention is alive: means over the words of a batch.
 
@@ -109,12 +112,13 @@ def attention_statistics(
         beta: The gate, where there is one.
     """
     pairs = words - captions
+    pairs = pairs + (pairs == 0)  # without a pair there is no change
     maps, uniform = output.maps, math.log(max(2, output.maps.shape[2]))
     running = maps[:, 1:].any(-1)  # [N, T - 1]; a map is zero where a caption has ended
     change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
     statistics = {
         "attention_entropy": output.entropy.sum() / (uniform * words),
-        "attention_change": change.sum() / (pairs or 1.0),  # without a pair there is no change
+        "attention_change": change.sum() / pairs,
     }
     if output.beta is not None:
         statistics["beta"] = output.beta.sum() / words

@@ -17,13 +17,19 @@ from captioner.training.task import TrainingTask
 BASELINE_LR = 1e-3  # of a learned baseline
 
 
-def build_optimizer(task: TrainingTask, config: OptimConfig) -> torch.optim.Optimizer:
+def build_optimizer(
+    task: TrainingTask, config: OptimConfig, *, on_device: bool = False
+) -> torch.optim.Optimizer:
     """Return the optimizer of all trainable parameters of a task.
 
     The groups are: the fine-tuned backbone (`encoder_lr`), everything else (`lr`), each split into
     weight matrices, which decay, and biases, norms and embeddings, which do not; and a learned
     baseline, at a rate of its own and without clipping. Each group holds `base_lr`, the rate
     before the schedule, and `clip`, whether its gradient counts in the clipped norm.
+
+    Args:
+        on_device: Adam and AdamW keep rates and step counts on the parameters' device, and a step
+            with `optimizer.found_inf` set to 1 changes nothing: nothing is read from the device.
     """
     backbone = {id(parameter) for parameter in task.model.encoder.backbone.parameters()}
     embeddings: set[int] = set()
@@ -45,7 +51,7 @@ def build_optimizer(task: TrainingTask, config: OptimConfig) -> torch.optim.Opti
         decays = identity in model and parameter.dim() > 1 and identity not in embeddings
         groups.setdefault((kind, decays), []).append(parameter)
     rates = {"backbone": config.encoder_lr, "decoder": config.lr, "baseline": BASELINE_LR}
-    settings = [
+    settings: list[dict[str, Any]] = [
         {
             "params": parameters,
             "lr": rates[kind],
@@ -55,10 +61,16 @@ def build_optimizer(task: TrainingTask, config: OptimConfig) -> torch.optim.Opti
         }
         for (kind, decays), parameters in groups.items()
     ]
+    options: dict[str, Any] = {}
+    if on_device:
+        device = task.zero_loss().device
+        for group in settings:
+            group["lr"] = torch.tensor(group["lr"], device=device)
+        options = {"fused": True, "capturable": device.type == "cuda"}
     if config.name == "adamw":
-        return torch.optim.AdamW(settings, betas=(0.9, 0.98), eps=config.eps)
+        return torch.optim.AdamW(settings, betas=(0.9, 0.98), eps=config.eps, **options)
     if config.name == "adam":
-        return torch.optim.Adam(settings, eps=config.eps)
+        return torch.optim.Adam(settings, eps=config.eps, **options)
     if config.name == "rmsprop_graves":
         return GravesRMSprop(settings, alpha=config.alpha, momentum=config.momentum, eps=config.eps)
     return torch.optim.RMSprop(

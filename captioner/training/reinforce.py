@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from captioner.config import Config
 from captioner.data.batch import Batch
-from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step, unpack_by_step
+from captioner.models.decoders.base import (
+    TeacherForcingOutput,
+    pack_by_step,
+    unpack_by_step,
+    word_mask,
+)
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import child_seeds
+
+Count: TypeAlias = float | Tensor  # a scalar tensor where shapes are fixed (`Batch.padded`)
 
 
 class Baseline(nn.Module, ABC):
@@ -27,7 +33,12 @@ class Baseline(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
+        self,
+        rewards: Tensor,
+        count: Tensor,
+        queries: Tensor,
+        lengths: Tensor,
+        words: Count,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the baseline [N, T] without a graph, and the loss that trains it, if any.
 
@@ -38,7 +49,7 @@ class Baseline(nn.Module, ABC):
             lengths, words: As in `Batch`.
         """
 
-    def observe(self, reward: Tensor, words: float) -> None:
+    def observe(self, reward: Tensor, words: Count) -> None:
         """Learn from the rewards of a batch; every process calls it once for each batch.
 
         Args:
@@ -51,7 +62,12 @@ class NoBaseline(Baseline):
     """Zero."""
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
+        self,
+        rewards: Tensor,
+        count: Tensor,
+        queries: Tensor,
+        lengths: Tensor,
+        words: Count,
     ) -> tuple[Tensor, None]:
         return torch.zeros_like(rewards), None
 
@@ -72,14 +88,19 @@ class MovingAverage(Baseline):
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
+        self,
+        rewards: Tensor,
+        count: Tensor,
+        queries: Tensor,
+        lengths: Tensor,
+        words: Count,
     ) -> tuple[Tensor, None]:
         average = self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
         baseline = count * average.to(rewards.dtype)
         self.observe(rewards[:, 0].sum(), words)  # the first cell is rewarded for all words
         return baseline, None
 
-    def observe(self, reward: Tensor, words: float) -> None:
+    def observe(self, reward: Tensor, words: Count) -> None:
         mean = mean_over_processes(reward.to(self.average.device).double()) / words
         is_finite = torch.isfinite(mean)  # the trainer skips a step whose loss is not, too
         updated = 0.9 * self.average + 0.1 * mean
@@ -101,7 +122,12 @@ class LeaveOneOut(Baseline):
         self.samples = samples
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
+        self,
+        rewards: Tensor,
+        count: Tensor,
+        queries: Tensor,
+        lengths: Tensor,
+        words: Count,
     ) -> tuple[Tensor, None]:
         by_caption = rewards.unflatten(0, (-1, self.samples))
         others = by_caption.sum(1, keepdim=True) - by_caption
@@ -125,11 +151,16 @@ class LearnedBaseline(Baseline):
         nn.init.zeros_(self.value.bias)
 
     def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: float
+        self,
+        rewards: Tensor,
+        count: Tensor,
+        queries: Tensor,
+        lengths: Tensor,
+        words: Count,
     ) -> tuple[Tensor, Tensor]:
         value = self.value(queries.to(self.value.weight.dtype)).squeeze(-1).to(rewards.dtype)
-        target = pack_by_step(rewards, lengths) / pack_by_step(count, lengths)
-        error = (value - target).square().sum() / words
+        target = pack_by_step(rewards / count.clamp(min=1), lengths)
+        error = unpack_by_step(value - target, lengths).square().sum() / words
         return count * unpack_by_step(value.detach(), lengths), error
 
 
@@ -172,21 +203,21 @@ class Reinforce(nn.Module):
     def forward(
         self,
         output: TeacherForcingOutput,
-        word_rewards: PackedSequence,
+        word_rewards: Tensor,
         lengths: Tensor,
-        words: float,
+        words: Count,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is added to the loss, and metrics.
 
         Args:
-            word_rewards: Rewards of the single words, data [M]; `reward` says which.
+            word_rewards: [M], rewards of the single words; `reward` says which.
             lengths, words: As in `Batch`.
 
         Returns:
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
             a word whose context is the expectation).
         """
-        rewards, count = self._rewards(word_rewards)
+        rewards, count = self._rewards(word_rewards, lengths)
         baseline, baseline_loss = self.baseline(rewards, count, output.queries, lengths, words)
         advantage = rewards - baseline
         reinforce = -(advantage * output.log_prob).sum() / words
@@ -198,13 +229,10 @@ class Reinforce(nn.Module):
         spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
 
-    def _rewards(self, word_rewards: PackedSequence) -> tuple[Tensor, Tensor]:
+    def _rewards(self, word_rewards: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return rewards [N, T] and the words that each sums; zero where a caption has ended."""
-        values, batch_sizes = word_rewards.data.detach(), word_rewards.batch_sizes
-        by_word, running = (
-            pad_packed_sequence(PackedSequence(x, batch_sizes), batch_first=True)[0]
-            for x in (values, torch.ones_like(values))
-        )
+        by_word = unpack_by_step(word_rewards.detach(), lengths)
+        running = word_mask(lengths).to(by_word)
         if self.credit == "caption":
             total, count = by_word.sum(1, keepdim=True), running.sum(1, keepdim=True)
             return total * running, count * running

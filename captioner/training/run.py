@@ -42,7 +42,7 @@ FIXED |= {"hard.baseline", "train.seed", "train.metric", "train.val_source"}
 UNIMPORTANT = {f"data.{key}" for key in ("root", "file", "coco_splits", "workers")}
 UNIMPORTANT |= {
     f"train.{key}"
-    for key in "output device log_every samples start_from start_with checkpoint_every "
+    for key in "output device compile log_every samples start_from start_with checkpoint_every "
     "calibrate_from".split()
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from captioner.runtime.distributed import (
     world_size,
 )
 from captioner.runtime.draws import seed_of
+from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.checkpointing import save_checkpoint
 from captioner.training.interrupts import DeferredInterrupts
 from captioner.training.optimizer import AveragedModel, build_optimizer
@@ -59,16 +61,29 @@ class Trainer:
         self.config, self.task, self.model = setup.config, setup.task, setup.task.model
         self.rank, self.processes = rank(), world_size()
         optim = self.config.optim
-        self.optimizer = build_optimizer(self.task, optim)
+        kind = step_kind(self.config, device, self.processes)
+        self.optimizer = build_optimizer(self.task, optim, on_device=kind != "off")
         self.averaged = AveragedModel(self.model, optim.ema_decay) if optim.ema_decay else None
-        self.take_step = partial(
-            training_step,
-            parallel(self.task, compress=optim.compress_gradients),
-            optimizer=self.optimizer,
-            clip_norm=optim.clip_norm,
-            autocast=autocast(device, self.config.train.precision),
-            device=device,
-        )
+        options: dict[str, Any] = {
+            "optimizer": self.optimizer,
+            "clip_norm": optim.clip_norm,
+            "autocast": autocast(device, self.config.train.precision),
+            "device": device,
+        }
+        if device.type == "cuda":  # TF32 for what is computed in float32
+            torch.set_float32_matmul_precision("high")
+        self.take_step: Callable[..., StepOutput]
+        if kind == "off":
+            ddp = parallel(self.task, compress=optim.compress_gradients)
+            self.take_step = partial(training_step, ddp, **options)
+        else:
+            self.take_step = FixedShapeStep(
+                self.task,
+                **options,
+                kind=kind,
+                captions=self.config.data.batch_size,
+                longest=int(setup.dataset.captions.lengths.max()),
+            )
         self.interrupts = DeferredInterrupts()
         self.epoch = self.batch = self.step = 0
         self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
@@ -237,7 +252,7 @@ class Trainer:
 
         Processes agree here on the counts, and on whether a signal came to one of them.
         """
-        counts = [number for batch in batches for number in (batch.words, batch.captions)]
+        counts = [float(n) for batch in batches for n in (batch.words, batch.captions)]
         interrupted: float = self.interrupts.pending
         if self.processes > 1:
             sums = sum_over_processes([interrupted, *counts])

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig, LossConfig
 from captioner.data.batch import Batch
@@ -261,26 +260,20 @@ def test_cells_are_rewarded_for_the_loss_of_the_words_as_it_is_minimised(
     assert error < 1e-9 if is_plain else error > 1e-3
 
 
-def by_step(values: Tensor, lengths: Tensor) -> PackedSequence:
-    """Return values [M], packed by step, with the number of captions at each step."""
-    steps = torch.ones(len(lengths), int(lengths.max()))
-    return PackedSequence(values, pack_padded_sequence(steps, lengths, True).batch_sizes)
-
-
 class WrongReward(Reinforce):
     """Rewards a reading with what another reading of the batch was worth."""
 
-    def _rewards(self, word_log_probs: PackedSequence) -> tuple[Tensor, Tensor]:
-        rewards, count = super()._rewards(word_log_probs)
+    def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        rewards, count = super()._rewards(word_log_probs, lengths)
         return rewards.roll(2, 0), count
 
 
 class ForgottenFirstWord(Reinforce):
     """Rewards a sampled cell with the words after it only, as if it did not affect its own."""
 
-    def _rewards(self, word_log_probs: PackedSequence) -> tuple[Tensor, Tensor]:
-        own, _ = pad_packed_sequence(word_log_probs, batch_first=True)
-        rewards, count = super()._rewards(word_log_probs)
+    def _rewards(self, word_log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        own = unpack_by_step(word_log_probs, lengths)
+        rewards, count = super()._rewards(word_log_probs, lengths)
         return rewards - own, count
 
 
@@ -377,9 +370,9 @@ def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], li
 def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     forced, log_probs, lengths = random_forced()
     hard = Reinforce(NoBaseline(), credit=credit, reward_scale=0.7, entropy=0.3)
-    loss, parts = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
+    loss, parts = hard(forced, log_probs, lengths, int(lengths.sum()))
     rewards, counts = plain_rewards(log_probs, credit)
-    found, found_counts = hard._rewards(by_step(log_probs, lengths))
+    found, found_counts = hard._rewards(log_probs, lengths)
     assert found.tolist() == [pytest.approx(row, rel=1e-12, abs=1e-12) for row in rewards]
     assert found_counts.tolist() == counts
     reinforce = entropy = squares = 0.0
@@ -440,7 +433,7 @@ def test_where_nothing_was_sampled_there_is_nothing_to_reinforce() -> None:
     with torch.no_grad():
         forced.log_prob.zero_()
     loss, parts = Reinforce(NoBaseline(), entropy=0.0)(
-        forced, by_step(log_probs, lengths), lengths, int(lengths.sum())
+        forced, log_probs, lengths, int(lengths.sum())
     )
     assert loss.item() == 0
     assert parts["advantage"].item() == 0
@@ -458,7 +451,7 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
             for row in range(4)
             for t in range(4)
         )
-        loss, _ = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
+        loss, _ = hard(forced, log_probs, lengths, int(lengths.sum()))
         assert loss.item() == pytest.approx(expected / sum(ROWS), rel=1e-10)
         average = 0.9 * average + 0.1 * log_probs.mean().item()
         weight = 0.9 * weight + 0.1
@@ -471,11 +464,11 @@ def test_a_loss_that_is_not_finite_leaves_the_moving_average_as_it_was() -> None
     """The step of it is skipped, and so is its reward. (A learned baseline: test_step.py.)"""
     hard = hard_loss("moving_average", "future")
     forced, log_probs, lengths = random_forced(0)
-    hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
+    hard(forced, log_probs, lengths, int(lengths.sum()))
     before = copy.deepcopy(hard.baseline.state_dict())
     hard(
         forced,
-        by_step(torch.full_like(log_probs, -torch.inf), lengths),
+        torch.full_like(log_probs, -torch.inf),
         lengths,
         int(lengths.sum()),
     )
@@ -534,7 +527,7 @@ def test_the_learned_baseline_and_its_squared_error_are_plain_loops(credit: Any)
     weight, bias = hard.baseline.value.weight[0].tolist(), hard.baseline.value.bias.item()
     rewards, counts = plain_rewards(log_probs, credit)
     queries = unpack_by_step(forced.queries, lengths).tolist()
-    loss, _ = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
+    loss, _ = hard(forced, log_probs, lengths, int(lengths.sum()))
     expected = 0.0
     for row, length in enumerate(ROWS):
         for t in range(length):
@@ -585,7 +578,7 @@ def test_a_baseline_that_is_saved_and_restored_goes_on_bit_for_bit(kind: str) ->
         found = []
         for batch in batches:
             forced, log_probs, lengths = random_forced(batch)
-            loss, _ = hard(forced, by_step(log_probs, lengths), lengths, int(lengths.sum()))
+            loss, _ = hard(forced, log_probs, lengths, int(lengths.sum()))
             found.append(loss.detach())
             learned = list(hard.parameters())
             for parameter in learned:

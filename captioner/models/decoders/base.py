@@ -19,9 +19,9 @@ from captioner.types import AttentionOutput, Grid
 class TeacherForcingOutput:
     """Result of predicting each word of given captions from the words before it.
 
-    The M words of all captions are packed: every caption's first word, then every second word, and
-    so on, the order of `pack_by_step(targets, lengths)`. Nothing is padded, so that the
-    vocabulary-sized tensor exists for real words only.
+    The M words of all captions are in the order of `pack_by_step(targets, lengths)`: every first
+    word, then every second word, and so on. With lengths nothing is padded, so that the
+    vocabulary-sized tensor exists for real words only; with a mask the padding is there too.
 
     Args:
         logits: [M, V].
@@ -43,20 +43,36 @@ class TeacherForcingOutput:
 
 
 def pack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
-    """Pack [N, T, ...] of captions sorted by falling length to [M, ...], step after step.
+    """Lay out [N, T, ...] of N captions as [M, ...], step after step.
 
     Args:
         values: Padded at the end.
-        lengths: [N] on the CPU: reading them from a GPU would wait until its queued work is done.
+        lengths: int64 [N], falling, on the CPU (reading them from a GPU would wait until its queued
+            work is done): the result is packed, so that M counts real words only. Or a mask, bool
+            [N, T], true for real words, on the device of the values: the padding stays, M is N T,
+            and no shape depends on data.
     """
+    if lengths.dim() == 2:
+        return values[:, : lengths.shape[1]].transpose(0, 1).flatten(0, 1)
     return pack_padded_sequence(values, lengths, batch_first=True).data
 
 
 def unpack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
     """Undo `pack_by_step`: [M, ...] to [N, T, ...], zero where a caption has ended."""
+    if lengths.dim() == 2:
+        by_caption = values.unflatten(0, lengths.shape[::-1]).transpose(0, 1)
+        mask = lengths.view(*lengths.shape, *[1] * (by_caption.dim() - 2))
+        return by_caption.masked_fill(~mask, 0)
     steps = lengths.new_ones(len(lengths), int(lengths.max()))
     batch_sizes = pack_padded_sequence(steps, lengths, batch_first=True).batch_sizes
     return pad_packed_sequence(PackedSequence(values, batch_sizes), batch_first=True)[0]
+
+
+def word_mask(lengths: Tensor) -> Tensor:
+    """Return bool [N, T], true for real words, of lengths or a mask as in `pack_by_step`."""
+    if lengths.dim() == 2:
+        return lengths
+    return torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
 
 
 # Builds a new attention over the grid; `context_dim` is the size of its contexts, by default D.
@@ -105,5 +121,5 @@ class Decoder(nn.Module, ABC):
         Args:
             memory: One row for each caption (N).
             tokens: [N, T], the words read, from the start token on.
-            lengths: [N] on the CPU, falling: words to be predicted for each caption.
+            lengths: Words to be predicted for each caption, or their mask, as in `pack_by_step`.
         """

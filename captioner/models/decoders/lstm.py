@@ -7,12 +7,18 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Memory
-from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
+from captioner.models.decoders.base import (
+    AttentionFactory,
+    Decoder,
+    TeacherForcingOutput,
+    pack_by_step,
+    unpack_by_step,
+    word_mask,
+)
 from captioner.types import AttentionOutput, Grid
 
 
@@ -122,8 +128,8 @@ class LSTMDecoder(Decoder):
         return state.select((images.unsqueeze(1), beams))
 
     def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
-        words = self.embed(tokens[:, : int(lengths[0])])  # [N, T, E]
-        packed = pack_padded_sequence(words, lengths, batch_first=True)  # without the padding
+        running_words = word_mask(lengths)  # [N, T]
+        words = self.embed(tokens[:, : running_words.shape[1]])  # [N, T, E]
         # unbind: the gradient of a slice for each step would be as large as all steps together
         word_gates = self.word_gates(words).unbind(1)
         state = self.start(memory)
@@ -131,7 +137,10 @@ class LSTMDecoder(Decoder):
         queries: list[Tensor] = []
         outputs: list[Tensor] = []
         steps: list[AttentionOutput] = []
-        batch_sizes = packed.batch_sizes.tolist()
+        if lengths.dim() == 2:  # a mask: padding is computed too, so that shapes are fixed
+            batch_sizes = [running] * running_words.shape[1]
+        else:
+            batch_sizes = running_words.sum(0).tolist()
         for step, count in enumerate(batch_sizes):
             # Captions that have ended leave the batch a quarter at a time: cutting the memory at
             # every step would cost more in the backward pass than the rows that it saves.
@@ -153,11 +162,13 @@ class LSTMDecoder(Decoder):
             values = [getattr(attended, name) for attended in steps]
             if values[0] is None:
                 return None
-            return pad_packed_sequence(PackedSequence(pack(values), packed.batch_sizes), True)[0]
+            return unpack_by_step(pack(values), lengths)
 
         context = pack([attended.context for attended in steps])
         return TeacherForcingOutput(
-            logits=self.compute_logits(packed.data, torch.cat(outputs).squeeze(1), context),
+            logits=self.compute_logits(
+                pack_by_step(words, lengths), torch.cat(outputs).squeeze(1), context
+            ),
             maps=pad("weights"),
             entropy=pad("entropy"),
             log_prob=pad("log_prob"),

@@ -19,6 +19,7 @@ from captioner.models.decoders.base import (
     Decoder,
     TeacherForcingOutput,
     pack_by_step,
+    word_mask,
 )
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
@@ -196,10 +197,9 @@ class TransformerDecoder(Decoder):
     def forward(
         self, memory: LayeredMemory, tokens: Tensor, lengths: Tensor
     ) -> TeacherForcingOutput:
-        longest = int(lengths.max())
-        steps = torch.arange(longest)
-        running = (steps < lengths.unsqueeze(1)).to(tokens.device, non_blocking=True)  # [N, T]
-        position = steps.to(tokens.device, non_blocking=True)
+        running = word_mask(lengths).to(tokens.device, non_blocking=True)  # [N, T]
+        longest = running.shape[1]
+        position = torch.arange(longest, device=tokens.device)
         words = self._embed(tokens[:, :longest], position, longest - 1)  # [N, T, H]
         attended_layers, queries = [], []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):

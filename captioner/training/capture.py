@@ -1,0 +1,203 @@
+"""Steps of fixed shapes, whose kernels are recorded once and started together.
+
+A GPU computes a step faster than Python starts its kernels one by one. So batches are padded to a
+few shapes, nothing is read from the device within a step, and the kernels of each shape are
+recorded in a CUDA graph (or compiled by torch.compile) and replayed for the batches that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from captioner.config import Config
+from captioner.data.batch import Batch
+from captioner.errors import error_summary
+from captioner.log import logger
+from captioner.training.step import StepOutput, clip_gradients
+from captioner.training.task import LossOutput, TrainingTask
+
+STEPS = (12, 16, 20, 28)  # numbers of words that captions are padded to, and the longest caption
+MULTIPLE = 16  # numbers of images and captions are multiples of this
+
+Shape = tuple[int, int, int]  # images, captions, steps
+Result = TypeVar("Result")
+
+
+def step_kind(
+    config: Config, device: torch.device, processes: int
+) -> Literal["graphs", "inductor", "off"]:
+    """Return how steps are taken by `train.compile`, and say why where it is another way."""
+    wanted = config.train.compile
+    kind = wanted
+    if kind == "auto":
+        kind = "graphs" if device.type == "cuda" else "off"
+    if kind == "off":
+        return "off"
+    trains_batch_norm = config.encoder.trainable_from and config.encoder.batch_norm == "train"
+    reasons = {
+        "graphs need a GPU": kind == "graphs" and device.type != "cuda",
+        "several processes exchange gradients in the middle of a step": processes > 1,
+        "self-critical training scores captions on the CPU": bool(config.self_critical.samples),
+        "empty images would change the statistics of batch norm": bool(trains_batch_norm),
+        f"optim.name {config.optim.name} skips a step only where Python sees it": (
+            config.optim.name not in ("adam", "adamw")
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            logger.info(f"train.compile: steps are started one kernel at a time, because {reason}")
+            return "off"
+    return kind
+
+
+class FixedShapeStep:
+    """Updates the task's parameters once, by the mean gradient of some batches.
+
+    Nothing is read from the device, and a step whose gradient is not finite changes nothing. The
+    first batch of a shape is computed kernel by kernel, the second is recorded in a graph, which
+    all later ones replay.
+
+    Args:
+        task: Owns all trainable parameters.
+        optimizer: Made with `on_device`.
+        clip_norm: As in `training_step`.
+        autocast: Context of the forward pass.
+        device: Where the parameters are.
+        kind: `graphs`, `inductor`, or `off`, which computes kernel by kernel.
+        captions: Captions of a full batch.
+        longest: Words of the longest caption, with its end.
+    """
+
+    def __init__(
+        self,
+        task: TrainingTask,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float,
+        autocast: AbstractContextManager[object],
+        device: torch.device,
+        kind: Literal["graphs", "inductor", "off"],
+        captions: int,
+        longest: int,
+    ) -> None:
+        self.task, self.optimizer = task, optimizer
+        self.clip_norm, self.autocast, self.device = clip_norm, autocast, device
+        self.captions = captions
+        self.steps = (*(steps for steps in STEPS if steps < longest), longest)
+        self.share = torch.ones((), device=device)  # of a batch in the gradient
+        self.compute_loss = task
+        if kind == "inductor":
+            mode = "reduce-overhead" if device.type == "cuda" else "default"
+            self.compute_loss = torch.compile(task, fullgraph=True, dynamic=False, mode=mode)  # type: ignore[assignment]
+        self.graphs = GraphCache() if kind == "graphs" else None
+        self.batches: dict[Shape, Batch] = {}  # tensors that graphs read
+
+    def __call__(self, batches: Sequence[Batch], *, learning_rate_factor: float) -> StepOutput:
+        """Take a step; the arguments are those of `training_step`."""
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(group["base_lr"] * learning_rate_factor)
+        self.share.fill_(1 / len(batches))
+        for batch in batches:
+            shape = self._shape_of(batch)
+            padded = batch.padded(*shape)
+            if self.graphs is None or shape not in self.batches:
+                self.batches[shape] = padded.to(self.device)
+            else:
+                self.batches[shape].copy_(padded)
+            torch.manual_seed(batch.seed)
+            output = self._run(shape, partial(self.forward_backward, self.batches[shape]))
+        gradient_norm, updated = self._run("update", self.update)
+        return StepOutput(output, gradient_norm, updated)
+
+    def forward_backward(self, batch: Batch) -> LossOutput:
+        """Add the gradient of a padded batch, times its share, to `grad`."""
+        with self.autocast:
+            output: LossOutput = self.compute_loss(batch)
+        (output.loss * self.share).backward()
+        return output
+
+    def update(self) -> tuple[Tensor, Tensor]:
+        """Update the weights unless the gradient is not finite, and set it to zero.
+
+        Returns:
+            The gradient's norm before clipping, and whether the weights were updated.
+        """
+        gradient_norm = clip_gradients(self.optimizer, self.clip_norm)
+        updated = torch.isfinite(gradient_norm)
+        self.optimizer.found_inf = (~updated).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)  # graphs add to these tensors
+        return gradient_norm, updated
+
+    def _run(self, key: object, function: Callable[[], Result]) -> Result:
+        return function() if self.graphs is None else self.graphs.run(key, function)
+
+    def _shape_of(self, batch: Batch) -> Shape:
+        """Return the smallest shape that holds a batch, one that there is already if possible."""
+        steps = min(steps for steps in self.steps if steps >= batch.targets.shape[1])
+        captions = _round_up(max(len(batch), self.captions))
+        images = _round_up(len(batch.images))
+        known = [
+            shape[0]
+            for shape in self.batches
+            if shape[1:] == (captions, steps) and images <= shape[0] <= 2 * images
+        ]
+        return min(known, default=images), captions, steps
+
+
+class GraphCache:
+    """Functions recorded as CUDA graphs at their second call, and replayed from then on.
+
+    All graphs share one pool of memory: what a function returns is valid until the next one runs.
+    A function that cannot be recorded is called each time instead, with one sentence in the log.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
+        self.called: set[object] = set()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+
+    def run(self, key: object, function: Callable[[], Result]) -> Result:
+        """Call a function without arguments, or replay its graph."""
+        if key not in self.called:  # also prepares libraries and state, which a graph cannot hold
+            self.called.add(key)
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                result = function()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return result
+        if key not in self.graphs:
+            self.graphs[key] = self._record(function)
+        recorded = self.graphs[key]
+        if recorded is None:
+            return function()
+        graph, output = recorded
+        graph.replay()
+        returned: Result = output
+        return returned
+
+    def _record(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any] | None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # thread_local: the thread that pins memory for the next batches may go on
+            with torch.cuda.graph(
+                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            ):
+                return graph, function()
+        except RuntimeError as error:  # out of memory is one, too
+            logger.warning(
+                "train.compile: a step cannot be recorded as a CUDA graph "
+                f"({error_summary(error, part='line')}), so its kernels are started one by one"
+            )
+            return None
+
+
+def _round_up(count: int) -> int:
+    return -(-count // MULTIPLE) * MULTIPLE
