@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import product
 from typing import Any
 
@@ -142,33 +141,6 @@ def test_the_grid_s_gradient_of_teacher_forcing_is_that_of_the_steps(
     (expected,) = torch.autograd.grad((by_steps * weights).sum(), features)
     assert expected.abs().max() > 1e-3
     assert close(at_once, expected)
-
-
-@pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "mean", "transformer"])
-def test_a_style_is_added_to_the_embedding_of_the_start_token(kind: str) -> None:
-    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
-    decoder = random_decoder(kind, AttentionConfig(dim=6))
-    memory = decoder.prepare(random_grid())
-    dim = decoder.embedding.embedding_dim
-    plain = decoder(memory, tokens, LENGTHS).logits
-    zero = torch.zeros(PHOTOS, dim, dtype=torch.double)
-    assert torch.equal(decoder(memory, tokens, LENGTHS, zero).logits, plain)
-
-    style = torch.randn(PHOTOS, dim, dtype=torch.double, requires_grad=True)
-    styled = decoder(memory, tokens, LENGTHS, style).logits
-    (gradient,) = torch.autograd.grad(styled.square().sum(), style)
-    assert gradient.abs().amin(0).max() > 1e-6  # of both captions
-    assert (styled - plain).abs().amax(-1).min() > 1e-6  # it reaches the last word
-
-    with torch.no_grad():  # the same as another start token, for each caption alone
-        for row in range(PHOTOS):
-            other = copy.deepcopy(decoder)
-            other.embedding.weight[START] += style[row]
-            expected = other(
-                memory.select(slice(row, row + 1)), tokens[row : row + 1], LENGTHS[row : row + 1]
-            )
-            captions = pack_by_step(torch.arange(PHOTOS).unsqueeze(1).expand(-1, 3), LENGTHS)
-            assert close(styled[captions == row], expected.logits)
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
