@@ -302,10 +302,6 @@ class _CaptionRun:
             records = {photo: record for photo, record in found.items() if record is not None}
             if records:
                 logger.info(f"{len(records)} of {len(photos)} photos were done before")
-        unknown = self.journal.unknown_pictures(names.values()) if arguments.save else []
-        if unknown:
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            logger.info(f"{arguments.output}: {unknown[0]}{more} of an earlier run may be replaced")
         return names, records
 
     # ------------------------------------------------------------------------------- during
@@ -344,7 +340,8 @@ class _CaptionRun:
                         (name, found[place])
                         for (name, _), found in zip(models, by_model, strict=True)
                     ]
-                    waiting.append((photo, captions, self._draw(photo, image, captions, writer)))
+                    best = [(name, found[0]) for name, found in captions]
+                    waiting.append((photo, captions, writer.begin_to_draw(photo, image, best)))
                     while len(waiting) > ahead:
                         self._write(*waiting.popleft(), writer)
                         bar.update()
@@ -360,14 +357,6 @@ class _CaptionRun:
             options.setdefault("beam_size", options["num_captions"])
         options |= attention_options(arguments, captioner)
         return captioner.captions(images, captioner.options(sample=arguments.sample, **options))
-
-    def _draw(
-        self, photo: _Photo, image: Image.Image, found: _Found, writer: CaptionWriter
-    ) -> Callable[[], list[Path]]:
-        """Begin to draw a photo's captions; what it returns waits for the pictures."""
-        if self.journal is not None and self.arguments.save and isinstance(photo, Path):
-            self.journal.reopen(photo)
-        return writer.begin_to_draw(photo, image, [(name, several[0]) for name, several in found])
 
     def _write(
         self,

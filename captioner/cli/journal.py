@@ -40,12 +40,7 @@ class Journal:
     def __init__(self, folder: Path, settings: str) -> None:
         self.file = folder / JOURNAL
         self.settings = settings
-        self.records, is_of_others = read_journal(self.file)
-        if is_of_others:
-            raise CaptionerError(
-                f"{self.file} is no journal of captioner, so it is left as it is; choose another "
-                "--output"
-            )
+        self.records = read_journal(self.file)
 
     def begin(self) -> None:
         """Write the file anew, without the lines that later ones replaced, or that were cut short.
@@ -64,7 +59,7 @@ class Journal:
         if any(record.get(key) != value for key, value in _identity(image).items()):
             return None
         pictures = [self.file.parent / name for name in record["pictures"]]
-        return record if all(map(_has_content, pictures)) else None
+        return record if all(picture.is_file() for picture in pictures) else None
 
     def add(
         self, image: Path, name: str, content: Mapping[str, Any], pictures: Iterable[Path]
@@ -82,21 +77,6 @@ class Journal:
             **content,
             "pictures": [picture.name for picture in pictures],
         }
-        self._append(record)
-
-    def reopen(self, image: Path) -> None:
-        """Note that a photo's pictures are drawn anew: until it is added again, it is not done.
-
-        Or an interruption would leave a picture of these settings as one of the earlier ones.
-
-        Raises:
-            CaptionerError: The disk is full.
-        """
-        record = self.records.get(os.path.abspath(image))
-        if record is not None and record.get("settings"):
-            self._append({**record, "settings": ""})
-
-    def _append(self, record: dict[str, Any]) -> None:
         self.records[record["image"]] = record
         try:
             with self.file.open("a", encoding="utf-8") as file:
@@ -126,76 +106,43 @@ class Journal:
             owners[names[path].casefold()] = image
         return names, moved
 
-    def unknown_pictures(self, names: Iterable[str]) -> list[str]:
-        """Return the pictures under these names that the journal does not know."""
-        known = {picture for record in self.records.values() for picture in record["pictures"]}
-        names = {name.casefold() for name in names}
-        found = []
-        folder = self.file.parent
-        members = set(os.listdir(folder)) if folder.is_dir() else set()
-        for member in sorted(members - known):
-            name, _, _ = member.casefold().rpartition(".")
-            stem, _, part = name.rpartition(".")
-            if part in ("attention", "comparison") and stem in names:
-                found.append(member)
-        return found
 
+def read_journal(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of a journal by their photo.
 
-def read_journal(file: Path) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Return the records of a journal by their photo, and whether it is another program's file.
-
-    Lines that are no records, such as one that a killed run cut short, are left out; a file that is
-    missing has none.
+    A line that a killed run cut short is left out. A file that is missing has no records.
 
     Raises:
-        CaptionerError: It is there and cannot be read.
+        CaptionerError: It cannot be read, or holds other things than records.
     """
     try:
-        lines = [line for line in file.read_bytes().splitlines() if line.strip()]
+        lines = file.read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):
-        return {}, False
+        return {}
     except OSError as error:
         raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
     records: dict[str, dict[str, Any]] = {}
-    is_of_others, unlike_records = False, False
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:  # cut short or damaged
-            unlike_records = unlike_records or not line.startswith(b'{"image": ')
-            continue
+        except ValueError:
+            # Cut short by a kill, or zeros that a power cut left.
+            if line.startswith(b'{"image": ') or not line.strip(b"\0 "):
+                continue
+            record = None
         if not (isinstance(record, dict) and {"image", "name", "pictures"} <= record.keys()):
-            is_of_others = True
-        elif _is_usable(record):
-            records[record["image"]] = record
-    return records, is_of_others or (unlike_records and not records)
-
-
-def _is_usable(record: dict[str, Any]) -> bool:
-    """Return whether a record's name and pictures name files in its folder, and none outside."""
-    image, name, pictures = record["image"], record["name"], record["pictures"]
-    return (
-        isinstance(image, str)
-        and isinstance(pictures, list)
-        and all(
-            isinstance(each, str) and each not in ("", ".", "..") and not set("/\\\0") & set(each)
-            for each in [name, *pictures]
-        )
-    )
-
-
-def _has_content(picture: Path) -> bool:
-    """Return whether a picture is there; an empty one is what a full disk or a power cut left."""
-    try:
-        return picture.stat().st_size > 0
-    except OSError:
-        return False
+            raise CaptionerError(
+                f"{file} is no journal of captioner, so it is left as it is; choose another "
+                "--output"
+            )
+        records[record["image"]] = record
+    return records
 
 
 def pictures_in(folder: Path) -> set[str]:
     """Return the file names of the pictures that a folder's journal lists, none without one."""
     try:
-        records, _ = read_journal(folder / JOURNAL)
+        records = read_journal(folder / JOURNAL)
     except CaptionerError:
         return set()
     return {name for record in records.values() for name in record["pictures"]}
