@@ -51,7 +51,13 @@ def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("--help", "-h"):
         print(usage)
         return 0
-    wrong = f"error: there is no command '{printable(arguments[0])}'\n\n" if arguments else ""
+    wrong = ""
+    if arguments:
+        from captioner.cli.suggestions import meant_command
+
+        meant = meant_command(arguments[0], list(COMMANDS))
+        meant = f" (did you mean: captioner {printable(meant)})" if meant else ""
+        wrong = f"error: there is no command '{printable(arguments[0])}'{meant}\n\n"
     print(f"{wrong}{usage}", file=sys.stderr)
     return 2
 

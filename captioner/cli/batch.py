@@ -21,6 +21,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("argument --ray-address: needs --engine ray")
+    if problem := parsing.not_a_folder(arguments.output):
+        parser.error(f"argument --output: {problem}")
     return run_command(lambda: _run(arguments))
 
 

@@ -138,10 +138,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     """Refuse options that make no sense together."""
     if arguments.resume and arguments.output is None:
         parser.error("argument --resume: needs --output, the folder that an earlier run wrote to")
-    pages = [name for name in arguments.photos if _is_page(name)]
-    if pages and "html" not in arguments.write:
-        parser.error(f"{pages[0]} is a page; to fill in the texts of its images add --write html")
-    if "html" in arguments.write and not pages:
+    if "html" in arguments.write and not any(map(_is_page, arguments.photos)):
         parser.error("argument --write: html needs a page among the photos, such as index.html")
     if arguments.photos.count("-") > 1:
         parser.error("- can be given once: standard input has one photo")
@@ -227,6 +224,8 @@ class _CaptionRun:
                 if not found and len(skipped.unreadable) == unreadable:
                     self._failed(Path(name), "the folder holds no photos")
                 photos += found
+            elif _is_page(name) and "html" not in arguments.write:
+                self._failed(name, "is a page; to fill in the texts of its images add --write html")
             elif _is_page(name):
                 photos += self._images_of(name, photos)
             else:

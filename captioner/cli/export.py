@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
     if arguments.output is None and (arguments.card or _search_settings(arguments)):
         parser.error("search settings and --card need a folder to make, in which they are stored")
+    if problem := parsing.not_a_folder(arguments.output):
+        parser.error(problem)
     return run_command(lambda: _run(arguments))
 
 

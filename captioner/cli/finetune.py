@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from captioner.cli import run_command
+from captioner.cli import parsing, run_command
 from captioner.cli.train import (
     parse_recipe_options,
     recipe_parser,
@@ -68,6 +68,8 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     arguments = parse_recipe_options(parser, options)
     if not (arguments.table and arguments.output):
         raise ConfigError("give the captioned photos and a folder to make: " + EXAMPLE)
+    if problem := parsing.not_a_folder(arguments.output):
+        raise ConfigError(f"--output: {problem}")
     config = instantiate(Config, parser, arguments)
     _refuse_replaced_settings(config, recipe)
     cache = config.data.cache

@@ -222,7 +222,8 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     for option in ("save", "words", "paths"):
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
-    check_folder(parser, arguments.output)
+    if problem := parsing.not_a_folder(arguments.output):
+        parser.error(f"argument --output: {problem}")
     if arguments.words and arguments.compare:
         parser.error("argument --words: shows one model, so not with --compare")
     possible = COMPARED_KINDS if arguments.compare else KINDS
@@ -238,18 +239,6 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     if "words" in kinds and not {"png", "pdf", "svg"} & {*kinds}:
         kinds = ("png", *kinds)  # single words say little without the sheet of all
     arguments.save = tuple(dict.fromkeys(kinds))
-
-
-def check_folder(parser: argparse.ArgumentParser, output: Path | None) -> None:
-    """Refuse an `--output` that names a file."""
-    if output is None or output.is_dir():
-        return
-    kinds = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg", ".html", ".npz", ".webp"}
-    if output.suffix.lower() in kinds | {".csv", ".json", ".jsonl", ".txt", ".xmp", ".md"}:
-        parser.error(
-            f"argument --output: {output} looks like a file, but a folder is meant, in which each "
-            f"photo gets its own files; give a folder, such as {output.with_suffix('')}"
-        )
 
 
 def check_attention_options(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:

@@ -115,6 +115,23 @@ def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+_FILE_SUFFIXES = frozenset(
+    ".png .jpg .jpeg .gif .webp .pdf .svg .html .npz .csv .tsv .txt .json .jsonl .parquet .md .xmp "
+    ".tar .zip .pt .pth .ckpt .bin .onnx .safetensors .h5 .pkl".split()
+)
+
+
+def not_a_folder(output: str | Path | None) -> str | None:
+    """Return what is wrong with an output folder whose name is that of a file; None if nothing."""
+    path = Path(output or "")
+    if path.suffix.lower() not in _FILE_SUFFIXES or path.is_dir():
+        return None
+    return (
+        f"{output} looks like a file, but a folder is meant, which gets several files; use one, "
+        f"such as {path.with_suffix('')}"
+    )
+
+
 def add_data_options(
     parser: argparse.ArgumentParser, *, required: bool = True, **split: Any
 ) -> None:

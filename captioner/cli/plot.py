@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     arguments.kinds = (*CURVE_KINDS, "gif") if "all" in arguments.save else arguments.save
+    if problem := parsing.not_a_folder(arguments.output):
+        parser.error(f"argument --output: {problem}")
     return run_command(lambda: _run(arguments))
 
 

@@ -40,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         metavar="N",
         help=f"photos in a tar file, which is held in memory (default: {PHOTOS_PER_SHARD})",
     )
-    return run_command(lambda: _run(parser.parse_args(argv)))
+    arguments = parser.parse_args(argv)
+    if problem := parsing.not_a_folder(arguments.output):
+        parser.error(f"argument --output: {problem}")
+    return run_command(lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
+_PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".heic")
 PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO
 
 # Names that other programs use, and the last part of ours, the likeliest first.
@@ -64,6 +67,18 @@ _SYNONYMS = {
     ("allow_urls",): "urls allow-url download",
     ("save",): "formats visualize viz vis",
 }
+_COMMANDS = {
+    "caption": "describe generate infer inference predict run demo image img photo file",
+    "train": "fit learn",
+    "finetune": "fine-tune finetuning tune adapt",
+    "evaluate": "eval test val validate metrics benchmark",
+    "serve": "server web webui gui ui api app",
+    "check-data": "check validate-data lint",
+    "batch": "bulk collection folder",
+    "plot": "curves visualize",
+    "export": "convert onnx",
+    "shards": "webdataset",
+}
 _MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
 
 
@@ -90,6 +105,21 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
             continue
         sentences.append(f"there is no option {option}{_meant(parser, option, known)}")
     return "; ".join(sentences) or None
+
+
+def meant_command(word: str, commands: Sequence[str]) -> str | None:
+    """Return what was probably meant by a word in the place of a command, None if nothing is near.
+
+    >>> meant_command("eval", ["caption", "evaluate"])
+    'evaluate'
+    >>> meant_command("dog.jpg", ["caption", "evaluate"])
+    'caption dog.jpg'
+    """
+    if os.path.exists(word) or "://" in word or Path(word).suffix.lower() in _PHOTOS:
+        return f"caption {word}"
+    name = word.strip("-").replace("_", "-").casefold()
+    by_synonym = [command for command, names in _COMMANDS.items() if name in names.split()]
+    return next(iter([*by_synonym, *get_close_matches(name, commands, n=1)]), None)
 
 
 def _is_beginning(parser: argparse.ArgumentParser, option: str, known: list[str]) -> bool:

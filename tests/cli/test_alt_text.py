@@ -65,7 +65,6 @@ def test_texts_are_no_longer_than_they_may_be(length: int) -> None:
         (["--write", "csv"], "csv needs --output"),
         (["--write", "pdf"], "'pdf' is none of xmp, txt, csv, html"),
         (["--write", "html"], "needs a page"),
-        (["page.html"], "add --write html"),
         (["--in-place"], "needs --write html"),
         (["--site-root", "x", "--write", "csv", "--output", "o"], "needs --write html"),
         (["--prefix", "x", "--write", "xmp"], "needs --write txt"),

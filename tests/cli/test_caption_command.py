@@ -397,9 +397,10 @@ def test_a_huge_photo_is_named_and_not_decoded(program: Caption, tmp_path: Path)
         ("shard.tar", "captioner batch shard.tar --output DIR"),
         ("photos.zip", "unpack it and give its folder"),
         ("https://example.org//dog.jpg", "--allow-urls"),
+        ("index.html", "add --write html"),
     ],
 )
-def test_lists_archives_and_addresses_name_what_reads_them(
+def test_lists_archives_pages_and_addresses_name_what_reads_them(
     caption: Caption, photos: list[Path], tmp_path: Path, name: str, remedy: str
 ) -> None:
     if "//" not in name:

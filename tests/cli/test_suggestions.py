@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from programs import Commands
 
@@ -30,7 +32,7 @@ MEANT = [
     ("train --train.batch-size 3", "--data.batch_size"),
     ("train --optim.lrr 3", "--optim.lr"),
     ("train --resume_from x", "--resume"),
-    ("finetune --data_folder x", "captioner finetune TABLE"),
+    ("finetune --data_folder x", "captioner finetune DATA"),
     ("finetune x.csv --output o --num_epochs 3", "--train.epochs"),
     ("evaluate --data_dir x", "--root"),
     ("evaluate --ckpt x", "--checkpoint"),
@@ -65,3 +67,42 @@ def test_all_unknown_options_are_named_at_once_and_values_are_none() -> None:
     assert (
         found == "there is no option --beams (did you mean --beam-size?); there is no option --zzz"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("eval", "captioner evaluate"),
+        ("cpation", "captioner caption"),
+        ("fine_tune", "captioner finetune"),
+        ("dog.jpg", "captioner caption dog.jpg"),
+        ("https://example.org/a", "captioner caption https://example.org/a"),
+        ("--image", "captioner caption"),
+    ],
+)
+def test_a_command_that_does_not_exist_names_the_nearest(
+    commands: Commands, typed: str, meant: str
+) -> None:
+    outcome = commands.run("captioner", typed)
+    assert outcome.code == 2
+    assert f"there is no command '{typed}' (did you mean: {meant})" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "caption a.jpg --output result.png",
+        "score a.jpg dog --output result.pdf",
+        "batch photos --output captions.parquet",
+        "plot run --output curves.png",
+        "shards --root x --output shard.tar",
+        "export soft model.onnx",
+        "finetune x.csv --output model.pth",
+    ],
+)
+def test_an_output_that_names_a_file_is_refused_before_work(
+    commands: Commands, tmp_path: Path, typed: str
+) -> None:
+    message = commands.run("captioner", *typed.split(), cwd=tmp_path).sentence()
+    assert "looks like a file, but a folder is meant" in message
+    assert not list(tmp_path.iterdir())
