@@ -90,8 +90,8 @@ class PretendedGPU(TorchFunctionMode):
 
     def _note(self) -> None:
         frame = sys._getframe(2)
-        # The clipping of gradients sorts them by the device that C++ sees.
-        if frame.f_code.co_filename.endswith("clip_grad.py"):
+        # These sort tensors by the device that C++ sees.
+        if frame.f_code.co_filename.endswith(("clip_grad.py", "adam.py")):
             return
         while "/captioner/" not in frame.f_code.co_filename and frame.f_back is not None:
             frame = frame.f_back

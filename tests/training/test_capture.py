@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from pretend_gpu import CUDA, PretendedGPU, move
 
+from benchmarks.kernels import kernels_of_a_step
 from captioner.data.batch import Batch
+from captioner.training.capture import FixedShapeStep, step_kind
+from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
+from captioner.training.step import training_step
 
 CPU = torch.device("cpu")
 HARD = {"attention__select": "hard"}
@@ -83,5 +90,129 @@ def test_the_loss_of_a_padded_batch_is_one_graph_without_a_break(table: Path, ki
     setup = ready(table, KINDS[kind])
     batch = weighted(setup.dataset[(0, range(7))]).padded(6, 10, 11).to(CPU)
     torch.compiler.reset()
-    compiled = torch.compile(setup.task.train(), fullgraph=True, dynamic=False, backend="eager")
-    torch.testing.assert_close(compiled(batch).loss, setup.task(batch).loss)
+    task = copy.deepcopy(setup.task).train()  # a moving average remembers its batches
+    compiled = torch.compile(task, fullgraph=True, dynamic=False, backend="eager")
+    torch.testing.assert_close(compiled(batch).loss, setup.task.train()(batch).loss)
+
+
+def steps_of(step: Any, batches: list[list[Batch]]) -> list[dict[str, float]]:
+    """Take steps; return the metrics of each, with its norm."""
+    found = []
+    for number, each in enumerate(batches):
+        output = step(each, learning_rate_factor=1 / (1 + number))
+        metrics = {name: float(value) for name, value in output.output.metrics.items()}
+        found.append(
+            {**metrics, "norm": float(output.gradient_norm), "updated": bool(output.updated)}
+        )
+    return found
+
+
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_steps_of_fixed_shapes_are_those_of_packed_batches(table: Path, name: str) -> None:
+    """Also of two batches each, and of a step that is skipped because its gradient is infinite."""
+    setup = ready(table, {**HARD, "optim__name": name})
+    setup.task.double()
+    batches = [[setup.dataset[(0, range(n, n + 4))] for n in (m, m + 4)] for m in (0, 8, 16)]
+    batches[1][0] = replace(batches[1][0], weights=torch.full((4,), torch.inf))
+    tasks = [copy.deepcopy(setup.task).train() for _ in range(2)]
+    options: dict[str, Any] = {"clip_norm": 1.0, "autocast": nullcontext(), "device": CPU}
+    packed = partial(
+        training_step,
+        tasks[0],
+        optimizer=build_optimizer(tasks[0], setup.config.optim),
+        **options,
+    )
+    fixed = FixedShapeStep(
+        tasks[1],
+        build_optimizer(tasks[1], setup.config.optim, on_device=True),
+        **options,
+        kind="off",
+        captions=4,
+        longest=9,
+    )
+    expected, found = steps_of(packed, batches), steps_of(fixed, batches)
+    assert [step["updated"] for step in found] == [True, False, True]
+    for one, other in zip(expected[::2], found[::2], strict=True):
+        assert other == pytest.approx(one, rel=1e-9)
+    for one, other in zip(tasks[0].parameters(), tasks[1].parameters(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard", "hard, moving average", "transformer"])
+def test_a_step_of_fixed_shapes_never_waits_for_the_gpu(table: Path, kind: str) -> None:
+    """A graph cannot hold a wait, nor a copy from the CPU."""
+    setup = ready(table, KINDS[kind])
+    batches = [setup.dataset[(0, range(n, n + 4))] for n in (0, 4)]
+    with PretendedGPU() as gpu:
+        move(setup.task)
+        optimizer = build_optimizer(setup.task.train(), setup.config.optim, on_device=True)
+        step = FixedShapeStep(
+            setup.task,
+            optimizer,
+            clip_norm=1.0,
+            autocast=nullcontext(),
+            device=CUDA,
+            kind="off",
+            captions=8,
+            longest=9,
+        )
+        step(batches, learning_rate_factor=1.0)
+        step(batches[:1], learning_rate_factor=0.5)
+    assert not gpu.waits
+
+
+def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
+    setup = ready(table, {})
+    step = FixedShapeStep(
+        setup.task.train(),
+        build_optimizer(setup.task, setup.config.optim, on_device=True),
+        clip_norm=0.0,
+        autocast=nullcontext(),
+        device=CPU,
+        kind="off",
+        captions=8,
+        longest=30,
+    )
+    for count in (8, 3, 20):
+        step([setup.dataset[(0, range(count))]], learning_rate_factor=1.0)
+    assert list(step.batches) == [(16, 16, 12), (16, 32, 12)]
+    assert step.steps == (12, 16, 20, 28, 30)
+
+
+@pytest.mark.parametrize(
+    ("changed", "device", "processes", "kind"),
+    [
+        ({}, "cuda", 1, "graphs"),
+        ({}, "cpu", 1, "off"),
+        ({"train__compile": "inductor"}, "cpu", 1, "inductor"),
+        ({"train__compile": "graphs"}, "cpu", 1, "a GPU"),
+        ({}, "cuda", 2, "several processes"),
+        ({"self_critical__samples": 2}, "cuda", 1, "self-critical"),
+        ({"optim__name": "rmsprop"}, "cuda", 1, "rmsprop"),
+        (
+            {"encoder__trainable_from": "layer4", "encoder__batch_norm": "train"},
+            "cuda",
+            1,
+            "batch norm",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_recorded_is_computed_kernel_by_kernel_and_said(
+    changed: dict[str, object],
+    device: str,
+    processes: int,
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = step_kind(tiny.recipe(Path(), Path(), **changed), torch.device(device), processes)
+    said = capsys.readouterr().err
+    assert (found, said) == (kind, "") if kind in ("graphs", "inductor", "off") else kind in said
+
+
+@pytest.mark.parametrize(("select", "most"), [("soft", (2500, 40)), ("hard", (3800, 40))])
+def test_a_step_starts_no_more_kernels_than_before(select: str, most: tuple[int, int]) -> None:
+    """A GPU computes them faster than Python starts them; `python -m benchmarks.kernels`."""
+    assert kernels_of_a_step(select, "padded") <= most[0]
+    assert kernels_of_a_step(select, "graphs") <= most[1]
