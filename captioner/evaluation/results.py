@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.data.captioned import CaptionedImage
-from captioner.data.formats.table import read_tables
-from captioner.data.layouts import DataFiles, split_name
-from captioner.data.text_files import read_text
-from captioner.errors import DataError, error_summary, needs_extra
+from captioner.data.formats.table import read_rows
+from captioner.data.layouts import split_name
+from captioner.data.text_files import read_json
+from captioner.errors import DataError, error_summary
 from captioner.evaluation.intervals import ImageScores
 from captioner.files import save_bytes
 from captioner.log import logger
 
 if TYPE_CHECKING:
     from captioner.evaluation.metrics import Scores
-
-# Keys of an image and of its caption in the results of other programs.
-IMAGE_KEYS = ("image_id", "image", "file_name", "filename", "file", "path", "id")
-CAPTION_KEYS = ("caption", "text", "description", "captions")
 
 
 def results_of(
@@ -91,7 +87,7 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores] | None:
     """
     if path.suffix.lower() != ".json":
         return None
-    content = _read_json(path)
+    content = read_json(path)
     if not isinstance(content, dict) or "images" not in content or "signature" not in content:
         return None
     try:
@@ -113,14 +109,7 @@ def image_scores(results: Mapping[str, Any]) -> ImageScores:
     return ImageScores.of(tables["scores"], tables["counts"])
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not readable as JSON ({error}); write it anew") from error
-
-
-def read_captions(path: Path, split: str) -> dict[int | str, str]:
+def read_captions(path: Path, split: str) -> dict[str, str]:
     """Read one caption an image, as any model may have written them.
 
     Args:
@@ -135,20 +124,25 @@ def read_captions(path: Path, split: str) -> dict[int | str, str]:
     Raises:
         DataError: There is no caption in it.
     """
-    found: list[tuple[Any, Any]]
-    if path.is_dir() or path.suffix.lower() == ".parquet":
-        found = [(row["path"], row["caption"]) for row in _parquet_rows(path)]
-    elif path.suffix.lower() == ".json":
-        found = _json_captions(_read_json(path))
+    content = read_json(path) if path.suffix.lower() == ".json" else None
+    found: list[tuple[str, str | None]] = []
+    if isinstance(content, dict) and isinstance(content.get("captions"), list):
+        # A results.json, whose ids may be positions in a table.
+        names = {image["image_id"]: image.get("file_name") for image in content.get("images", ())}
+        for entry in content["captions"]:
+            image_id = entry["image_id"]
+            found.append((str(names.get(image_id) or image_id), entry["caption"]))
     else:
-        images = read_tables(DataFiles(root=path), [(path, "")]).images
-        wanted = ("", split_name(split))
-        found = [(str(i.name), i.captions) for i in images if split_name(i.split) in wanted]
-    captions: dict[int | str, str] = {}
+        parts = path / "parts" if (path / "parts").is_dir() else path
+        for file in sorted(parts.glob("*.parquet")) if path.is_dir() else [path]:
+            for row in read_rows(file):
+                if isinstance(row, DataError):
+                    raise row
+                if split_name(row.split) in ("", split_name(split)):
+                    found.append((row.image, next(filter(None, row.captions), None)))
+    captions: dict[str, str] = {}
     for image, caption in found:
-        if isinstance(caption, list | tuple):
-            caption = caption[0] if caption else None
-        if isinstance(image, int | str) and isinstance(caption, str):
+        if caption is not None:
             captions.setdefault(image, caption)
     if not captions:
         raise DataError(
@@ -163,38 +157,8 @@ def read_captions(path: Path, split: str) -> dict[int | str, str]:
     return captions
 
 
-def _json_captions(content: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of image and caption of a JSON file."""
-    names: dict[Any, Any] = {}
-    if isinstance(content, dict) and isinstance(content.get("captions"), list):
-        images = content.get("images", ())  # a results.json; its ids may be positions in a table
-        names = {image["image_id"]: image.get("file_name") for image in images}
-        content = content["captions"]
-    if isinstance(content, dict):
-        return list(content.items())
-    pairs = []
-    for row in content if isinstance(content, list) else ():
-        if isinstance(row, dict):
-            image = next((row[key] for key in IMAGE_KEYS if row.get(key) is not None), None)
-            caption = next((row[key] for key in CAPTION_KEYS if row.get(key) is not None), None)
-            pairs.append((names.get(image) or image, caption))
-    return pairs
-
-
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet file, or of the parts of an output of `captioner batch`."""
-    with needs_extra("reading Parquet", "batch"):
-        import pyarrow.parquet as pq
-    folder = path / "parts" if (path / "parts").is_dir() else path
-    files = [path] if path.is_file() else sorted(folder.glob("*.parquet"))
-    rows: list[dict[str, Any]] = []
-    for file in files:
-        rows += pq.read_table(file, columns=["path", "caption"]).to_pylist()
-    return rows
-
-
 def match_captions(
-    captions: Mapping[int | str, str], images: Sequence[CaptionedImage]
+    captions: Mapping[str, str], images: Sequence[CaptionedImage]
 ) -> dict[int | str, str]:
     """Return the captions of these images by their ids.
 
@@ -205,7 +169,7 @@ def match_captions(
     for key_of in (_path_tail, _file_name, _stem, _number, str):
         ids: dict[str, int | str | None] = {}
         for image in images:
-            key = key_of(image.image_id if key_of is str else str(image.path))
+            key = key_of(str(image.image_id if key_of is str else image.path))
             ids[key] = None if key in ids else image.image_id  # of several images it means none
         matched = ((ids.get(key_of(name)), text) for name, text in captions.items())
         by_id = {image_id: text for image_id, text in matched if image_id is not None}
@@ -213,19 +177,19 @@ def match_captions(
     return found
 
 
-def _path_tail(name: int | str) -> str:
-    return "/".join(str(name).replace("\\", "/").split("/")[-2:])
+def _path_tail(name: str) -> str:
+    return "/".join(name.replace("\\", "/").split("/")[-2:])
 
 
-def _file_name(name: int | str) -> str:
+def _file_name(name: str) -> str:
     return _path_tail(name).rpartition("/")[2]
 
 
-def _stem(name: int | str) -> str:
+def _stem(name: str) -> str:
     return Path(_file_name(name)).stem
 
 
-def _number(name: int | str) -> str:
+def _number(name: str) -> str:
     """Return the number that a name ends in, such as COCO's, without leading zeros."""
     match = re.search(r"(\d+)$", _stem(name))
     return match[1].lstrip("0") if match else ""

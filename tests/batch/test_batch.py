@@ -21,7 +21,7 @@ import pytest
 import tiny
 import torch
 from batch_tools import PHOTOS, parts, rows
-from programs import Programs
+from programs import Commands, Programs
 from test_inputs import png, write_tar
 
 from captioner import Captioner
@@ -133,6 +133,25 @@ def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path, collecti
     assert bad["caption"] is bad["words"] is bad["log_prob"] is bad["maps"] is None
     summary = json.loads((undisturbed / "summary.json").read_bytes())
     assert (summary["photos"], summary["errors"], summary["shards"]) == (PHOTOS + 1, 1, 7)
+
+
+def test_the_output_is_read_by_evaluate_and_by_batch(
+    commands: Commands, batch: Batch, collection: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    references, results = tmp_path / "references.csv", tmp_path / "results.json"
+    names = [f"a/{n:03d}.png" for n in range(0, PHOTOS, 2)]
+    lines = [f"{collection / name},a disc" for name in names]
+    references.write_text("\n".join(["image,caption", *lines]))
+    command = ["captioner", "evaluate", "--root", references, "--split", "test"]
+    outcome = commands.run(*command, "--results", undisturbed, "--output", results, PATH="/nowhere")
+    assert outcome.code == 0, outcome
+    captions = {row["path"]: row["caption"] for row in rows(undisturbed)}
+    found = json.loads(results.read_text())["captions"]
+    assert [entry["caption"] for entry in found] == [captions[str(collection / n)] for n in names]
+    assert batch(undisturbed / "parts/000000.parquet", tmp_path / "again") == 0
+    again = {row["path"]: row["caption"] for row in rows(tmp_path / "again")}
+    assert again == {path: captions[path] for path in again}
+    assert len(again) == 10
 
 
 def test_a_second_run_does_only_what_does_not_verify(

@@ -400,8 +400,8 @@ def test_captions_of_some_photos_are_scored_and_the_rest_is_counted(
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        ('[{"image_id": 99, "caption": "a man"}]', "it names 99, and the data set 1"),
-        ("[1, 2]", "holds no captions; give COCO results"),
+        ('[{"image_id": 99, "caption": "a man"}]', "it names '99', and the data set 1"),
+        ("[]", "holds no captions; give COCO results"),
         ("{", "is not readable as JSON"),
     ],
 )
