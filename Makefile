@@ -9,6 +9,7 @@
 #   make reproduce PEOPLE=TABLE [FLICKR8K=DIR]
 #                                 train the bundled models from the beginning and score them; PEOPLE
 #                                 is a table of photos captioned by people
+#   make pictures                 make every picture of the docs with the bundled models
 #   make docs                     build the docs site into out/site
 #   make dist                     sdist and wheel; the wheel captions a photo in an empty environment
 #   make oldest                   the same, and training, with the oldest libraries that are allowed
@@ -40,13 +41,10 @@ captioning := $(if $(wildcard $(installed)),$(VENV),$(LIGHT))
 export PHOTO
 unexport PYTHONHOME
 
-.PHONY: caption test test-slow benchmark reproduce docs dist oldest lint types format lock light-lock audit clean
+.PHONY: caption test test-slow benchmark reproduce pictures docs dist oldest lint types format lock light-lock audit clean
 
 caption: $(captioning)/installed
-	@photo=$$PHOTO; \
-	test -n "$$photo" || photo=$$($(captioning)/bin/python -c \
-	  'import matplotlib.cbook as c; print(c.get_sample_data("grace_hopper.jpg", asfileobj=False))') || exit; \
-	$(captioning)/bin/python caption.py "$$photo" --output out
+	$(captioning)/bin/python caption.py "$${PHOTO:-docs/photos/motorcycle.jpg}" --output out
 
 # Files stay with one process, so that what a file's tests share is made once. One thread a process:
 # more of them than cores wait for each other, and the suite takes twice as long. One process more than
@@ -83,6 +81,9 @@ reproduce: $(installed)
 	$(foreach model,bundled_soft bundled_hard_averaged, \
 	  $(call evaluate,$(model),flickr8k,$(FLICKR8K),dev,validation) && \
 	  $(call evaluate,$(model),table,$(PEOPLE),val,everyday) &&) true
+
+pictures: $(installed)
+	$(python) -m docs.make_pictures
 
 docs: $(installed)
 	$(python) -m mkdocs build --strict

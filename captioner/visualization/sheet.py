@@ -77,8 +77,8 @@ _WIDEST_CONTENT = 2200
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
 _FEWEST_ACROSS = 4  # panels in a row of a comparison
 _WIDEST_COMPARISON = 1800
-# Of a contact sheet: images in a row, their sides, size and lines of a text, gaps; in pixels.
-_TILES_ACROSS, _TILE_PX, _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 6, 200, 13, 3, 8
+# Of a contact sheet: size and lines of a text, gaps; in pixels.
+_TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 13, 3, 8
 
 
 def attention_sheet(
@@ -310,18 +310,21 @@ def _columns(panels: int, slot_width: int, slot_height: int) -> int:
     return min(range(1, min(panels, most) + 1), key=badness)
 
 
-def contact_sheet(images: Sequence[tuple[Image.Image, str]]) -> Image.Image:
-    """Draw images with their texts, row by row, on white."""
+def contact_sheet(
+    images: Sequence[tuple[Image.Image, str]], *, across: int = 6, tile_px: int = 200
+) -> Image.Image:
+    """Draw images with their texts on white: rows of `across`, the longer side tile_px."""
     gap, line_px = _TILE_GAP_PX, round(1.3 * _TILE_TEXT_PX)
-    columns = min(_TILES_ACROSS, max(1, len(images)))
+    columns = min(across, max(1, len(images)))
     rows = math.ceil(len(images) / columns)
-    width, height = _TILE_PX + gap, _TILE_PX + _TILE_LINES * line_px + 2 * gap
+    tallest = max((round(tile_px * i.height / max(i.size)) for i, _ in images), default=tile_px)
+    width, height = tile_px + gap, tallest + _TILE_LINES * line_px + 2 * gap
     sheet = Image.new("RGB", (columns * width + gap, rows * height + gap), "white")
     draw, face = ImageDraw.Draw(sheet), font(_TILE_TEXT_PX)
     for index, (image, text) in enumerate(images):
         left, top = gap + index % columns * width, gap + index // columns * height
-        sheet.paste(ImageOps.pad(image, (_TILE_PX, _TILE_PX), color="#e6e9ee"), (left, top))
-        for line, words in enumerate(wrap(one_line(text), face, _TILE_PX, max_lines=_TILE_LINES)):
-            place = (left, top + _TILE_PX + gap // 2 + line * line_px)
+        sheet.paste(ImageOps.pad(image, (tile_px, tallest), color="#e6e9ee"), (left, top))
+        for line, words in enumerate(wrap(one_line(text), face, tile_px, max_lines=_TILE_LINES)):
+            place = (left, top + tallest + gap // 2 + line * line_px)
             draw.text(place, words, font=face, fill=INK)
     return sheet
