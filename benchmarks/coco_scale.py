@@ -27,7 +27,7 @@ from benchmarks.timing import peak_memory_mib
 from captioner.config import SourceConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
 from captioner.data.feature_cache import CHUNK, build_feature_cache
-from captioner.data.sources import captions_digest, files_digest, read_sources
+from captioner.data.sources import captions_digest, read_sources
 from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
@@ -92,8 +92,6 @@ def measure(folder: Path) -> None:
     done("index: annotations and folders")
     captions_digest(images.training)
     done("digest of the captions")
-    files_digest(images.training)
-    done("digest of the files' sizes and times")
     vocabulary = Vocabulary.build(images.captions, WordTokenizer(), min_count=5)
     done(f"vocabulary of {len(vocabulary)} words")
     captions = encode_captions(images.training, vocabulary, max_words=25)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.models.decoders.base import (
-    TeacherForcingOutput,
-    pack_by_step,
-    unpack_by_step,
-    word_mask,
-)
+from captioner.data.batch import pack_by_step, unpack_by_step, word_mask
+from captioner.models.decoders.base import TeacherForcingOutput
 
 
 def attention_effect_loss(

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from captioner.config import LossConfig
-from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step
+from captioner.data.batch import pack_by_step
+from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.training.distillation import TeacherTargets
 from captioner.training.reinforce import Reinforce
 

@@ -10,13 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import Config
-from captioner.data.batch import Batch
-from captioner.models.decoders.base import (
-    TeacherForcingOutput,
-    pack_by_step,
-    unpack_by_step,
-    word_mask,
-)
+from captioner.data.batch import Batch, pack_by_step, unpack_by_step, word_mask
+from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import child_seeds
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from captioner.config import Config
-from captioner.data.batch import Batch
+from captioner.data.batch import Batch, pack_by_step
 from captioner.data.captioned import CaptionedImage
 from captioner.data.tokenizer import Tokenizer
 from captioner.data.vocabulary import END, Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
-from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step
+from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes

@@ -21,11 +21,11 @@ from captioner.config import (
     PreprocessConfig,
     from_yaml,
 )
+from captioner.data.batch import pack_by_step
 from captioner.data.transforms import image_transform
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Preprocessing
 from captioner.models.build import build_model, resolved
-from captioner.models.decoders.base import pack_by_step
 from captioner.models.model import CaptionModel
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import NoBaseline, Reinforce

@@ -20,9 +20,10 @@ from captioner.config import (
     PreprocessConfig,
     from_yaml,
 )
+from captioner.data.batch import pack_by_step
 from captioner.generation import SearchOptions, search
 from captioner.models.build import build_attention, build_decoder, build_model
-from captioner.models.decoders.base import Decoder, pack_by_step
+from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H, V = 2, 3, 2, 3, 8, 12, 10

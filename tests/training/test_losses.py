@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from captioner.config import LossConfig
+from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
-from captioner.models.decoders.base import TeacherForcingOutput, pack_by_step
+from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import TeacherTargets
 from captioner.training.losses import caption_losses, doubly_stochastic_penalty

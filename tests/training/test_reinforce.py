@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig, LossConfig
-from captioner.data.batch import Batch
+from captioner.data.batch import Batch, unpack_by_step
 from captioner.models.attention import select as selecting
 from captioner.models.build import build_decoder
-from captioner.models.decoders.base import Decoder, TeacherForcingOutput, unpack_by_step
+from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.runtime.draws import child_seeds
 from captioner.training.distillation import TeacherTargets
 from captioner.training.losses import caption_losses

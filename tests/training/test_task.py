@@ -16,9 +16,8 @@ import torch.distributed
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from captioner.data.batch import Batch
+from captioner.data.batch import Batch, pack_by_step, unpack_by_step
 from captioner.models.attention.attention import Attention
-from captioner.models.decoders.base import pack_by_step, unpack_by_step
 from captioner.training.optimizer import build_optimizer
 from captioner.training.reinforce import repeat_captions
 from captioner.training.setup import Setup, prepare

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from captioner.models.attention.attention import Attention
 from captioner.types import AttentionOutput, Grid
@@ -40,39 +39,6 @@ class TeacherForcingOutput:
     beta: Tensor | None
     queries: Tensor
     cells: Tensor | None = None
-
-
-def pack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
-    """Lay out [N, T, ...] of N captions as [M, ...], step after step.
-
-    Args:
-        values: Padded at the end.
-        lengths: int64 [N], falling, on the CPU (reading them from a GPU would wait until its queued
-            work is done): the result is packed, so that M counts real words only. Or a mask, bool
-            [N, T], true for real words, on the device of the values: the padding stays, M is N T,
-            and no shape depends on data.
-    """
-    if lengths.dim() == 2:
-        return values[:, : lengths.shape[1]].transpose(0, 1).flatten(0, 1)
-    return pack_padded_sequence(values, lengths, batch_first=True).data
-
-
-def unpack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
-    """Undo `pack_by_step`: [M, ...] to [N, T, ...], zero where a caption has ended."""
-    if lengths.dim() == 2:
-        by_caption = values.unflatten(0, lengths.shape[::-1]).transpose(0, 1)
-        mask = lengths.view(*lengths.shape, *[1] * (by_caption.dim() - 2))
-        return by_caption.masked_fill(~mask, 0)
-    steps = lengths.new_ones(len(lengths), int(lengths.max()))
-    batch_sizes = pack_padded_sequence(steps, lengths, batch_first=True).batch_sizes
-    return pad_packed_sequence(PackedSequence(values, batch_sizes), batch_first=True)[0]
-
-
-def word_mask(lengths: Tensor) -> Tensor:
-    """Return bool [N, T], true for real words, of lengths or a mask as in `pack_by_step`."""
-    if lengths.dim() == 2:
-        return lengths
-    return torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
 
 
 # Builds a new attention over the grid; `context_dim` is the size of its contexts, by default D.

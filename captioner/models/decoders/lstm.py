@@ -9,16 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
+from captioner.data.batch import pack_by_step, unpack_by_step, word_mask
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Memory
-from captioner.models.decoders.base import (
-    AttentionFactory,
-    Decoder,
-    TeacherForcingOutput,
-    pack_by_step,
-    unpack_by_step,
-    word_mask,
-)
+from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
 from captioner.types import AttentionOutput, Grid
 
 

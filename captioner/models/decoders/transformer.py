@@ -12,15 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captioner.config import DecoderConfig, require_divisor
+from captioner.data.batch import pack_by_step, word_mask
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Attention, Memory, split_heads
-from captioner.models.decoders.base import (
-    AttentionFactory,
-    Decoder,
-    TeacherForcingOutput,
-    pack_by_step,
-    word_mask,
-)
+from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 

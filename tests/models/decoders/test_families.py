@@ -11,9 +11,10 @@ from forced import force_decode_one
 from torch import Tensor
 
 from captioner.config import AttentionConfig, DecoderConfig
+from captioner.data.batch import pack_by_step
 from captioner.generation import SearchOptions, search
 from captioner.models.build import build_decoder
-from captioner.models.decoders.base import Decoder, pack_by_step
+from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
 
 PHOTOS, ROWS, COLUMNS, D, V = 2, 2, 3, 8, 10

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
+from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Attention
 from captioner.models.attention.scores import AdditiveScore
 from captioner.models.attention.select import SoftSelect
 from captioner.models.attention.windows import GlobalWindow
-from captioner.models.decoders.base import pack_by_step
 from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
 

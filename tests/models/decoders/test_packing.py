@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioner.models.decoders.base import pack_by_step
+from captioner.data.batch import pack_by_step
 
 
 def plain_packed(rows: list[list[int]], lengths: list[int]) -> list[int]:
