@@ -18,7 +18,7 @@ from captioner.captioner import Captioner
 from captioner.runtime.parallel import shared_cores
 from captioner.serving import schemas
 from captioner.serving.batching import Batcher
-from captioner.serving.problems import EXCEPTION_HANDLERS, RESPONSES, Problem, option_problem
+from captioner.serving.problems import EXCEPTION_HANDLERS, RESPONSES, Problem
 from captioner.serving.requests import PhotoRequest, PhotoRequestReader, describe_request
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
 from captioner.serving.service import Limits, Service
@@ -141,7 +141,7 @@ def _photo_routes(service: Service) -> APIRouter:
             PhotoRequest[schemas.CaptionOptions], Depends(reader(schemas.CaptionOptions))
         ],
     ) -> Response:
-        return JSONResponse(await service.answer(request, service.captions))
+        return JSONResponse(await service.captions(request))
 
     @router.post(
         "/scores",
@@ -157,7 +157,7 @@ def _photo_routes(service: Service) -> APIRouter:
             PhotoRequest[schemas.ScoreOptions], Depends(reader(schemas.ScoreOptions))
         ],
     ) -> Response:
-        return JSONResponse(await service.answer(request, service.score))
+        return JSONResponse(await service.scores(request))
 
     @router.post(
         "/pictures",
@@ -180,15 +180,11 @@ def _photo_routes(service: Service) -> APIRouter:
             PhotoRequest[schemas.PictureOptions], Depends(reader(schemas.PictureOptions))
         ],
     ) -> Response:
-        if len(request.photos) > 1:
-            raise option_problem("image", "a picture is of one photo; send a request for each")
-        options = request.options
-        content = await service.in_time(service.picture(request.photos[0], options))
-        name = f'attachment; filename="caption.{options.format}"'
+        form = request.options.format
         return Response(
-            content,
-            media_type=PICTURE_TYPES[options.format],
-            headers={"Content-Disposition": name},
+            await service.picture(request),
+            media_type=PICTURE_TYPES[form],
+            headers={"Content-Disposition": f'attachment; filename="caption.{form}"'},
         )
 
     return router

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from captioner.generation import SearchOptions
 from captioner.runtime.cores import usable_cores
 from captioner.serving.batching import Batcher
 from captioner.serving.problems import Problem, option_problem
-from captioner.serving.requests import Options, Photo, PhotoRequest
+from captioner.serving.requests import Photo, PhotoRequest
 from captioner.serving.schemas import (
     MAX_CAPTION_WORDS,
     MAX_PICTURE_WORDS,
@@ -65,10 +66,7 @@ class DecodedPhoto:
 
 
 class Service:
-    """Answers requests.
-
-    `captions`, `score` and `picture` raise a Problem if the photo or an option cannot be used.
-    """
+    """Answers requests; raises a Problem if an option or the only photo cannot be used."""
 
     batcher: Batcher  # set when the server starts
 
@@ -96,34 +94,68 @@ class Service:
         finally:
             self.requests -= 1
 
-    async def answer(
-        self,
-        request: PhotoRequest[Options],
-        work: Callable[[Photo, Options], Awaitable[dict[str, Any]]],
-    ) -> dict[str, Any]:
-        """Return the answer for a photo, or the list of those for several.
+    async def captions(self, request: PhotoRequest[CaptionOptions]) -> dict[str, Any]:
+        """Return the content of a `CaptionsAnswer`, or those for several photos."""
+        options = request.options
+        name, captioner = self._model(options)
+        search = _search_options(captioner, options)
+        if options.num_captions > search.beam_size and not options.sample:
+            raise option_problem(
+                "num_captions", f"is at most beam_size, which is {search.beam_size}"
+            )
 
-        Raises:
-            Problem: What the work for a single photo raises, or 504.
-        """
+        async def work(photo: Photo) -> dict[str, Any]:
+            decoded = await self._decode(photo, captioner)
+            captions = await self._caption(name, search, decoded)
+            # In a thread: twenty captions with their maps keep others waiting.
+            contents = await run_sync(
+                lambda: [each.to_dict(maps=options.maps) for each in captions]
+            )
+            return {"model": name, "beam_size": search.beam_size, "captions": contents}
+
+        return await self._answer(request, work)
+
+    async def scores(self, request: PhotoRequest[ScoreOptions]) -> dict[str, Any]:
+        """Return the content of a `ScoreAnswer`, or those for several photos."""
+        options = request.options
+        name, captioner = self._model(options)
+        words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
+
+        async def work(photo: Photo) -> dict[str, Any]:
+            decoded = await self._decode(photo, captioner)
+            caption = await self._score(captioner, options.caption, options, decoded)
+            return {
+                "model": name,
+                "caption": caption.to_dict(maps=options.maps),
+                "log_prob": round(caption.log_prob, 6),
+                "unknown_words": [word for word in words if word not in captioner.vocabulary],
+            }
+
+        return await self._answer(request, work)
+
+    async def _answer(
+        self, request: PhotoRequest[Any], work: Callable[[Photo], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """Return the answer for a photo, or the list of those for several, in time."""
 
         async def one_of_several(photo: Photo) -> dict[str, Any]:
             try:
-                return {"image": photo.name, **await work(photo, request.options)}
+                return {"image": photo.name, **await work(photo)}
             except Problem as problem:
                 return {"image": photo.name, "error": problem.document()}
 
-        if not request.several:
-            return await self.in_time(work(request.photos[0], request.options))
-        answers = asyncio.gather(*map(one_of_several, request.photos))
-        return {"photos": await self.in_time(answers)}
+        with self._deadline():
+            if not request.several:
+                return await work(request.photos[0])
+            return {"photos": await asyncio.gather(*map(one_of_several, request.photos))}
 
-    async def in_time(self, work: Awaitable[Result]) -> Result:
-        """Await the work; a Problem (504) if the deadline passes first."""
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Context that ends in a Problem (504) when the deadline passes."""
         deadline_s = self.limits.deadline_s
         try:
             with anyio.fail_after(deadline_s):
-                return await work
+                yield
         except TimeoutError:
             raise Problem(
                 504,
@@ -131,45 +163,22 @@ class Service:
                 "smaller beam_size, a shorter caption)",
             ) from None
 
-    async def captions(self, photo: Photo, options: CaptionOptions) -> dict[str, Any]:
-        """Return the content of a `CaptionsAnswer`."""
-        name, captioner = self._model(options)
-        search = _search_options(captioner, options)
-        if options.num_captions > search.beam_size and not options.sample:
-            raise option_problem(
-                "num_captions", f"is at most beam_size, which is {search.beam_size}"
-            )
-        decoded = await self._decode(photo, captioner)
-        captions = await self._caption(name, search, decoded)
-        # In a thread: twenty captions with their maps take long enough to keep others waiting.
-        contents = await run_sync(
-            lambda: [caption.to_dict(maps=options.maps) for caption in captions]
-        )
-        return {"model": name, "beam_size": search.beam_size, "captions": contents}
-
-    async def score(self, photo: Photo, options: ScoreOptions) -> dict[str, Any]:
-        """Return the content of a `ScoreAnswer`."""
-        name, captioner = self._model(options)
-        words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
-        decoded = await self._decode(photo, captioner)
-        caption = await self._score(captioner, options.caption, options, decoded)
-        return {
-            "model": name,
-            "caption": caption.to_dict(maps=options.maps),
-            "log_prob": round(caption.log_prob, 6),
-            "unknown_words": [word for word in words if word not in captioner.vocabulary],
-        }
-
-    async def picture(self, photo: Photo, options: PictureOptions) -> bytes:
+    async def picture(self, request: PhotoRequest[PictureOptions]) -> bytes:
         """Return a picture of a caption and its attention maps."""
+        if len(request.photos) > 1:
+            raise option_problem("image", "a picture is of one photo; send a request for each")
+        with self._deadline():
+            return await self._draw(request.photos[0], request.options)
+
+    async def _draw(self, photo: Photo, options: PictureOptions) -> bytes:
         name, captioner = self._model(options)
         if options.caption is not None:
             _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
-        decoded = await self._decode(photo, captioner)
-        if options.caption is not None:
+            decoded = await self._decode(photo, captioner)
             caption = await self._score(captioner, options.caption, options, decoded)
         else:
             search = _search_options(captioner, options)
+            decoded = await self._decode(photo, captioner)
             (caption,) = await self._caption(name, search, decoded)
         width, height = decoded.preview.size
         drawn = replace(

@@ -165,6 +165,8 @@ def test_several_photos_are_answered_in_their_order(client: TestClient, drawn_ph
     one = client.post("/v1/captions", json={"image": [data_url]}).json()
     assert len(one["photos"]) == 1, "a list is answered by a list"
     assert "one photo" in problem(client.post("/v1/pictures", json=content), 422)
+    unknown = client.post("/v1/captions", files=files, data={"model": "none"})
+    assert "no model 'none'" in problem(unknown, 422)
     many = client.post("/v1/captions", json={"image": [data_url] * 17})
     assert "at most 16 photos" in problem(many, 422)
 
