@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -45,6 +47,65 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # there only when something went wrong
+
+
+@contextmanager
+def replacing_folder(folder: Path, *, keep_as: str | None = None) -> Iterator[Path]:
+    """Make a folder that takes the place of `folder` once it is filled; if not, it is removed.
+
+    Args:
+        keep_as: Name that the earlier folder gets next to the new one; None removes it.
+
+    Raises:
+        OSError: It cannot be written or renamed; the earlier folder is then as it was.
+    """
+    folder = Path(os.path.abspath(folder))  # "." has no name
+    temporary = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _rename_into_place(temporary, folder, keep_as=keep_as)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full
+        raise
+
+
+def _rename_into_place(temporary: Path, folder: Path, *, keep_as: str | None) -> None:
+    """Rename a folder to `folder`; the earlier one gets another name, or is removed.
+
+    A folder to remove is renamed first, because a kill during its removal would leave half of it.
+    """
+    leaving = folder.with_name(f".{keep_as or folder.name}.old")
+    moves = [(folder, leaving)]
+    if keep_as:
+        kept = folder.with_name(keep_as)
+        moves = [(kept, leaving), (folder, kept)]
+    moves.append((temporary, folder))
+    done: list[tuple[Path, Path]] = []
+    shutil.rmtree(leaving, ignore_errors=True)
+    try:
+        for old, new in moves:
+            if old.exists():
+                os.replace(old, new)
+                done.append((old, new))
+    except BaseException:
+        for old, new in reversed(done):
+            os.replace(new, old)
+        raise
+    fsync(folder.parent)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    if sys.platform == "win32":  # cannot open folders, nor sync files opened for reading
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:

@@ -33,7 +33,6 @@ LONGEST = (
     "evaluation/test_metrics.py",
     "cli/test_serve_command.py",
     "cli/test_caption_command.py",
-    "test_fuzzed_folders.py",
     "batch/test_object_store.py",
     "engines/test_graphs.py",
     "training/test_trainer.py",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny
 import torch
@@ -25,7 +23,6 @@ from captioner.checkpoint import (
     clean_run_folder,
     file_sums,
     load_model,
-    load_pretrained,
     load_training_state,
     read_extra_files,
     save_model,
@@ -35,7 +32,6 @@ from captioner.config import ModelConfig
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
-from captioner.models.build import build_model
 from captioner.models.model import CaptionModel
 
 Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
@@ -169,7 +165,6 @@ def test_no_training_setting_is_in_a_model_folder(tmp_path: Path) -> None:
 def test_a_model_is_built_without_asking_for_pretrained_weights(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
 
     model, config, vocabulary = parts
     encoder = replace(config.encoder, weights="default")
@@ -197,7 +192,7 @@ def saved(tmp_path: Path, parts: Parts) -> Path:
 
 
 @pytest.mark.parametrize("name", VERIFIED)
-@pytest.mark.parametrize("where", [0.0, 0.3, 0.999])
+@pytest.mark.parametrize("where", [0.0, 0.999])
 def test_a_flipped_bit_is_noticed_and_its_file_named(saved: Path, name: str, where: float) -> None:
     path = saved / name
     content = bytearray(path.read_bytes())
@@ -324,18 +319,14 @@ def other_size(folder: Path) -> None:
         one_weight_more,
         no_safetensors,
         other_size,
-        written("vocabulary.json", "[]"),
         written("vocabulary.json", "{}"),
-        written("vocabulary.json", '{"words": 3}'),
         written("vocabulary.json", '{"words": ["a", "a"]}'),
         written("vocabulary.json", '{"words": ["a", "b"]}'),
         written("vocabulary.json", "not json"),
         written("config.yaml", "- a list\n"),
-        written("config.yaml", "a: [1, 2\n"),
         written("config.yaml", "encoder:\n  colour: blue\n"),
         written("config.yaml", "encoder:\n  backbone: no_such_network\n"),
         written("config.yaml", "decoder:\n  hidden_dim: many\n"),
-        written("config.yaml", "\0"),
     ],
     ids=lambda make: make.__name__,
 )
@@ -491,152 +482,7 @@ def test_code_in_a_training_state_is_not_run(run: Path) -> None:
     assert not (run / "code ran").exists()
 
 
-# --------------------------------------------------------------------- training on from a model
-
-
-def with_vocabulary(words: list[str], *, tie: bool) -> tuple[CaptionModel, Vocabulary]:
-    _, config, _ = tiny.model(tie_embeddings=tie)
-    vocabulary = Vocabulary(words)
-    return build_model(config, len(vocabulary)), vocabulary
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("was_tied", [False, True])
-def test_a_model_with_more_words_takes_the_known_ones_row_by_row(
-    tmp_path: Path, tied: bool, was_tied: bool
-) -> None:
-    before, config, known = tiny.model(tie_embeddings=was_tied)
-    save_model(tmp_path / "start", before, config, known, card="#")
-    words = ["zebra", *reversed(known.words), "yak", "xylophone"]  # other order, other size
-    model, vocabulary = with_vocabulary(words, tie=tied)
-    report = load_pretrained(model, vocabulary, tmp_path / "start")
-    assert report.new_words == 3
-    assert not report.absent
-    assert not report.other_shape
-    assert "3 words are new" in " ".join(report.sentences())
-    old, new = before.state_dict(), model.state_dict()
-    rows = [known.tokens.index(token) for token in vocabulary.tokens if token in known.tokens]
-    places = [row for row, token in enumerate(vocabulary.tokens) if token in known.tokens]
-    tables = ["decoder.vocabulary.weight", "decoder.vocabulary.bias"]
-    for name in tables if tied else [*tables, "decoder.embedding.weight"]:
-        assert torch.equal(new[name][places], old[name][rows]), name
-    for name in old.keys() - {*tables, "decoder.embedding.weight"}:
-        assert torch.equal(new[name], old[name]), name
-    if tied:
-        assert (
-            new["decoder.vocabulary.weight"].data_ptr()
-            == new["decoder.embedding.weight"].data_ptr()
-        )
-
-
-def test_new_words_begin_like_rare_ones_and_differ(tmp_path: Path) -> None:
-    before, config, known = tiny.model()
-    save_model(tmp_path / "start", before, config, known, card="#")
-    words = [*known.words, *(f"new{number}" for number in range(400))]
-    model, vocabulary = with_vocabulary(words, tie=False)
-    load_pretrained(model, vocabulary, tmp_path / "start", seed=1)
-    half = (4 + len(known)) // 2
-    for name in ("decoder.embedding.weight", "decoder.vocabulary.weight"):
-        rare, new = before.state_dict()[name][half:], model.state_dict()[name][len(known) :]
-        torch.testing.assert_close(new.mean(0), rare.mean(0), atol=0.2 * rare.std().item(), rtol=0)
-        spread = rare.std(0).mean().item()
-        assert new.std(0).mean().item() == pytest.approx(0.5 * spread, rel=0.1)
-        assert len(new.unique(dim=0)) == 400
-    bias = before.state_dict()["decoder.vocabulary.bias"]
-    new_bias = model.state_dict()["decoder.vocabulary.bias"][len(known) :]
-    torch.testing.assert_close(new_bias, bias[half:].mean().expand(400))
-    again, _ = with_vocabulary(words, tie=False)
-    load_pretrained(again, vocabulary, tmp_path / "start", seed=1)
-    assert torch.equal(
-        again.state_dict()["decoder.embedding.weight"],
-        model.state_dict()["decoder.embedding.weight"],
-    )
-
-
-def test_words_of_another_order_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    before, config, known = tiny.model()
-    save_model(tmp_path / "start", before, config, known, card="#")
-    model, vocabulary = with_vocabulary(known.words[::-1], tie=False)
-    assert load_pretrained(model, vocabulary, tmp_path / "start").sentences() == []
-    old, new = (m.state_dict()["decoder.vocabulary.bias"] for m in (before, model))
-    assert torch.equal(new[4:], old[4:].flip(0))
-
-
-def test_weights_that_do_not_match_are_listed_by_module(tmp_path: Path) -> None:
-    before, config, known = tiny.model(select="hard")
-    save_model(tmp_path / "start", before, config, known, card="#")
-    other = replace(config, attention=replace(config.attention, dim=12))
-    decoder = replace(other.decoder, gate="none")
-    model = build_model(replace(other, decoder=decoder), len(known))
-    report = load_pretrained(model, known, tmp_path / "start")
-    assert sorted(report.unused) == ["decoder.beta.bias", "decoder.beta.weight"]
-    (said,) = report.sentences()
-    total = len(model.state_dict())
-    assert f"{total - len(report.other_shape)} of {total} weights taken" in said
-    assert "decoder.attention.score.key (2)" in said
-    assert "decoder.beta (2)" in said
-
-
-# ----------------------------------------------------------------------- a stranger's model folder
-
-
-def edit_config(folder: Path, **changes: str) -> None:
-    """Replace the values of keys in config.yaml."""
-    lines = (folder / "config.yaml").read_text().splitlines()
-    for number, line in enumerate(lines):
-        key = line.strip().partition(":")[0]
-        if key in changes:
-            lines[number] = line.partition(":")[0] + ": " + changes.pop(key)
-    assert not changes
-    (folder / "config.yaml").write_text("\n".join(lines) + "\n")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"self_attention_layers": "1000000"},
-        {"kind": "transformer", "layers": "1000000"},
-        {"beam_size": "1000000000"},
-        {"max_words": "1000000000"},
-        {"height_px": "20000", "width_px": "20000"},
-        {"height_px": "1000000000"},
-        {"hidden_dim": "1000000000"},
-        {"hidden_dim": "100000000000000000000"},
-        {"feedforward_dim": "9000000000", "kind": "transformer"},
-        {"project_dim": "400000"},
-        {"backbone": "timm/convnext_xxlarge"},
-        {"backbone": "timm/vit_giant_patch14_224"},
-        {"backbone": "vgg19"},
-    ],
-    ids=str,
-)
-def test_settings_that_ask_for_too_much_are_refused_before_anything_is_built(
-    saved: Path, changes: dict[str, str]
-) -> None:
-    edit_config(saved, **changes)
-    reseal(saved)
-    began = time.monotonic()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert str(saved) in sentence(lambda: load_model(saved))
-    assert time.monotonic() - began < 60  # seconds on a quiet machine
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2e6  # kilobytes
-
-
-def test_a_folder_s_search_knows_at_most_100_phrases(saved: Path) -> None:
-    for count in (100, 101):
-        edit_config(saved, no_repeat_around=str(["and"] * count))
-        reseal(saved)
-        if count == 100:
-            load_model(saved)
-    assert "no_repeat_around: 101 is over the limit of 100" in sentence(lambda: load_model(saved))
-
-
-def zero_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
+# ---------------------------------------------------------------- files and names in the folder
 
 
 def folder_in_its_place(path: Path) -> None:
@@ -647,11 +493,9 @@ def link_to_nothing(path: Path) -> None:
     path.symlink_to("nothing")
 
 
-@pytest.mark.parametrize("make", [zero_device, fifo, folder_in_its_place, link_to_nothing])
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "model.safetensors", "config.yaml", "vocabulary.json", "more.json"]
-)
-def test_a_special_file_is_refused_at_once(
+@pytest.mark.parametrize("make", [folder_in_its_place, link_to_nothing])
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "more.json"])
+def test_what_is_no_regular_file_is_refused(
     saved: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     if name == "more.json":
@@ -663,7 +507,6 @@ def test_a_special_file_is_refused_at_once(
 
 
 def test_weights_of_unreasonable_size_are_refused_unread(saved: Path) -> None:
-    """A file of holes takes no space, but hours to read."""
     os.truncate(saved / "model.safetensors", 2**40)
     assert "it has more than" in sentence(lambda: load_model(saved))
 
@@ -683,15 +526,8 @@ def test_links_to_regular_files_as_of_a_hub_s_cache_are_followed(
     [
         "../outside",
         "/etc/passwd",
-        "a/b",
         "a\\b",
-        "..",
-        "",
         ".hidden",
-        "x" * 300,
-        "a\0b",
-        "C:x",
-        "a\n",
     ],
 )
 def test_names_that_are_no_file_of_the_folder_are_refused(saved: Path, name: str) -> None:
@@ -703,50 +539,12 @@ def test_names_that_are_no_file_of_the_folder_are_refused(saved: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("manifest.json", '{"sha256": ' * 50_000),
-        ("manifest.json", '{"format": "x", "sha256": {}}'),
-        ("config.yaml", "[" * 50_000),
-        ("config.yaml", "- " * 50_000 + "a"),
-        ("config.yaml", "encoder:\n" + "".join(" " * n + "a:\n" for n in range(1, 300))),
-        ("config.yaml", "a: &a [1]\nb: &b [*a, *a]\nc: [*b, *b]\n"),
-        ("vocabulary.json", '{"words": ' + "[" * 50_000),
-        ("vocabulary.json", '{"words": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]}'),
-        ("vocabulary.json", '{"words": "abcdefghijklm"}'),
-        ("vocabulary.json", '{"words": [null, "a"]}'),
-        ("tokenizer.json", "[]"),
-        ("tokenizer.json", '{"tokenizer": "os"}'),
-        ("tokenizer.json", '{"tokenizer": ["words"]}'),
-        ("tokenizer.json", '{"tokenizer": "words", "more": 1}'),
-        ("tokenizer.json", "{" * 50_000),
-    ],
-    ids=lambda value: value[:24],
+    "content", ["[]", '{"tokenizer": "os"}', '{"tokenizer": "words", "more": 1}']
 )
-def test_nesting_and_values_of_other_kinds_are_one_sentence(
-    saved: Path, name: str, content: str
-) -> None:
-    (saved / name).write_text(content)
-    if name != "manifest.json":
-        reseal(saved)
+def test_a_tokenizer_that_there_is_not_is_one_sentence(saved: Path, content: str) -> None:
+    (saved / "tokenizer.json").write_text(content)
+    reseal(saved)
     assert str(saved) in sentence(lambda: load_model(saved))
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_integer_weights_are_refused(saved: Path, dtype: torch.dtype) -> None:
-    weights = load_file(saved / "model.safetensors")
-    weights["decoder.from_h.weight"] = weights["decoder.from_h.weight"].to(dtype)
-    save_file(weights, saved / "model.safetensors")
-    reseal(saved)
-    assert "decoder.from_h.weight is of type" in sentence(lambda: load_model(saved))
-
-
-def test_damaged_but_resealed_weights_to_start_from_are_one_sentence(saved: Path) -> None:
-    (saved / "model.safetensors").write_bytes(b"\xff" * 100)
-    reseal(saved)
-    model, _, vocabulary = tiny.model()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: the weights cannot be read"):
-        load_pretrained(model, vocabulary, saved)
 
 
 def test_a_manifest_of_before_has_no_version_and_one_of_the_future_is_refused(saved: Path) -> None:
@@ -758,38 +556,12 @@ def test_a_manifest_of_before_has_no_version_and_one_of_the_future_is_refused(sa
     assert "update captioner" in sentence(lambda: load_model(saved))
 
 
-@pytest.mark.parametrize("cut", [0, 1, 10, 100, 1000, -1])
+@pytest.mark.parametrize("cut", [0, 100, -1])
 def test_a_damaged_but_resealed_training_state_is_one_sentence(saved: Path, cut: int) -> None:
     path = saved / "training_state.pt"
     path.write_bytes(path.read_bytes()[:cut])
     reseal(saved)
     assert str(path) in sentence(lambda: load_training_state(saved))
-
-
-def test_random_damage_to_a_resealed_training_state_is_one_sentence_or_harmless(
-    saved: Path,
-) -> None:
-    path = saved / "training_state.pt"
-    content = path.read_bytes()
-    generator = np.random.default_rng(0)
-    refused = 0
-    for _ in range(200):
-        damaged = bytearray(content)
-        for place in generator.integers(0, len(damaged), 4):
-            damaged[place] = generator.integers(256)
-        path.write_bytes(damaged)
-        try:
-            load_training_state(saved)
-        except CheckpointError as error:
-            refused += 1
-            assert "\n" not in str(error)
-    assert refused > 20
-
-
-def test_a_training_state_that_is_no_dictionary_is_refused(saved: Path) -> None:
-    torch.save([1, 2], saved / "training_state.pt")
-    reseal(saved)
-    assert "training_state.pt" in sentence(lambda: load_training_state(saved))
 
 
 # ------------------------------------------------------------------- tokenizer and further files
@@ -857,12 +629,3 @@ def test_the_folder_one_stands_in_gets_files_too(
     monkeypatch.chdir(saved)
     add_files(Path(), {"extra.json": b"{}"})
     assert "extra.json" in file_sums(saved)
-
-
-def test_an_embedding_that_a_tied_model_has_no_place_for_is_reported(tmp_path: Path) -> None:
-    untied, words = with_vocabulary(["a", "dog"], tie=False)
-    save_model(tmp_path / "untied", untied, tiny.model()[1], words, card="")
-    tied, _ = with_vocabulary(["a", "dog"], tie=True)
-    report = load_pretrained(tied, words, tmp_path / "untied", seed=0)
-    assert report.unused == ["decoder.embedding.weight"]
-    assert torch.equal(tied.decoder.vocabulary.weight, untied.decoder.vocabulary.weight)

@@ -111,7 +111,7 @@ def open_engine(
     description, tried = choose_engine(folder, engine=engine, device=device, precision=precision)
     if description is not None:
         config, vocabulary = load_config(folder), load_vocabulary(folder)
-        graphs = GraphEngine(folder, config, description, len(vocabulary))
+        graphs = GraphEngine(folder, config, description)
         return graphs, config, vocabulary
     if "torch" not in sys.modules:  # threads that wait sleep instead of spinning
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -9,13 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.checkpoint import (
-    PretrainedReport,
-    load_config,
-    load_pretrained,
-    load_vocabulary,
-    load_weights,
-)
+from captioner.checkpoint import load_config, load_vocabulary, load_weights
 from captioner.config import Config, DataConfig, data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.check import OTHER_LANGUAGE, known_share
@@ -31,6 +25,7 @@ from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
 from captioner.runtime.distributed import rank
+from captioner.training.pretrained import PretrainedReport, load_pretrained
 from captioner.training.task import TaskData, TrainingTask
 
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less

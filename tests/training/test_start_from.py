@@ -10,13 +10,14 @@ import pytest
 import tiny
 import torch
 
-from captioner.checkpoint import load_model, load_pretrained, save_model
+from captioner.checkpoint import load_model, save_model
 from captioner.data.subwords import SubwordTokenizer
 from captioner.data.transforms import open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
 from captioner.models.build import build_model
 from captioner.training import train
+from captioner.training.pretrained import load_pretrained
 from captioner.training.setup import prepare
 
 CPU = torch.device("cpu")

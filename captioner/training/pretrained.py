@@ -1,0 +1,135 @@
+"""Begin training with the weights of another model, also one of another vocabulary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from captioner.checkpoint import load_vocabulary, read_weights
+from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from captioner.models.model import CaptionModel
+
+# Weights with a row for each word; the last layer's weight may be tied to the embedding.
+EMBEDDING = "decoder.embedding.weight"
+OUTPUT_WEIGHT, OUTPUT_BIAS = "decoder.vocabulary.weight", "decoder.vocabulary.bias"
+
+
+@dataclass(frozen=True)
+class PretrainedReport:
+    """Which of a model's weights were taken from a folder, by name, and which were not.
+
+    Args:
+        taken: Weights of the model that have the folder's values now.
+        absent: Weights of the model that the folder does not have; they stay as initialised.
+        other_shape: Weights that have another shape there; they stay as initialised.
+        unused: Weights of the folder that the model does not have.
+        new_words: Words of the model that the folder's vocabulary does not have.
+    """
+
+    folder: Path
+    taken: list[str]
+    absent: list[str]
+    other_shape: list[str]
+    unused: list[str]
+    new_words: int
+
+    def sentences(self) -> list[str]:
+        """Return sentences for the user; none if every weight was taken and no word is new."""
+        sentences = []
+        total = len(self.taken) + len(self.absent) + len(self.other_shape)
+        if len(self.taken) < total or self.unused:
+            reasons = {
+                "not in it and left as initialised": self.absent,
+                "of another shape in it and left as initialised": self.other_shape,
+                "in it alone and not used": self.unused,
+            }
+            parts = [f"{what}: {_by_module(names)}" for what, names in reasons.items() if names]
+            sentences.append(
+                f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
+            )
+        if self.new_words:
+            sentences.append(
+                f"{self.folder}: {self.new_words} words are new to its vocabulary and begin near "
+                "its rare words"
+            )
+        return sentences
+
+
+def load_pretrained(
+    model: CaptionModel, vocabulary: Vocabulary, folder: Path, *, seed: int = 0, only: str = ""
+) -> PretrainedReport:
+    """Fill a model that is to be trained with the weights of a verified folder.
+
+    Weights are taken that have the same name and shape. Rows of the embedding and of the output
+    layer are taken word by word, so that the vocabulary may have other words, in another order. A
+    new word's row is drawn around the mean of the folder's rarer half of words, with half their
+    standard deviation; its output bias is their mean.
+
+    A half-precision weight that is the rounding of the one already there leaves it as it is: the
+    frozen stages of an exported model stay those that features were cached of.
+
+    Args:
+        seed: Seed of the rows of new words.
+        only: Take only weights whose names begin so, such as `encoder.`; the report is of these.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
+    known = load_vocabulary(folder)
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
+    stored = {n: value for n, value in read_weights(folder).items() if n.startswith(only)}
+    lost: list[str] = []
+    if OUTPUT_WEIGHT not in stored and EMBEDDING in stored:  # tied there
+        stored[OUTPUT_WEIGHT] = stored[EMBEDDING]
+    elif {EMBEDDING, OUTPUT_WEIGHT} <= own.keys() & stored.keys() and (
+        own[EMBEDDING].data_ptr() == own[OUTPUT_WEIGHT].data_ptr()
+    ):
+        del stored[EMBEDDING]  # of two tables where this model has one, the output layer's is taken
+        lost.append(EMBEDDING)
+    if vocabulary.tokens != known.tokens:
+        rows = {token: row for row, token in enumerate(known.tokens)}
+        index = torch.tensor([rows.get(token, -1) for token in vocabulary.tokens])
+        generator = torch.Generator().manual_seed(seed)
+        for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
+            if name in stored and len(stored[name]) == len(known):
+                # Seeded again for each table, so that tied tables stay equal.
+                stored[name] = _rows_of_words(stored[name], index, generator.manual_seed(seed))
+    matching = [name for name in stored if name in own and own[name].shape == stored[name].shape]
+    with torch.no_grad():
+        for name in matching:
+            if not torch.equal(own[name].to("cpu", stored[name].dtype), stored[name]):
+                own[name].copy_(stored[name])
+    pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
+    taken = [name for name, value in own.items() if value.data_ptr() in pointers]
+    left = [name for name in own if name not in set(taken)]
+    return PretrainedReport(
+        folder=folder,
+        taken=taken,
+        absent=[name for name in left if name not in stored],
+        other_shape=[name for name in left if name in stored],
+        unused=[*lost, *(name for name in stored if name not in own)],
+        new_words=0 if only else len(set(vocabulary.tokens) - set(known.tokens)),
+    )
+
+
+def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
+    """Return rows [V, ...] of a table [V', ...] by index; for -1, draw one like its rare words'."""
+    rows: Tensor = table[index.clamp(min=0)].clone()
+    rare = table[(len(table) + len(SPECIAL_TOKENS)) // 2 :].float()
+    new = index < 0
+    drawn = rare.mean(0).expand(int(new.sum()), *table.shape[1:]).clone()
+    if table.dim() > 1 and len(rare) > 1:
+        noise = torch.randn(drawn.shape, generator=generator)
+        drawn += 0.5 * rare.std(0) * noise
+    rows[new] = drawn.to(table.dtype)
+    return rows
+
+
+def _by_module(names: list[str]) -> str:
+    """Sum up names of weights: `decoder.attention.score (4)`."""
+    counts = Counter(name.rpartition(".")[0] for name in names)
+    return ", ".join(f"{module} ({count})" for module, count in counts.items())
