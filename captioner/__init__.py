@@ -10,12 +10,12 @@ __all__ = ["Caption", "Captioner", "__version__"]
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
-    from captioner.types import Caption
+    from captioner.visualization import Caption
 
 
 def __getattr__(name: str) -> Any:
     """Import torch and the model only when they are used."""
-    modules = {"Captioner": "captioner.captioner", "Caption": "captioner.types"}
+    modules = {"Captioner": "captioner.captioner", "Caption": "captioner.visualization"}
     if name in modules:
         return getattr(import_module(modules[name]), name)
     raise AttributeError(f"module 'captioner' has no attribute '{name}'")

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 
@@ -35,7 +34,8 @@ from captioner.log import logger
 from captioner.models.attention.mode import hard_attention_mode
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
-from captioner.types import Caption, Geometry, Grid
+from captioner.types import Geometry, Grid
+from captioner.visualization import Caption
 
 if TYPE_CHECKING:
     import torch
@@ -425,8 +425,8 @@ class Captioner:
         Raises:
             DataError: The data set cannot be read, or nothing can be scored.
         """
-        # Imported by name, because evaluation is a layer above this module.
-        evaluate = import_module("captioner.evaluation.evaluate").evaluate
+        from captioner.evaluation.evaluate import evaluate  # only here: it imports the scorers
+
         if not isinstance(data, (str, Path)):
             return evaluate(self, data, **settings)
         found = read_split(format=format, root=data, split=split)

@@ -8,10 +8,9 @@ size, E embedding size, V vocabulary, T words.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -187,6 +186,9 @@ class Caption:
     text: str = ""
     image: str | Path | bytes | Image.Image | None = field(default=None, repr=False, compare=False)
 
+    # The functions that draw captions; set by captioner.visualization, which stands above.
+    drawing: ClassVar[ModuleType]
+
     def __post_init__(self) -> None:
         if not self.text:
             object.__setattr__(self, "text", " ".join(self.words))
@@ -254,23 +256,23 @@ class Caption:
             CaptionerError: The caption has no image, the suffix is another, or the file cannot be
                 written.
         """
-        _drawing().save_caption(self, path, style)
+        self.drawing.save_caption(self, path, style)
 
     def show(self, style: OverlayStyle | str | None = None) -> None:
         """Show the attention sheet: in the notebook, or in the system's image viewer."""
-        _drawing().show_caption(self, style)
+        self.drawing.show_caption(self, style)
 
     def figure(self, style: OverlayStyle | str | None = None) -> Figure:
         """Return the attention sheet as a matplotlib figure."""
-        return _drawing().caption_figure(self, style)
+        return self.drawing.caption_figure(self, style)
 
     def _repr_html_(self) -> str | None:
         """Return the page to explore, for notebooks; None without an image."""
-        return None if self.image is None else _drawing().caption_html(self)
+        return None if self.image is None else self.drawing.caption_html(self)
 
     def _repr_png_(self) -> bytes | None:
         """Return the attention sheet, for notebooks without HTML; None without an image."""
-        return None if self.image is None else _drawing().picture_bytes(self, "png")
+        return None if self.image is None else self.drawing.picture_bytes(self, "png")
 
     def __repr__(self) -> str:
         return f"Caption({self.text!r}, {len(self.words)} words)"
@@ -319,14 +321,6 @@ def check_head(layer: int | None, head: int | None, layers: int, heads: int) -> 
                 f"{'layer' if layers == 1 else 'layers'} of {heads} "
                 f"{'head' if heads == 1 else 'heads'}; use 1 to {count}"
             )
-
-
-def _drawing() -> ModuleType:
-    """Import the drawing functions when a caption is first drawn.
-
-    By name: this module stands below all others, and reading a caption must not import matplotlib.
-    """
-    return import_module("captioner.visualization.notebook")
 
 
 def _rounded(values: np.ndarray) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from captioner.types import Caption
+from captioner.visualization import notebook
 from captioner.visualization.animation import caption_gif, growth_gif
 from captioner.visualization.arrays import caption_arrays, caption_from_arrays, jpeg, shrunk
 from captioner.visualization.files import (
@@ -26,6 +28,7 @@ from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
 
 __all__ = [
+    "Caption",
     "Entry",
     "OverlayStyle",
     "ReportedImage",
@@ -55,3 +58,5 @@ __all__ = [
     "word_images",
     "word_names",
 ]
+
+Caption.drawing = notebook  # captions draw themselves by it; their type stands below
