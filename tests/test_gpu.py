@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from captioner.checkpoint import load_model
 from captioner.generation import SearchOptions, sample, search
 from captioner.training import train
 from captioner.training.setup import prepare
+from captioner.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -59,6 +61,47 @@ def test_a_step_has_the_cpu_s_loss_and_gradients(
     assert gradients.keys() == others.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=2e-2, atol=2e-3, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["graphs", "inductor"])
+@pytest.mark.parametrize("changed", KINDS, ids=str)
+def test_steps_of_graphs_are_those_of_kernels_started_one_by_one(
+    drawn_photos: Path,
+    tmp_path: Path,
+    kind: str,
+    changed: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Four steps: the first of a shape is computed, the second recorded, the others replayed."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    found = []
+    for compiled in ("off", kind):
+        changes = {**tiny.NO_DROPOUT, **changed, "train__compile": compiled}
+        changes |= {"train__precision": "float32", "train__device": GPU.type, "train__epochs": 2}
+        config = tiny.recipe(drawn_photos, tmp_path / compiled, optim__accumulate=1, **changes)
+        train(config)
+        found.append(losses_of(tmp_path / compiled))
+    assert "train.compile" not in capsys.readouterr().err, "nothing fell back"
+    assert found[1] == pytest.approx(found[0], rel=1e-2)
+
+
+def test_a_graph_skips_a_step_whose_gradient_is_not_finite(
+    drawn_photos: Path, tmp_path: Path
+) -> None:
+    config = tiny.recipe(drawn_photos, tmp_path / "run", train__device=GPU.type)
+    trainer = Trainer(prepare(config, GPU), tmp_path / "run", GPU)
+    trainer.task.train()
+    batch = trainer.setup.dataset[(0, range(4))]
+    infinite = replace(batch, weights=torch.full((len(batch),), torch.inf))
+    finite = replace(batch, weights=torch.ones(len(batch)))
+    weights = []
+    for each in (finite, finite, finite, infinite, finite):
+        updated = trainer.take_step([each], learning_rate_factor=1.0).updated
+        assert bool(updated) == (each is finite)
+        weights.append(trainer.model.decoder.vocabulary.bias.detach().clone())
+    assert torch.equal(weights[3], weights[2])
+    assert not torch.equal(weights[4], weights[3])
 
 
 @pytest.mark.parametrize("precision", ["float32", "auto"])
