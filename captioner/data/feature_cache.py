@@ -6,9 +6,7 @@ import hashlib
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,11 @@ from captioner.data.loading import load_items
 from captioner.data.tars import ImagePath, TarMember, file_facts
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import DataError, ImageError
-from captioner.files import locked, remove_temporary_files, replacing
+from captioner.files import locked, save_bytes
+from captioner.log import logger
 
 CHUNK = 8  # images through the encoder at once: larger batches fall out of a CPU's cache
-FEATURES, CHECKSUMS, PROGRESS = "features.npy", "checksums.npy", "progress.json"
+FEATURES, PROGRESS = "features.npy", "progress.json"
 SAVE_EVERY = 256  # items between two notes of the progress
 MAX_STRETCH = 0.1  # a crop's sides are stretched by up to exp(0.1), one up and one down
 
@@ -165,9 +164,6 @@ def build_feature_cache(
 ) -> FeatureCache:
     """Open the cache of these images, making or finishing it first where needed.
 
-    An interrupted build goes on where it stopped. What an earlier process has made is compared with
-    its checksums, and images that it could not read are tried again.
-
     Args:
         encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
         fingerprint: Hash of the weights that `encode` uses.
@@ -175,179 +171,81 @@ def build_feature_cache(
         progress: Called with the number of views done, and of all.
 
     Raises:
-        DataError: The disk cannot hold it, or what it holds of it is damaged.
+        DataError: The disk cannot hold it.
     """
     items = _Views(paths, transform, views, seed)
-    key = items.key(fingerprint)
-    folder = root / key[:20]
-    build = _Build(folder, key, items, encode)
+    folder = root / items.key(fingerprint)[:20]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        build.read_progress()
-        complete = build.done == len(build.items)
-        if complete:
-            remove_temporary_files(folder)
-            build.verify()  # without a lock: it takes long, and other runs only read too
-        if not complete or build.unreadable:
+        done, unreadable = _progress(folder, items)
+        if done < len(items):
             # Two runs may want the same images: the second waits, and finds what the first made.
             with locked(folder / ".lock", wait=True):
-                remove_temporary_files(folder, older_than_s=0)
-                build.read_progress()
-                earlier = list(build.unreadable)
-                if not complete:
-                    build.verify()
-                    build.fill(workers, progress)
-                build.read_again(earlier)
+                done, unreadable = _progress(folder, items)
+                _fill(folder, items, encode, done, unreadable, workers, progress)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
             "free some disk, name another folder with data.cache, or leave it out"
         ) from None
-    return FeatureCache(folder, build.unreadable)
+    return FeatureCache(folder, unreadable)
 
 
-class _Build:
-    """A cache that is being made; its first `done` items are finished."""
+def _progress(folder: Path, items: _Views) -> tuple[int, dict[int, str]]:
+    """Return the number of items that are finished, and the unreadable images among them.
 
-    def __init__(
-        self, folder: Path, key: str, items: _Views, encode: Callable[[Tensor], Tensor]
-    ) -> None:
-        self.folder, self.key, self.items, self.encode = folder, key, items, encode
-        self.done = 0
-        self.unreadable: dict[int, str] = {}
-
-    def read_progress(self) -> None:
-        """Find out how many items an earlier build has finished, and its unreadable images."""
-        items = self.items
-        self.done, self.unreadable = 0, {}
-        if not (self.folder / PROGRESS).exists():
-            return
-        try:
-            saved = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
-            done, reasons = saved["done"], saved["unreadable"]
-            unreadable = {int(image): reason for image, reason in reasons.items()}
-            if type(done) is not int or not 0 <= done <= len(items):
-                raise ValueError(f"{PROGRESS} counts {done!r} of {len(items)} entries")
-            if not all(isinstance(reason, str) for reason in unreadable.values()):
-                raise ValueError(f"{PROGRESS} has reasons that are no texts")
-            # "r+" would fill up a file that was cut short
-            features = open_memmap(self.folder / FEATURES, mode="r")
-            expected = (len(items.paths), items.views)
-            if features.dtype != np.float16 or features.shape[:2] != expected:
-                raise ValueError(f"{FEATURES} holds {features.dtype} {features.shape}")
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            FileNotFoundError,
-        ) as error:
-            raise self._damaged(str(error)) from None
-        self.done, self.unreadable = done, unreadable
-
-    def verify(self) -> None:
-        """Compare the finished items with their checksums.
-
-        A cache of an earlier version has no checksums; they are computed from what it holds.
-        """
-        if not self.done:
-            return
-        features = open_memmap(self.folder / FEATURES, mode="r")
-        items = features.reshape(-1, *features.shape[2:])
-        with ThreadPoolExecutor(max_workers=4) as pool:  # crc32 releases the interpreter's lock
-            checksums = pool.map(_checksum, items[: self.done])
-            found = np.fromiter(checksums, dtype=np.uint32, count=self.done)
-        if not (self.folder / CHECKSUMS).exists():
-            with replacing(self.folder / CHECKSUMS, durable=True) as file:
-                np.save(file, np.resize(found, len(items)))
-            return
-        try:
-            expected = np.load(self.folder / CHECKSUMS, mmap_mode="r")[: self.done]
-            wrong = np.count_nonzero(found != expected)
-        except ValueError as error:
-            raise self._damaged(str(error)) from None
-        if wrong:
-            raise self._damaged(f"{wrong} of its {self.done} entries are not what was written")
-
-    def fill(self, workers: int, progress: Callable[[int, int], None]) -> None:
-        """Compute the items that are missing."""
-        count, views = len(self.items), self.items.views
-        if self.done == count:
-            return
-        if not self.done:
-            shape = self.encode(self.items[range(1)][0]).shape[1:]
-            _reserve(self.folder / FEATURES, (len(self.items.paths), views, *shape), np.float16)
-            _reserve(self.folder / CHECKSUMS, (count,), np.uint32)
-        chunks = [
-            range(first, min(first + CHUNK, count)) for first in range(self.done, count, CHUNK)
-        ]
-        self._open()
-        for images, reasons in load_items(self.items, chunks, workers=workers):
-            self._write(self.done, images)
-            for index, reason in enumerate(reasons, start=self.done):
-                if reason:
-                    self.unreadable[index // views] = reason
-            self.done += len(images)
-            if self.done % SAVE_EVERY < CHUNK or self.done == count:
-                self._save()
-                progress(self.done, count)
-
-    def read_again(self, images: Sequence[int]) -> None:
-        """Compute images that an earlier build could not read.
-
-        What they lacked may have come since: a library for their format, a permission, memory.
-        """
-        views, found = self.items.views, []
-        if images:
-            self._open()
-        for image in images:
-            places = range(image * views, (image + 1) * views)
-            if not self.items[places[:1]][1][0]:
-                self._write(places.start, self.items[places][0])
-                found.append(image)
-        if found:
-            for image in found:
-                del self.unreadable[image]
-            self._save()
-
-    def _open(self) -> None:
-        """Map the features, as [items, C, h, w], and the checksums for writing."""
-        features: Any = open_memmap(self.folder / FEATURES, mode="r+")
-        self._features = features.reshape(-1, *features.shape[2:])
-        self._checksums: Any = open_memmap(self.folder / CHECKSUMS, mode="r+")
-
-    def _write(self, first: int, images: Tensor) -> None:
-        """Write the features of network inputs [B, 3, H, W], which are items from `first` on."""
-        values = self.encode(images).cpu().numpy().astype(np.float16)
-        self._features[first : first + len(values)] = values
-        self._checksums[first : first + len(values)] = [_checksum(value) for value in values]
-
-    def _save(self) -> None:
-        """Note the progress, once the items are on the disk."""
-        self._features.flush()
-        self._checksums.flush()
-        with replacing(self.folder / PROGRESS, durable=True) as file:
-            content = {"done": self.done, "unreadable": self.unreadable, "key": self.key}
-            file.write(json.dumps(content).encode())
-
-    def _damaged(self, reason: str) -> DataError:
-        return DataError(
-            f"{self.folder}: the feature cache is damaged ({reason}); delete this folder, and it "
-            "will be made again"
-        )
+    A cache that is damaged is begun again.
+    """
+    try:
+        saved = json.loads((folder / PROGRESS).read_bytes())
+        unreadable = {int(image): str(reason) for image, reason in saved["unreadable"].items()}
+        features = open_memmap(folder / FEATURES, mode="r")  # refuses a file that was cut short
+    except FileNotFoundError:
+        return 0, {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning(f"{folder}: the feature cache is damaged ({error}) and is made again")
+        return 0, {}
+    if features.shape[:2] != (len(items.paths), items.views):
+        return 0, {}
+    return saved["done"], unreadable
 
 
-def _checksum(features: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(features).data.cast("B"))
+def _fill(
+    folder: Path,
+    items: _Views,
+    encode: Callable[[Tensor], Tensor],
+    done: int,
+    unreadable: dict[int, str],
+    workers: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Compute the items from number `done` on, and add the images that cannot be read."""
+    count = len(items)
+    if not done:
+        shape = encode(items[range(1)][0]).shape[1:]
+        _reserve(folder / FEATURES, (len(items.paths), items.views, *shape))
+    array: Any = open_memmap(folder / FEATURES, mode="r+")
+    features = array.reshape(-1, *array.shape[2:])
+    chunks = [range(first, min(first + CHUNK, count)) for first in range(done, count, CHUNK)]
+    for images, reasons in load_items(items, chunks, workers=workers):
+        features[done : done + len(images)] = encode(images).cpu().numpy().astype(np.float16)
+        for index, reason in enumerate(reasons, start=done):
+            if reason:
+                unreadable[index // items.views] = reason
+        done += len(images)
+        if done % SAVE_EVERY < CHUNK or done == count:
+            features.flush()
+            saved = {"done": done, "unreadable": unreadable}
+            save_bytes(json.dumps(saved).encode(), folder / PROGRESS)
+            progress(done, count)
 
 
-def _reserve(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
+def _reserve(path: Path, shape: tuple[int, ...]) -> None:
     """Make an array file and ask the disk for all of its space.
 
     A memory map of a file with holes ends the whole process (SIGBUS) when the disk fills up later.
     """
-    open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+    open_memmap(path, mode="w+", dtype=np.float16, shape=shape).flush()
     if not hasattr(os, "posix_fallocate"):  # macOS, Windows
         return
     try:
