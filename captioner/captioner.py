@@ -298,7 +298,8 @@ class Captioner:
         inputs = _as_list(images)
         if not inputs:
             return []
-        grid, geometries = self.encode(inputs)
+        read = self._read(inputs)
+        grid = self.engine.encode([pixels for pixels, _ in read])
         with self.attention_mode(options.at_test):
             if options.sample:
                 found, calibrator = self._sample(grid, options), None
@@ -310,13 +311,17 @@ class Captioner:
             )
         statistics = ImageStatistics.of(grid) if calibrator is not None else []
         results = []
-        for index, (hypotheses, geometry) in enumerate(zip(found, geometries, strict=True)):
+        for index, (hypotheses, (pixels, geometry)) in enumerate(zip(found, read, strict=True)):
+            # Calibrators are fitted on photos, and know nothing of plain surfaces and noise.
+            shows_something = calibrator is None or self.transform.shows_something(pixels)
             cells, source = grid.select(slice(index, index + 1)), _source(inputs[index])
             captions = []
             for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
                 more: dict[str, Any] = {"image": source}
                 if calibrator is not None:
-                    more["confidence"] = calibrator.confidence(hypotheses, statistics[index], place)
+                    statistic = statistics[index]
+                    confidence = calibrator.confidence(hypotheses, statistic, place)
+                    more["confidence"] = confidence if shows_something else 0.0
                     more["confidence_threshold"] = calibrator.threshold
                 if options.paths:
                     more["paths"] = self._paths(cells, hypothesis.tokens, options.paths)
@@ -468,12 +473,16 @@ class Captioner:
         inputs = _as_list(images)
         if not inputs:
             raise ConfigError("images: there are none; give at least one")
-        ready = all(isinstance(image, tuple) for image in inputs)  # prepared already
-        read = list(
-            map(self._input, inputs) if ready else prefetch(self._input, inputs, self.device)
-        )
+        read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
         return grid, [geometry for _, geometry in read]
+
+    def _read(self, images: list[ImageInput]) -> list[tuple[np.ndarray, Geometry]]:
+        """Return the network's input and the geometry of each image, read side by side."""
+        ready = all(isinstance(image, tuple) for image in images)  # prepared already
+        return list(
+            map(self._input, images) if ready else prefetch(self._input, images, self.device)
+        )
 
     def mix_cells(self, grid: Grid) -> Tensor:
         """Apply the encoder's self-attention to a grid's cells; return them, [B, L, D]."""

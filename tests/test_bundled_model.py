@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from captioner import Captioner
 from captioner.checkpoint import GRAPHS, MODELS, bundled_models, verify
@@ -136,3 +137,10 @@ def test_in_bfloat16_it_writes_much_the_same(name: str, captioner: Captioner, ph
     differences = np.abs(near.log_probs - exact.log_probs)
     assert differences.mean() < 0.1
     assert differences.max() < 0.5  # of a word whose likeliest cell is another
+
+
+def test_a_blank_photo_is_never_captioned_as_sure(captioner: Captioner) -> None:
+    for colour in ("white", "black", "grey", "navy"):
+        caption = captioner.caption(Image.new("RGB", (640, 480), colour))
+        assert caption.confidence == 0
+        assert caption.is_unsure

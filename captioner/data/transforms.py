@@ -46,6 +46,7 @@ HALVED_FROM_PIXELS = 89_478_485  # larger photos are halved; above it Pillow war
 
 MIN_CONTRAST = 8.0  # standard deviation of the 256 levels; a frame with less shows nothing
 MAX_BLANK_FRAMES = 100
+MAX_ROUGHNESS = 0.6  # variance of neighbours' differences over that of white noise
 
 # Pillow also logs some of the errors that it raises; Python prints them without a handler.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
@@ -370,6 +371,30 @@ class ImageTransform:
         if self.resize == "letterbox":
             array = self._pad(array)
         return array, geometry
+
+    def shows_something(self, array: np.ndarray) -> bool:
+        """Return whether an input is more than a plain surface or noise.
+
+        Of 4,700 photos, the one with the least contrast has nearly twice MIN_CONTRAST, and the
+        roughest has four fifths of MAX_ROUGHNESS. White noise of 100 pixels and more is above it.
+
+        Args:
+            array: float32 [3, height, width], as `array` returns it.
+        """
+        if self.resize == "letterbox":  # without what is padded
+            filled = (array != 0).any(axis=0)
+            array = array[:, filled.any(axis=1)][:, :, filled.any(axis=0)]
+            if not array.size:
+                return False
+        size = max(1, min(array.shape[1:]) // 80)  # pixels that become one: noise stays noise
+        height, width = (side // size * size for side in array.shape[1:])
+        parts = [array[:, i:height:size, j:width:size] for i in range(size) for j in range(size)]
+        levels = np.add.reduce(parts) * (self.std[:, None, None] * (255 / size**2))
+        if levels.std(axis=(1, 2)).max() < MIN_CONTRAST:
+            return False
+        grey = levels.mean(axis=0)
+        steps = sum(float(np.square(np.diff(grey, axis=axis)).mean()) for axis in (0, 1))
+        return steps < 4 * MAX_ROUGHNESS * float(grey.var())
 
     def _normalised(self, pixels: np.ndarray) -> np.ndarray:
         """Map uint8 [height, width, 3] to float32 [3, height, width]: (x / 255 - mean) / std."""

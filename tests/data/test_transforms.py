@@ -823,3 +823,26 @@ def test_colour_changes_stay_within_their_strength_and_leave_the_geometry() -> N
     # Contrast and saturation change nothing on plain grey, so this is brightness alone.
     assert 69 <= min(levels) < 74
     assert 126 < max(levels) <= 131
+
+
+# ---------------------------------------------------------------------------- blank photos and noise
+
+
+@pytest.mark.parametrize("resize", ["squash", "letterbox", "crop"])
+def test_plain_surfaces_and_noise_show_nothing(resize: str) -> None:
+    reads = transform(
+        height_px=320, width_px=320, resize=resize, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)
+    )
+
+    def shows_something(image: Image.Image) -> bool:
+        return reads.shows_something(reads.array(image)[0])
+
+    for colour in ("white", "black", "grey", "navy", (128, 102, 76)):
+        assert not shows_something(Image.new("RGB", (640, 480), colour))
+    for size in (100, 640, 1500):
+        assert not shows_something(Image.fromarray(noise(size, size)))
+    drawn = Image.new("RGB", (640, 480), "white")
+    drawn.paste("black", (300, 200, 360, 260))
+    assert shows_something(drawn)
+    waves = np.sin(np.arange(640) / 20)[None, :, None] * np.ones((480, 1, 3)) * 100 + 128
+    assert shows_something(Image.fromarray(waves.astype(np.uint8)))
