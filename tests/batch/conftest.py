@@ -49,7 +49,7 @@ def undisturbed(collection: Path, model: Path, tmp_path_factory: pytest.TempPath
     from captioner.cli.batch import main
 
     output = tmp_path_factory.mktemp("undisturbed")
-    options = ["--checkpoint", str(model), "--device", "cpu", "--workers", "2"]
+    options = ["--checkpoint", str(model), "--device", "cpu", "--workers", "1"]
     options += ["--shard-size", "10", "--maps"]
     assert main([str(collection), "--output", str(output), *options]) == 1
     return output

@@ -55,7 +55,7 @@ def test_a_run_from_store_to_store_that_is_killed_is_finished_by_the_next(
 
     def run(output: object) -> Running:
         command = ["captioner", "batch", "s3://bucket/photos", "--output", output, "--maps"]
-        command += ["--checkpoint", model, "--device", "cpu", "--workers", 2, "--shard-size", 10]
+        command += ["--checkpoint", model, "--device", "cpu", "--workers", 1, "--shard-size", 10]
         return programs.start(*map(str, command), **environment)
 
     assert run(tmp_path).wait().code == 1

@@ -306,4 +306,4 @@ def test_photos_that_are_missing_are_named(
         file.write("gone.jpg,a disc,val\n")
     options = ("--format", "table", "--root", str(root), "--device", "cpu")
     assert calibrate.main([str(tiny_model), *options]) == 2, "too few to fit a calibrator"
-    assert f"{root / 'gone.jpg'}: no such file, left out" in capsys.readouterr().err
+    assert f"1 of 4 photos are missing: {root / 'gone.jpg'}" in capsys.readouterr().err
