@@ -51,6 +51,15 @@ def split_name(name: str) -> str:
 SPLIT_NAMES = frozenset(("train", "val", "test", *_OTHER_NAMES))
 
 
+def split_of_folder(name: str) -> str:
+    """Return the first folder in an image's name that is called like a split, or "".
+
+    >>> split_of_folder("data/validation/0001.jpg")
+    'validation'
+    """
+    return next((p for p in name.split("/")[:-1] if p.lower() in SPLIT_NAMES), "")
+
+
 @dataclass(frozen=True)
 class NamedImage:
     """An image as a data set's files name it.
@@ -243,19 +252,25 @@ class CaptionedData:
             annotations = layout.read(self.data, key)
             if not annotations.images:
                 raise DataError(f"{self.data.root} is empty: its files name no image")
-            self._read[key] = _LocatedImages(self.data, annotations, self.val_share)
+            self._read[key] = _LocatedImages(
+                self.data, annotations, self.val_share, whole=not splittable
+            )
         return self._read[key]
 
 
 class _LocatedImages:
     """The images that files name, with usable captions, and where they lie."""
 
-    def __init__(self, data: DataFiles, annotations: Annotations, val_share: float) -> None:
+    def __init__(
+        self, data: DataFiles, annotations: Annotations, val_share: float, *, whole: bool
+    ) -> None:
         self.data = data
         self.images = annotations.images
         self.problems = list(annotations.problems)
         self.val_share = val_share
         self.has_splits = any(image.split for image in self.images)
+        if whole and {split_name(image.split) for image in self.images} == {"train"}:
+            self.has_splits = False  # photos to validate on have to come from somewhere
         self._markers = Markers.of(text for image in self.images for text in image.captions)
         self._finder = ImageFinder(annotations.folders, data.tree)
 
@@ -328,6 +343,7 @@ class _LocatedImages:
                 raise DataError(
                     f"{self.data.root} has no split {name!r}; the splits there are: "
                     + ", ".join(sorted(available.values()))
+                    + "; choose with --split (data.train_split and data.val_split in a recipe)"
                 )
         wanted = set(map(split_name, names))
         return [i for i, image in enumerate(self.images) if split_name(image.split) in wanted]

@@ -105,15 +105,12 @@ def read_sources(
             if name is not None
         }
         note(data.description())
-        problems = {
-            sentence: None
-            for name, split in splits.items()
-            for sentence in (
-                *split.left_out(name),
-                *(f"{name}: {found}" for found in caption_findings(split, tokenizer, max_words)),
-            )
-        }
-        for sentence in problems:
+        problems: dict[str, str] = {}
+        for name, split in splits.items():
+            problems |= {sentence: sentence for sentence in split.left_out(name)}
+            for sentence in caption_findings(split, tokenizer, max_words):
+                problems.setdefault(sentence, f"{name}: {sentence}")
+        for sentence in problems.values():
             warn(sentence)
         for name, split in splits.items():
             if not split.images:

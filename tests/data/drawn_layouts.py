@@ -115,6 +115,12 @@ def coco_2014(root: Path) -> None:
     coco(root, "images/{}2014", "COCO_{split}2014_{:012d}.jpg", "2014")
 
 
+def coco_single_file(root: Path) -> None:
+    draw(root / "images", "{:03d}.jpg")
+    (root / "images" / "000.jpg").rename(root / "images" / f"{PHOTOS:03d}.jpg")
+    write(root / "annotations.json", coco_json(list(range(PHOTOS)), "{:03d}.jpg"))
+
+
 def karpathy(root: Path, photos: str = "Images") -> None:
     draw(root / photos)
     images = [
@@ -156,6 +162,12 @@ def imagefolder(root: Path) -> None:
             if SPLITS[n] == ours
         ]
         write(root / split / "metadata.jsonl", "\n".join(lines) + "\n")
+
+
+def imagefolder_train_alone(root: Path) -> None:
+    draw(root / "data" / "train")
+    text = rows("file_name,text", "{n:02d}.jpg,{text}")
+    write(root / "data" / "train" / "metadata.csv", text)
 
 
 def imagefolder_csv(root: Path) -> None:
@@ -277,9 +289,11 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[str, ...]]] = {
         (flickr30k_kaggle, "flickr30k", "Kaggle's Flickr30k: flickr30k_images/results.csv", ()),
         (coco_2017, "coco", "COCO captions: annotations/", ("train2017", "val2017")),
         (coco_2014, "coco", "COCO captions: annotations/", ("train2014", "val2014")),
+        (coco_single_file, "coco", "COCO captions: annotations.json", ()),
         (karpathy, "karpathy", "Karpathy's JSON: dataset_fl", ("train", "val", "test")),
         (karpathy_coco, "karpathy", "Karpathy's JSON: dataset_coco", ("train", "val", "test")),
         (imagefolder, "imagefolder", "Hugging Face's", ("test", "train", "validation")),
+        (imagefolder_train_alone, "imagefolder", "data/train/metadata.csv", ("train",)),
         (imagefolder_csv, "imagefolder", "Hugging Face's imagefolder: metadata.csv", ()),
         (blip, "table", "coco_karpathy_train.json", ("test", "train", "val")),
         (json_map, "table", "table captions.json", ()),

@@ -647,7 +647,7 @@ def test_annotations_of_no_image_and_ids_of_another_type_are_one_sentence_each(
 
 
 def test_an_empty_split_is_an_error(flickr8k: Path, tmp_path: Path) -> None:
-    (flickr8k / "Flickr_8k.devImages.txt").write_text("\n")
+    (flickr8k / "Flickr_8k.devImages.txt").rename(flickr8k / "Flickr_8k.testImages.txt")
     assert "has no split 'val'" in sentence(format="flickr8k", root=flickr8k, split="val")
     write_coco(tmp_path, "val2017", {coco_name(1): (1, [])})
     write_coco(tmp_path, "val2017", {})

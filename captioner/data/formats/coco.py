@@ -29,9 +29,9 @@ class Coco:
     """
 
     def recognise(self, data: DataFiles) -> str | None:
+        if file := _single_file(data):
+            return f"COCO captions: {data.relative(file)}"
         if data.named_file is not None:
-            if data.format == "coco" or _holds_captions(data.named_file):
-                return f"COCO captions: {data.relative(data.named_file)}"
             return None
         names = sorted(map(data.relative, _captions_files(data).values()))
         if not names and not _image_lists(data):
@@ -40,9 +40,9 @@ class Coco:
         return f"COCO captions: {listed(names) or 'no captions_*.json'}{lists}"
 
     def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
-        if data.named_file is not None:
-            images, problems = _read_captions(data.named_file)
-            return Annotations(images, [data.folder, data.named_file.parent], problems)
+        if file := _single_file(data):
+            images, problems = _read_captions(file)
+            return Annotations(images, [data.folder, file.parent], problems)
         if data.coco_splits is not None:
             return _read_lists(data, splits or _SPLIT_LISTS, Path(data.coco_splits))
         files = _captions_files(data)
@@ -62,6 +62,17 @@ class Coco:
         return Annotations(images, [_image_root(data)], problems)
 
 
+def _single_file(data: DataFiles) -> Path | None:
+    """Return the file that the user names, or the only one in COCO's form under another name."""
+    if data.named_file is not None:
+        is_coco = data.format == "coco" or _holds_captions(data.named_file)
+        return data.named_file if is_coco else None
+    if _captions_files(data) or _image_lists(data):
+        return None
+    found = [path for path in data.candidates("*.json") if _holds_captions(path)]
+    return found[0] if len(found) == 1 else None
+
+
 def _holds_captions(path: Path) -> bool:
     """Return whether a file looks like COCO's captions: images, annotations and captions."""
     if path.suffix.lower() != ".json":
@@ -69,7 +80,8 @@ def _holds_captions(path: Path) -> bool:
     if path.match("captions_*.json"):
         return True
     text = path.read_bytes()
-    return all(word in text for word in (b'"images"', b'"annotations"', b'"image_id"'))
+    words = (b'"images"', b'"annotations"', b'"image_id"', b'"caption"')
+    return all(word in text for word in words)
 
 
 def _captions_files(data: DataFiles) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.data.formats.table import read_tables
-from captioner.data.layouts import SPLIT_NAMES, Annotations, DataFiles, NamedImage
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_of_folder
 from captioner.errors import listed
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -32,8 +32,8 @@ class ImageFolder:
             for image in read_tables(data, [(path, "")]).images:
                 name = Path(folder, str(image.name)).as_posix()
                 images.append(replace(image, name=name, image_id=len(images)))
-        splits_of = [str(image.name).partition("/")[0] for image in images]
-        if all(split.lower() in SPLIT_NAMES for split in splits_of):
+        splits_of = [split_of_folder(str(image.name)) for image in images]
+        if all(splits_of):
             images = [
                 replace(i, split=i.split or split)
                 for i, split in zip(images, splits_of, strict=True)

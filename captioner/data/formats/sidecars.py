@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.data.layouts import SPLIT_NAMES, Annotations, DataFiles, NamedImage
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_of_folder
 from captioner.data.text_files import numbered_lines
 
 _SUFFIXES = (".txt", ".caption")
@@ -33,8 +33,8 @@ class Sidecars:
             path = texts.get(image.with_suffix(""))
             captions = tuple(line for _, line in numbered_lines(path)) if path else ()
             name = image.relative_to(data.folder).as_posix()
-            images.append(NamedImage(name, captions, name, name.partition("/")[0]))
-        if not all(image.split.lower() in SPLIT_NAMES for image in images):
+            images.append(NamedImage(name, captions, name, split_of_folder(name)))
+        if not all(image.split for image in images):
             images = [NamedImage(i.name, i.captions, i.image_id) for i in images]
         return Annotations(images, [data.folder])
 
