@@ -161,7 +161,8 @@ def score_file(
     from captioner.evaluation.evaluate import score_texts
 
     captions = read_captions(path, split)
-    images = CaptionedData(data).references(split)[:limit]
+    references = CaptionedData(data)
+    images = references.references(split)[:limit]
     texts = match_captions(captions, images)
     if not texts:
         example = images[0] if images else None
@@ -182,7 +183,7 @@ def score_file(
         )
     scored = [image for image in images if image.image_id in texts]
     texts = {image.image_id: texts[image.image_id] for image in scored}
-    signature = {"model": str(path), "data": f"{data.format} {split}"}
+    signature = {"model": str(path), "data": f"{references.format} {split}"}
     return score_texts(texts, scored, signature=signature, **options)
 
 
@@ -225,7 +226,12 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
     from captioner.evaluation.evaluate import caption_images, measure_attention, score_written
 
     captioner = load_captioner(parsing.chosen_model(arguments), arguments)
+    decoding = captioner.config.decoding
     logger.info(data.description())
+    logger.info(
+        f"beam size {arguments.beam_size or decoding.beam_size}, length penalty "
+        f"{decoding.length_penalty:g}"
+    )
     requested = images + unscored
     captions, failed = caption_images(
         captioner,
@@ -253,7 +259,7 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
             signature={
                 "model": str(parsing.chosen_model(arguments)),
                 "precision": arguments.precision,
-                "data": f"{arguments.format} {arguments.split}",
+                "data": f"{data.format} {arguments.split}",
             },
         )
         if arguments.output:

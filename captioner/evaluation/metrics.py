@@ -194,16 +194,11 @@ def _align(
     """Return ids, captions and references in one order, that of the candidates."""
     if not candidates:
         raise DataError("there is no caption to score; give at least one")
-    for what, other, some, rest in (
-        ("caption", "references", candidates, references),
-        ("reference", "caption", references, candidates),
-    ):
-        alone = [image_id for image_id in some if image_id not in rest]
-        if alone:
-            raise DataError(
-                f"{len(alone)} of {len(some)} images with a {what} have no {other}, the first is "
-                f"{alone[0]!r}; give captions and references for the same image ids"
-            )
+    if alone := sorted(map(repr, candidates.keys() ^ references.keys())):
+        raise DataError(
+            f"{len(alone)} images have a caption or references alone, such as {alone[0]}; give "
+            "both for the same image ids"
+        )
     ids = list(candidates)
     truths = [list(filter(has_words, references[image_id])) for image_id in ids]
     for image_id, texts in zip(ids, truths, strict=True):

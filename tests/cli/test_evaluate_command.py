@@ -54,6 +54,8 @@ def test_the_results_have_the_promised_fields(
     assert [set(entry) for entry in found["captions"]] == [{"image_id", "caption"}] * 6
     assert {"tokenizer", "beam_size", "Bleu"} <= found["signature"].keys()
     assert found["signature"]["beam_size"] == 3
+    assert "beam size 3, length penalty" in outcome.stderr
+    assert found["signature"]["data"] == "table test"
     assert found["metrics"]["METEOR"] is None, "no Java, so not computed, and never 0"
     assert "METEOR: not computed: no Java on PATH" in outcome.stderr
     assert "scored with the Python tokenizer" in outcome.stderr

@@ -386,9 +386,8 @@ def test_ids_may_be_numbers_and_texts_together() -> None:
     ("candidates", "references", "complaint"),
     [
         ({}, {}, "there is no caption to score"),
-        ({1: "a", 2: "b"}, {1: ["a"]}, "1 of 2 images with a caption have no references, .* 2;"),
-        ({1: "a"}, {1: ["a"], "x": ["b"]}, "1 of 2 images with a reference have .* 'x';"),
-        ({1: "a"}, {"1": ["a"]}, "1 of 1 images with a caption have no references, .* 1;"),
+        ({1: "a", 2: "b"}, {1: ["a"]}, "1 images have a caption or references alone, such as 2;"),
+        ({1: "a"}, {"1": ["a"]}, "2 images have a caption or references alone"),
         ({1: "a", 2: "b"}, {1: ["a"], 2: []}, "image 2 has no references"),
         ({1: "a"}, {1: ["..."]}, "image 1 has references without words"),
     ],
