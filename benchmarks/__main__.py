@@ -1,6 +1,6 @@
 """All benchmarks, or those named: a table each, and a JSON file.
 
-    python -m benchmarks [step search folder encoder startup growth] [--peer PATH] [--output FILE]
+    python -m benchmarks [step search folder drawing ...] [--peer PATH] [--output FILE]
 
 Every figure is a ratio of times taken in turns in one run; medians of several rounds, with the
 least and the most. --peer is a checkout of sgrvinod's a-PyTorch-Tutorial-to-Image-Captioning.
@@ -18,11 +18,11 @@ from pathlib import Path
 import matplotlib.cbook
 import torch
 
-from benchmarks import encoder, folder, growth, peer, search, startup, step
+from benchmarks import drawing, encoder, folder, growth, peer, search, startup, step
 from benchmarks.timing import ROUNDS, machine
 from captioner.runtime.device import choose_device
 
-NAMES = ("step", "search", "folder", "encoder", "startup", "growth")
+NAMES = ("step", "search", "folder", "drawing", "encoder", "startup", "growth")
 
 
 def main() -> int:
@@ -55,6 +55,7 @@ def main() -> int:
     runs |= {
         "search": partial(search.run, photos=photos, batch=batch, **settings),
         "folder": partial(folder.run, photos=16 if quick else 500, device=device, rounds=rounds),
+        "drawing": partial(drawing.run, photos=4 if quick else 100, rounds=rounds),
         "encoder": partial(encoder.run, batch=4 if quick else 32, device=device, rounds=rounds),
         "startup": partial(startup.run, photo=photo, rounds=rounds),
         "growth": partial(growth.run, quick=quick, device=device, rounds=rounds),
@@ -66,8 +67,6 @@ def main() -> int:
         if name.split()[0] in (arguments.names or NAMES):
             tables[name] = run()
             print(f"\n{tables[name].text()}", flush=True)
-    if "growth" in tables:
-        growth.draw(tables["growth"], arguments.output.with_name("growth.png"))
     content = {
         "machine": machine(device),
         "tables": {name: asdict(table) for name, table in tables.items()},

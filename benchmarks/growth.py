@@ -84,24 +84,6 @@ def run(*, device: torch.device, rounds: int, quick: bool) -> Table:
     return Table(title, rows)
 
 
-def draw(table: Table, path: Path) -> None:
-    """The table's curves, on logarithmic axes, beside what linear would be."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for name in dict.fromkeys(row["work"] for row in table.rows):
-        rows = [row for row in table.rows if row["work"] == name]
-        axes.loglog([r["size"] for r in rows], [r["s"] for r in rows], marker="o", label=name)
-    sizes = np.array([min(CAPTIONS), max(PHOTOS)])
-    axes.loglog(sizes, sizes * 1e-3, color="grey", linestyle=":", label="linear")
-    axes.set_xlabel("size")
-    axes.set_ylabel("seconds")
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
-
-
 def _decoder(device: torch.device) -> LSTMDecoder:
     torch.manual_seed(0)
     score = AdditiveScore(AttentionConfig(dim=256), query_dim=512, feature_dim=D)

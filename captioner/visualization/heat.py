@@ -14,6 +14,9 @@ import numpy as np
 if TYPE_CHECKING:
     from captioner.types import Caption, Geometry
 
+# Products of so many multiplications are computed by one thread. OpenBLAS takes several for larger
+# ones, which then wait busily for the next: a sheet would cost twice the time of a core.
+_ONE_THREAD = 200_000
 FLAT_BELOW = 2.0  # a map whose highest cell has less than this, times uniform, counts as flat
 
 
@@ -56,7 +59,12 @@ def attention_heat(
     if geometry.flipped:
         across = across[:, ::-1]
     # The interpolation is separable: two small products.
-    return (down @ (maps * (rows * columns))) @ across.T
+    lines = down @ (maps * (rows * columns))
+    heat = np.empty((*maps.shape[:-2], height_px, width_px), dtype=np.float32)
+    step = max(1, _ONE_THREAD // (width_px * columns))
+    for y in range(0, height_px, step):
+        heat[..., y : y + step, :] = lines[..., y : y + step, :] @ across.T
+    return heat
 
 
 def peak(cells: np.ndarray) -> float:

@@ -56,6 +56,7 @@ class _Layout:
     gap: int
     text: int
     title: int
+    widest: int  # of all panels in a row
 
     @property
     def label_height(self) -> int:
@@ -70,13 +71,10 @@ class _Layout:
         return round(1.8 * self.text)
 
 
-_SHEET = _Layout(300 * 225, 600, 184, margin=48, gap=28, text=16, title=34)
-_COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26)
+_SHEET = _Layout(300 * 225, 600, 184, margin=48, gap=28, text=16, title=34, widest=2200)
+_COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26, widest=1800)
 _NARROWEST_CONTENT = 560  # for the title and the footer of a sheet
-_WIDEST_CONTENT = 2200
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
-_FEWEST_ACROSS = 4  # panels in a row of a comparison
-_WIDEST_COMPARISON = 1800
 # Of a contact sheet: size and lines of a text, gaps; in pixels.
 _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 13, 3, 8
 
@@ -101,14 +99,14 @@ def attention_sheet(
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    return _draw_sheet(image, caption, style, original_size, vector=False)
+    return _draw(image, [("", caption)], style, _SHEET, original_size=original_size)
 
 
 def vector_sheet(
     image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
 ) -> VectorPage:
-    """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
-    return _draw_sheet(image, caption, style, vector=True)
+    """Draw the same as a page to save as PDF or SVG."""
+    return _draw(image, [("", caption)], style, _SHEET, vector=True)
 
 
 def comparison_sheet(
@@ -118,7 +116,7 @@ def comparison_sheet(
     *,
     across: int = 0,
 ) -> Image.Image:
-    """Draw the image, then a row a model: its name, its caption, one overlay a word.
+    """Draw a sheet of several models: of each its name, then as `attention_sheet`.
 
     All rows are on the scale of every picture, so that sharp and flat attention differ at a
     glance. A caption longer than the sheet is wide goes on in a second line.
@@ -126,13 +124,13 @@ def comparison_sheet(
     Args:
         image: The upright image that was captioned; it is not changed.
         captions: A name and a caption for each model, all of this image.
-        across: Panels in a line; 0 takes what suits the longest caption.
+        across: Panels in a line, the photo's included; 0 takes what suits the longest caption.
 
     Raises:
         ImageError: An image of another size than a caption's.
         ValueError: No captions.
     """
-    return _draw_comparison(image, captions, style, across, vector=False)
+    return _draw(image, captions, style, _COMPARISON, across=across)
 
 
 def vector_comparison(
@@ -140,8 +138,8 @@ def vector_comparison(
     captions: Sequence[tuple[str, Caption]],
     style: OverlayStyle | str | None = None,
 ) -> VectorPage:
-    """Draw the same as a page to save as PDF or SVG; its overlays are up to twice as fine."""
-    return _draw_comparison(image, captions, style, vector=True)
+    """Draw the same as a page to save as PDF or SVG."""
+    return _draw(image, captions, style, _COMPARISON, vector=True)
 
 
 def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[int, int]:
@@ -157,156 +155,100 @@ def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[i
     return scaled_size(image_size, scale)
 
 
-def _draw_sheet(
+def _draw(
     image: Image.Image,
-    caption: Caption,
+    named: Sequence[tuple[str, Caption]],
     style: OverlayStyle | str | None,
-    original_size: tuple[int, int] | None = None,
+    layout: _Layout,
     *,
-    vector: bool,
-) -> Any:
-    """Draw the sheet on a new page of pixels or vectors, and return the page."""
-    style, layout = OverlayStyle.of(style), _SHEET
-    margin, gap, text = layout.margin, layout.gap, layout.text
-    size = panel_size(image.size)
-    layers = Layers(photo_for(image, caption, size, vector=vector), style)
-    slot_width, slot_height = max(size[0], layout.narrowest_slot), size[1] + layout.label_height
-    panels = 1 + len(caption.words)
-    across = _columns(panels, slot_width, slot_height)
-    down = math.ceil(panels / across)
-    content = max(across * (slot_width + gap) - gap, _NARROWEST_CONTENT)
-    head_height = _heading(None, caption, layout, left=margin, top=margin, width=content)
-    panels_top = margin + head_height + text
-    footer_top = panels_top + down * (slot_height + gap)
-    height = footer_top + footer_height([caption], content, size=text) + margin
-
-    sheet = new_page(content + 2 * margin, height, vector=vector, title=caption.text)
-    _heading(sheet, caption, layout, left=margin, top=margin, width=content)
-    for slot in range(panels):
-        left = margin + slot % across * (slot_width + gap)
-        top = panels_top + slot // across * (slot_height + gap)
-        if slot:
-            _draw_word(sheet, layers, caption, slot - 1, layout, (left, top), size, slot_width)
-            continue
-        paste_photo(sheet, layers.photo, (left, top, left + size[0], top + size[1]))
-        about = _about(original_size or image.size)
-        about, face = fit(about, slot_width, size_px=text, smallest_px=text // 2)
-        baseline = top + size[1] + round(1.95 * text)
-        pen(sheet).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
-    draw_footer(sheet, [caption], style, left=margin, top=footer_top, width=content, size=text)
-    return sheet
-
-
-def _draw_comparison(
-    image: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
-    style: OverlayStyle | str | None,
     across: int = 0,
-    *,
-    vector: bool,
+    original_size: tuple[int, int] | None = None,
+    vector: bool = False,
 ) -> Any:
-    """Draw the comparison on a new page of pixels or vectors, and return the page."""
-    if not captions:
+    """Draw captions on a new page of pixels or vectors, and return the page."""
+    if not named:
         raise ValueError("there is nothing to compare")
-    style, layout = OverlayStyle.of(style), _COMPARISON
+    style = OverlayStyle.of(style)
     margin, gap, text = layout.margin, layout.gap, layout.text
-    shown = [caption for _, caption in captions]
+    captions = [caption for _, caption in named]
     size = panel_size(image.size, layout)
-    layers = Layers(photo_for(image, shown[0], size, vector=vector), style)
-    slot_width = max(size[0], layout.narrowest_slot) + gap
-    slot_height = size[1] + layout.label_height + gap
-    most = across or max(_FEWEST_ACROSS, (_WIDEST_COMPARISON + gap) // slot_width)
-    longest = max(_FEWEST_ACROSS, *(len(caption.words) for caption in shown))
-    across = math.ceil(longest / math.ceil(longest / most))  # lines of one length
-    width = across * slot_width - gap
-    name_line = round(1.9 * text)
-    tops = [margin + size[1] + 2 * gap]  # of each row, and of the footer
-    heads = []  # heights of a model's name and caption
-    for caption in shown:
-        heading = _heading(None, caption, layout, left=margin, top=0, width=width)
-        heads.append(name_line + heading + text // 2)
-        lines = math.ceil(len(caption.words) / across)
-        tops.append(tops[-1] + heads[-1] + lines * slot_height + gap)
+    layers = Layers(photo_for(image, captions[0], size, vector=vector), style)
+    label_width = max(size[0], layout.narrowest_slot)
+    slot = label_width + gap, size[1] + layout.label_height + gap
+    longest = 1 + max(len(caption.words) for caption in captions)
+    across = across or _columns(longest, slot, layout)
+    width = max(across * slot[0] - gap, _NARROWEST_CONTENT)
+    tops, heads = [margin], []  # of each model, the last of the footer; heights of the headings
+    for name, caption in named:
+        heads.append(_heading(None, name, caption, layout, 0, width) + text)
+        lines = math.ceil((1 + len(caption.words)) / across)
+        tops.append(tops[-1] + heads[-1] + lines * slot[1] + (gap if name else 0))
+    height = tops[-1] + footer_height(captions, width, size=text) + margin
 
-    height = tops[-1] + footer_height(shown, width, size=text) + margin
-    sheet = new_page(width + 2 * margin, height, vector=vector, title=shown[0].text)
-    paste_photo(sheet, layers.photo, (margin, margin, margin + size[0], margin + size[1]))
-    corner = (margin + size[0] + gap, margin + size[1])
-    draw = pen(sheet)
-    draw.text(corner, _about(image.size), fill=MUTED, font=font(text), anchor="ls")
-    for (name, caption), head, top in zip(captions, heads, tops, strict=False):
-        label, face = fit(one_line(name), width, size_px=text, smallest_px=text // 2)
-        draw.text((margin, top + text), label, fill=MUTED, font=face, anchor="ls")
-        _heading(sheet, caption, layout, left=margin, top=top + name_line, width=width)
-        for index in range(len(caption.words)):
-            place = (
-                margin + index % across * slot_width,
-                top + head + index // across * slot_height,
-            )
-            _draw_word(sheet, layers, caption, index, layout, place, size, slot_width - gap)
-    draw_footer(sheet, shown, style, left=margin, top=tops[-1], width=width, size=text)
-    return sheet
+    page = new_page(width + 2 * margin, height, vector=vector, title=captions[0].text)
+    about = "photo, {} × {} px".format(*(original_size or image.size))
+    about, face = fit(about, label_width, size_px=text, smallest_px=text // 2)
+    for (name, caption), head, top in zip(named, heads, tops, strict=False):
+        _heading(page, name, caption, layout, top, width)
+        for number in range(1 + len(caption.words)):
+            left = margin + number % across * slot[0]
+            upper = top + head + number // across * slot[1]
+            box = left, upper, left + size[0], upper + size[1]
+            if number:
+                paste_word(page, layers, caption, number - 1, box)
+                place = {"left": left, "top": box[3], "width": label_width, "size": text}
+                draw_word_label(page, caption, number - 1, **place)
+            else:
+                paste_photo(page, layers.photo, box)
+                baseline = box[3] + round(1.95 * text)
+                pen(page).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
+    draw_footer(page, captions, style, left=margin, top=tops[-1], width=width, size=text)
+    return page
 
 
 def _heading(
-    sheet: Page | None, caption: Caption, layout: _Layout, *, left: int, top: int, width: int
+    page: Page | None, name: str, caption: Caption, layout: _Layout, top: int, width: int
 ) -> int:
-    """Draw the caption, and a note under it where there is one; return their height in pixels.
+    """Draw a model's name if there is one, its caption and the note; return their height in pixels.
 
-    Without a sheet nothing is drawn.
+    Without a page nothing is drawn.
     """
+    left, text = layout.margin, layout.text
+    name_line = round(1.9 * text) if name else 0
     face = font(layout.title, bold=True, text=caption.text)
     most = 6 if layout is _SHEET else 3
     lines = wrap(one_line(caption.text) or "(no words)", face, width, max_lines=most)
     note, warning = caption_note(caption)
-    if sheet is not None:
-        draw = pen(sheet)
-        baseline = top + round(0.8 * layout.title)
+    if page is not None:
+        draw = pen(page)
+        label, small = fit(one_line(name), width, size_px=text, smallest_px=text // 2)
+        draw.text((left, top + text), label, fill=MUTED, font=small, anchor="ls")
         x, anchor = (left + width, "rs") if is_right_to_left(caption.text) else (left, "ls")
-        for line in lines:
-            draw.text((x, baseline), line, fill=INK, font=face, anchor=anchor)
-            baseline += layout.title_line
-        if note:
-            note, small = fit(note, width, size_px=layout.text, smallest_px=layout.text // 2)
-            below = top + layout.title_line * len(lines) + layout.text
-            colour = WARNING if warning else MUTED
-            draw.text((left, below), note, fill=colour, font=small, anchor="ls")
-    return layout.title_line * len(lines) + (layout.note_line if note else 0)
+        below = top + name_line + layout.title_line * len(lines)
+        for number, line in enumerate(lines):
+            y = top + name_line + round(0.8 * layout.title) + number * layout.title_line
+            draw.text((x, y), line, fill=INK, font=face, anchor=anchor)
+        note, small = fit(note, width, size_px=text, smallest_px=text // 2)
+        colour = WARNING if warning else MUTED
+        draw.text((left, below + text), note, fill=colour, font=small, anchor="ls")
+    return name_line + layout.title_line * len(lines) + (layout.note_line if note else 0)
 
 
-def _draw_word(
-    sheet: Page,
-    layers: Layers,
-    caption: Caption,
-    index: int,
-    layout: _Layout,
-    place: tuple[int, int],
-    size: tuple[int, int],
-    width: int,
-) -> None:
-    """Draw a word's overlay and its label: panels of `size`, labels of `width`, at `place`."""
-    left, top = place
-    paste_word(sheet, layers, caption, index, (left, top, left + size[0], top + size[1]))
-    draw_word_label(
-        sheet, caption, index, left=left, top=top + size[1], width=width, size=layout.text
-    )
+def _columns(panels: int, slot: tuple[int, int], layout: _Layout) -> int:
+    """Return panels in a row: a sheet comes near _SHEET_SHAPE with few empty places.
 
-
-def _about(size: tuple[int, int]) -> str:
-    return f"photo, {size[0]} × {size[1]} px"
-
-
-def _columns(panels: int, slot_width: int, slot_height: int) -> int:
-    """Return panels in a row: the sheet comes near _SHEET_SHAPE with few empty places."""
-    gap = _SHEET.gap
+    The rows of a comparison are as long as its width allows, and of one length.
+    """
+    most = max(1, (layout.widest + layout.gap) // slot[0])
+    if layout is _COMPARISON:
+        return math.ceil(panels / math.ceil(panels / most))
 
     def badness(across: int) -> float:
         down = math.ceil(panels / across)
-        shape = across * (slot_width + gap) / (down * (slot_height + gap))
+        shape = across * slot[0] / (down * slot[1])
         empty = (across * down - panels) / panels
         return abs(math.log(shape / _SHEET_SHAPE)) + empty
 
-    most = max(1, (_WIDEST_CONTENT + gap) // (slot_width + gap))
     return min(range(1, min(panels, most) + 1), key=badness)
 
 

@@ -51,7 +51,7 @@ LIFTED_SLOPE, LIFTED_OFFSET = 0.35, 0.12 * 255
 
 # A mark's line is as wide as fits so often into the longer side of the picture, and into the
 # shorter side of a cell; its dark rim is as wide as fits so often into the line.
-MARKS_IN_PICTURE, MARKS_IN_CELL, RIMS_IN_MARK = 200, 8, 3
+MARKS_IN_PICTURE, MARKS_IN_CELL, RIMS_IN_MARK = 140, 8, 3
 
 # Of sampled paths, of which no more are drawn; distinct for every kind of colour vision.
 PATH_COLOURS = ("#56b4e9", "#f0e442", "#cc79a7", "#2fd6a3")

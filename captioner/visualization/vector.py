@@ -35,6 +35,7 @@ from captioner.visualization.style import (
     CASING_COLOUR,
     CASING_OPACITY,
     LINE_COLOUR,
+    MIN_LINE_PX,
     OCTAVES,
     Layers,
     OverlayStyle,
@@ -155,7 +156,7 @@ class VectorPage:
             for band in range(_BANDS):
                 wanted = float(layers.alpha[round(255 * (band + 0.5) / _BANDS)]) / 255
                 if wanted > covered + 1e-3:
-                    outline = _region(octaves, OCTAVES * band / _BANDS, box)
+                    outline = _outline(octaves, OCTAVES * band / _BANDS, box, filled=True)
                     if outline is None:
                         break
                     step = (wanted - covered) / (1 - covered)
@@ -174,9 +175,9 @@ class VectorPage:
         unit = line_unit((box[2] - box[0], box[3] - box[1]))
         drawn = []
         for heat, width in style.lines:
-            outline = _line(octaves, float(scale_octaves(np.array(heat))), box)
+            outline = _outline(octaves, math.log2(heat) + 1, box, filled=False)
             if outline is not None:
-                drawn.append((outline, max(0.9, width * unit)))
+                drawn.append((outline, max(MIN_LINE_PX, width * unit)))
         for grown, colour, opacity in (
             (2 * casing_px(unit), CASING_COLOUR, CASING_OPACITY),
             (0, LINE_COLOUR, 1),
@@ -285,37 +286,28 @@ def _points(pixels: float) -> float:
     return pixels * 72 / _PX_PER_INCH
 
 
-def _contours(octaves: np.ndarray, box: Box) -> Any:
-    """Return what finds outlines in a map that lies over a box, out to the box's edges."""
+def _outline(octaves: np.ndarray, least: float, box: Box, *, filled: bool) -> Outline | None:
+    """Return the line around where a map has `least` octaves; None if there is no such place.
+
+    Args:
+        octaves: Of the map that lies over the box.
+        filled: Close the outline along the edges of the box.
+    """
     from contourpy import FillType, LineType, contour_generator
+    from matplotlib.path import Path as Outline
 
     left, top, right, bottom = box
     rows, columns = octaves.shape
-    x = left + (right - left) * (np.arange(-1, columns + 1) + 0.5).clip(0, columns) / columns
-    y = top + (bottom - top) * (np.arange(-1, rows + 1) + 0.5).clip(0, rows) / rows
-    return contour_generator(
-        x,
-        y,
+    contours = contour_generator(
+        left + (right - left) * (np.arange(-1, columns + 1) + 0.5).clip(0, columns) / columns,
+        top + (bottom - top) * (np.arange(-1, rows + 1) + 0.5).clip(0, rows) / rows,
         np.pad(octaves, 1, mode="edge"),
         line_type=LineType.ChunkCombinedCode,
         fill_type=FillType.ChunkCombinedCode,
     )
-
-
-def _region(octaves: np.ndarray, least: float, box: Box) -> Outline | None:
-    """Return where a map has `least` octaves or more; None is nowhere."""
-    return _outline(*_contours(octaves, box).filled(least - 1e-6, np.inf))
-
-
-def _line(octaves: np.ndarray, at: float, box: Box) -> Outline | None:
-    """Return the line at which a map has so many octaves; None if there is none."""
-    return _outline(*_contours(octaves, box).lines(at))
-
-
-def _outline(points: list[Any], codes: list[Any]) -> Outline | None:
-    from matplotlib.path import Path as Outline
-
-    return None if points[0] is None else Outline(points[0].round(1), codes[0])
+    found: Any = contours.filled(least - 1e-6, np.inf) if filled else contours.lines(least)
+    points, codes = found[0][0], found[1][0]
+    return None if points is None else Outline(points.round(1), codes)
 
 
 def figure_bytes(figure: Figure, kind: str, *, title: str, **options: Any) -> bytes:

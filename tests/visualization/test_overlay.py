@@ -219,7 +219,7 @@ def test_peaks_have_a_cross_on_the_centre_of_their_cell(make_caption):
     white = marked(caption, 0)[..., 0] == 255
     for x, y in ((650, 350), (150, 550)):  # mirrored
         assert white[y, x]
-        assert white[y - 40 : y + 41, x - 40 : x + 41].sum() == pytest.approx(300, rel=0.2)
+        assert white[y - 40 : y + 41, x - 40 : x + 41].sum() == pytest.approx(500, rel=0.2)
         white[y - 40 : y + 41, x - 40 : x + 41] = False
     assert not white.any()
 
