@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from PIL import Image
 
@@ -208,6 +210,8 @@ class _CaptionRun:
         outside = () if arguments.output is None else (os.path.abspath(arguments.output),)
         photos: list[_Photo] = []
         for name in arguments.photos:
+            if name.lower().startswith("file://"):  # as a browser or a file manager copies it
+                name = url2pathname(urlsplit(name).path)
             if name == STANDARD_INPUT:
                 photos.append(STANDARD_INPUT)
             elif refusal := refusal_of(name, allow_urls=arguments.allow_urls):

@@ -154,6 +154,8 @@ def refusal_of(name: str, *, allow_urls: bool) -> str | None:
             "is an address, from which nothing is fetched without --allow-urls (or: curl -L "
             "ADDRESS | captioner caption -)"
         )
+    if "://" in name and not os.path.exists(name):
+        return "is an address that is not fetched; captioner batch reads those of fsspec, such as s3://"
     suffix = Path(name).suffix.lower()
     kind = _LISTS.get(suffix) or _ARCHIVES.get(suffix)
     if kind is None or not os.path.isfile(name):

@@ -397,6 +397,7 @@ def test_a_huge_photo_is_named_and_not_decoded(program: Caption, tmp_path: Path)
         ("shard.tar", "captioner batch shard.tar --output DIR"),
         ("photos.zip", "unpack it and give its folder"),
         ("https://example.org//dog.jpg", "--allow-urls"),
+        ("s3://bucket/dog.jpg", "captioner batch reads"),
         ("index.html", "add --write html"),
     ],
 )
@@ -424,6 +425,9 @@ def test_an_address_is_fetched_when_that_is_allowed(
         server.shutdown()
     assert outcome.code == 1
     assert f"{site}/none.jpg: cannot be fetched: the site answers 404" in outcome.stderr
+    tiny.photo(0)[0].save(photos[0].with_name("my dog.jpg"))
+    as_file = caption(f"file://{tmp_path}/photos/my%20dog.jpg", "--json")
+    assert as_json(as_file)[0]["image"] == str(tmp_path / "photos/my dog.jpg")
     (fetched,) = as_json(outcome)
     (local,) = as_json(caption(photos[0], "--json"))
     assert fetched["image"] == given[0]
