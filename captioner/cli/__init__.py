@@ -118,12 +118,6 @@ def show(line: str) -> None:
         BrokenPipeError: Nobody reads them.
         CaptionerError: They cannot be written, as on a full disk.
     """
-    if sys.stdout is None:  # as after `>&-`
-        logger.warning(
-            "standard output is closed, so no results can be shown; send them to a file or to "
-            f"{os.devnull}"
-        )
-        raise BrokenPipeError
     try:
         tqdm.write(visible(line), file=sys.stdout)
         sys.stdout.flush()

@@ -12,16 +12,18 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 from PIL import Image
-from programs import REPOSITORY, TIME_LIMIT_S, Commands, ProgramResult, Programs, Runs
+from programs import REPOSITORY, Commands, ProgramResult, Programs, Runs
 
 from captioner import Captioner
+from captioner.cli import show
+from captioner.errors import CaptionerError
 
 Caption = Callable[..., ProgramResult]
 
@@ -588,71 +590,28 @@ def test_half_a_model_folder_is_one_sentence(
 # ------------------------------------------------------------------- real processes and real pipes
 
 
-REAL = {
-    "plain": "",
-    "head": " --json | head -n 1",
-    "full": " --quiet > /dev/full",
-    "closed": " --quiet >&-",
-}  # behind the command
-
-
-@pytest.fixture(scope="module")
-def really(drawn_photos: Path) -> Iterator[Callable[[str], ProgramResult]]:
-    """caption.py as processes of its own from the start, which all start at the first's turn.
-
-    With the bundled model, whose graphs spare them the import of PyTorch.
-    """
-    command = [sys.executable, "caption.py", drawn_photos, "--model", "soft"]
-    started = {
-        name: subprocess.Popen(
-            ["bash", "-c", shlex.join(map(str, command)) + shell],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, shell in REAL.items()
-    }
-
-    def ended(name: str) -> ProgramResult:
-        stdout, stderr = started[name].communicate(timeout=TIME_LIMIT_S)
-        return ProgramResult(started[name].returncode, stdout, stderr)
-
-    yield ended
-    for process in started.values():
-        process.kill()
-        process.wait()
-
-
-def test_it_runs_as_a_script(
-    really: Callable[[str], ProgramResult], drawn_photos: Path, caption: Caption
+def test_it_runs_as_a_script_and_a_reader_that_goes_away_leaves_no_traceback(
+    drawn_photos: Path,
 ) -> None:
-    found = really("plain")
-    expected = caption(drawn_photos, "--model", "soft").stdout
-    assert found == ProgramResult(0, expected, "1 file skipped: .csv\n")
-    assert len(found.stdout.splitlines()) == len(list(drawn_photos.glob("*.jpg")))
-
-
-def test_a_reader_that_goes_away_leaves_no_traceback(
-    really: Callable[[str], ProgramResult], drawn_photos: Path
-) -> None:
-    found = really("head")
+    """With the bundled model, whose graphs spare the import of PyTorch."""
+    command = shlex.join([sys.executable, "caption.py", str(drawn_photos), "--json"])
+    found = subprocess.run(
+        ["bash", "-c", f"{command} | head -n 1"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert found.stderr == "1 file skipped: .csv\n"
     assert json.loads(found.stdout)["image"] == str(drawn_photos / "00.jpg")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_the_output_is_said_so(really: Callable[[str], ProgramResult]) -> None:
-    assert "No space left" in really("full").sentence()
-
-
-def test_a_closed_standard_output_is_said_in_one_sentence(
-    really: Callable[[str], ProgramResult],
-) -> None:
-    found = really("closed")
-    assert found.code == 1, "as for a reader that went away"
-    assert found.stderr.startswith("standard output is closed")
-    assert found.stderr.count("\n") == 1
+def test_a_full_disk_behind_the_output_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(CaptionerError, match="No space left"):
+            show("a dog")
 
 
 def test_captioning_needs_no_home_and_no_network(

@@ -206,7 +206,7 @@ def test_quiet_leaves_out_notes_and_the_bar_but_no_warning(
 
     assert "100%" in said(write("val"), monkeypatch)
     assert said(write("val", "--quiet"), monkeypatch) == ""
-    assert "00.jpg: no such file" in said(write("train", "-q"), monkeypatch)
+    assert "1 of 12 photos are missing" in said(write("train", "-q"), monkeypatch)
     verbose = said(write("val", "-v", "--photos-per-shard=2"), monkeypatch)
     assert re.search(r"\d s$", verbose.strip())
 
@@ -329,7 +329,7 @@ def test_bash_completes(completion_scripts: dict[str, str], tmp_path: Path) -> N
         "captioner train --config ./comp": {"./completion"},
         "captioner train --decoder.k": {"--decoder.kind"},
         "captioner train --decoder.kind tra": {"transformer"},
-        "captioner evaluate --format fl": {"flickr8k"},
+        "captioner evaluate --format kar": {"karpathy"},
         "captioner caption pho": {"photo.jpg"},
     }
     code = [f"source {file}"]
