@@ -515,6 +515,7 @@ OUT_OF_RANGE = {
     "decoding.max_words": [0, 10_001],
     "decoding.length_penalty": [-10.1, 10.1, math.nan],
     "decoding.no_repeat_ngram": [-1],
+    "decoding.min_words": [-1],
     "data.min_count": [0],
     "data.vocabulary_size": [0],
     "data.max_words": [0],

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("photo.jpg", "holiday/one.jpg", "holiday/two.png"):
         (folder / name).parent.mkdir(exist_ok=True)
         tiny.photo(len(name))[0].save(folder / name)
+    shutil.copytree(DOCS / "photos", folder / "docs/photos")
     (folder / "index.html").write_text('<img src="photo.jpg">')
     return folder
 
