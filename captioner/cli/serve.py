@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import socket
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -154,14 +155,14 @@ def _run(arguments: argparse.Namespace) -> int:
         # Requests that have arrived are answered by then; unfinished uploads may be cut.
         timeout_graceful_shutdown=arguments.deadline + 5,
     )
+    # uvicorn drains on these signals and then sends them to itself again: that is no error.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit())
     show(f"captioner listens at http://{_url_host(host)}:{port}")
     if several:  # they share the socket: the kernel gives a connection to one that waits for it
         Multiprocess(config, sockets=[listening]).run()
-        return 0
-    # uvicorn drains on these signals and then sends them to itself again: that is no error.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listening])
+    else:
+        uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 
