@@ -175,13 +175,21 @@ class DataFiles:
 class CaptionedData:
     """A data set whose layout is known.
 
+    Args:
+        data: Where it lies.
+        val_share: Share of the photos that is held out for validation where there are no splits.
+        divides_train: Whether that share is taken from `train` where there is no other split.
+
     Raises:
         DataError: There is no such place, or its layout is not recognised.
     """
 
-    def __init__(self, data: DataFiles, *, val_share: float = VAL_SHARE) -> None:
+    def __init__(
+        self, data: DataFiles, *, val_share: float = VAL_SHARE, divides_train: bool = False
+    ) -> None:
         self.data = data
         self.val_share = val_share
+        self.divides_train = divides_train
         self.format, self.title = _recognised(data)
         self._read: dict[tuple[str, ...], _LocatedImages] = {}
 
@@ -234,14 +242,12 @@ class CaptionedData:
             parts.append(f"{located.on_disk:,} photos{located.places()}")
         if not self._read:
             return parts[0]
-        if self.has_splits:
-            parts.append(f"splits {', '.join(self.split_names)}")
-        else:
-            parts.append("no splits")
-            if self.val_share:
-                parts[-1] += (
-                    f" ({self.val_share:.0%} are held out for validation, by a hash of their names)"
-                )
+        names = ", ".join(self.split_names)
+        parts.append(f"splits {names}" if self.has_splits else "no splits")
+        if self.val_share and (not self.has_splits or (names == "train" and self.divides_train)):
+            parts[-1] += (
+                f" ({self.val_share:.0%} are held out for validation, by a hash of their names)"
+            )
         return ", ".join(parts)
 
     def _located(self, names: Sequence[str]) -> _LocatedImages:
@@ -253,7 +259,10 @@ class CaptionedData:
             if not annotations.images:
                 raise DataError(f"{self.data.root} is empty: its files name no image")
             self._read[key] = _LocatedImages(
-                self.data, annotations, self.val_share, whole=not splittable
+                self.data,
+                annotations,
+                self.val_share,
+                divides_train=self.divides_train and not splittable,
             )
         return self._read[key]
 
@@ -262,15 +271,14 @@ class _LocatedImages:
     """The images that files name, with usable captions, and where they lie."""
 
     def __init__(
-        self, data: DataFiles, annotations: Annotations, val_share: float, *, whole: bool
+        self, data: DataFiles, annotations: Annotations, val_share: float, *, divides_train: bool
     ) -> None:
         self.data = data
         self.images = annotations.images
         self.problems = list(annotations.problems)
         self.val_share = val_share
+        self.divides_train = divides_train
         self.has_splits = any(image.split for image in self.images)
-        if whole and {split_name(image.split) for image in self.images} == {"train"}:
-            self.has_splits = False  # photos to validate on have to come from somewhere
         self._markers = Markers.of(text for image in self.images for text in image.captions)
         self._finder = ImageFinder(annotations.folders, data.tree)
 
@@ -335,9 +343,11 @@ class _LocatedImages:
     def _indices(self, names: Sequence[str]) -> list[int]:
         if not names:
             return list(range(len(self.images)))
-        if not self.has_splits:
-            return self._without_splits(names)
         available = {split_name(image.split): image.split for image in self.images}
+        wanted = set(map(split_name, names))
+        divided = set(available) == {"train"} and (self.divides_train or wanted == {"val"})
+        if not self.has_splits or divided:
+            return self._without_splits(names)
         for name in names:
             if split_name(name) not in available:
                 raise DataError(
@@ -345,7 +355,6 @@ class _LocatedImages:
                     + ", ".join(sorted(available.values()))
                     + "; choose with --split (data.train_split and data.val_split in a recipe)"
                 )
-        wanted = set(map(split_name, names))
         return [i for i, image in enumerate(self.images) if split_name(image.split) in wanted]
 
     def _without_splits(self, names: Sequence[str]) -> list[int]:

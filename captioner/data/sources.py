@@ -97,7 +97,9 @@ def read_sources(
                 source.caption_column,
                 strip_markers,
             ),
-            val_share=val_share,
+            # Where nothing is validated on, everything is learned from.
+            val_share=0.0 if source.val_split is None else val_share,
+            divides_train=source.val_split is not None and source.val_split != source.train_split,
         )
         splits = {
             name: data.split(name)

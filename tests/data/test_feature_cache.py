@@ -83,28 +83,6 @@ def test_view_0_is_the_encoder_s_own_output_of_the_plain_photo(
         torch.testing.assert_close(stored.float(), direct, rtol=1e-3, atol=1e-5)
 
 
-def test_the_other_views_are_augmented_and_differ(
-    tmp_path: Path, photos: list[Path], encoder: Encoder
-) -> None:
-    cache = build(tmp_path / "cache", photos, Encode(encoder))
-    assert cache.views == 3
-    for number in range(len(photos)):
-        views = [cache.read(number, view) for view in range(3)]
-        assert not torch.equal(views[0], views[1])
-        assert not torch.equal(views[1], views[2])
-
-
-def test_the_encoder_gives_the_same_grid_from_the_cache_as_from_the_photo(
-    tmp_path: Path, photos: list[Path], encoder: Encoder
-) -> None:
-    cache = build(tmp_path / "cache", photos, Encode(encoder), views=1)
-    plain, _ = transform(augmentation=None)(open_image(photos[4]))
-    direct = encoder(plain.unsqueeze(0))
-    cached = encoder(cache.read(4, 0).float().unsqueeze(0), from_frozen=True)
-    assert (cached.height, cached.width) == (direct.height, direct.width)
-    torch.testing.assert_close(cached.features, direct.features, rtol=1e-3, atol=1e-5)
-
-
 def test_a_worker_is_sent_the_place_and_not_the_values(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
@@ -257,16 +235,6 @@ def test_an_unreadable_photo_is_known_by_its_reason(
     assert torch.isfinite(cache.read(1, 1)).all()
     again = build(tmp_path / "cache", photos, Encode(encoder), views=2)
     assert again.unreadable == cache.unreadable
-
-
-def test_a_photo_that_vanished_is_as_unreadable_as_any_other(
-    tmp_path: Path, photos: list[Path], encoder: Encoder
-) -> None:
-    photos[2].unlink()
-    photos[4].unlink()
-    photos[4].symlink_to(tmp_path / "gone.jpg")  # a listing of the folder shows it
-    cache = build(tmp_path / "cache", photos, Encode(encoder), views=1)
-    assert set(cache.unreadable) == {2, 4}
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file"])

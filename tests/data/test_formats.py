@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -353,22 +352,6 @@ def test_a_coco_split_without_its_file_names_those_there(tmp_path: Path) -> None
     assert "captions_train.json; the splits there are: val2017" in message
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"images": [{"id": 1}], "annotations": [{"id": 1, "image_id": 1, "caption": "A."}]},
-        {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"id": 1, "image_id": 1}]},
-        {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"caption": "A."}]},
-        {"images": 3, "annotations": []},
-    ],
-)
-def test_a_file_that_is_no_coco_captions_file_is_named(tmp_path: Path, content: object) -> None:
-    path = write_coco(tmp_path, "val2017", {})
-    path.write_text(json.dumps(content))
-    message = sentence(format="coco", root=tmp_path, split="val2017")
-    assert f"{path} is not a COCO captions file" in message
-
-
 @pytest.fixture
 def split_lists(tmp_path: Path) -> Path:
     folder = tmp_path / "lists"
@@ -517,20 +500,6 @@ def test_a_jsonl_table_takes_a_caption_or_a_list(tmp_path: Path) -> None:
             ],
             [],
         )
-
-
-def test_a_jsonl_table_with_splits_keeps_those_asked_for(tmp_path: Path) -> None:
-    touch(tmp_path, "a.jpg", "b.jpg")
-    rows = [
-        {"image": "a.jpg", "caption": "A.", "split": "train"},
-        {"image": "b.jpg", "caption": "B.", "split": "val"},
-    ]
-    path = tmp_path / "captions.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert ids(read_split(format="table", root=tmp_path, split="val")) == [1]
-    path.write_text(path.read_text() + '\n{"image": "a.jpg", "caption": "A."}')
-    message = sentence(format="table", root=tmp_path, split="val")
-    assert f"{path}, line 3: the split is empty" in message
 
 
 @pytest.mark.parametrize(
@@ -699,31 +668,6 @@ def test_the_real_coco_is_read_by_folder_and_by_the_papers_lists(shared_data: Pa
     assert message.startswith("none of the 82783 images of split 'train'")
 
 
-def test_real_coco_photos_in_a_karpathy_file_and_a_table(shared_data: Path, tmp_path: Path) -> None:
-    both = read_split(format="coco", root=shared_data / "coco-tiny", split="val2017")
-    shutil.copytree(shared_data / "coco-tiny" / "val2017", tmp_path / "val2017")
-    write_karpathy(
-        tmp_path,
-        *(
-            karpathy_image(
-                photo.path.name, "test", *photo.captions, filepath="val2017", cocoid=photo.image_id
-            )
-            for photo in both.images
-        ),
-    )
-    with (tmp_path / "captions.jsonl").open("w") as file:
-        for photo in both.images:
-            row = {"image": f"val2017/{photo.path.name}", "caption": photo.captions}
-            file.write(json.dumps(row) + "\n")
-    karpathy = read_split(format="karpathy", root=tmp_path, split="test")
-    table = read_split(format="table", root=tmp_path, split="test")
-    for split in (karpathy, table):
-        assert names(split) == names(both)
-        assert [p.captions for p in split.images] == [p.captions for p in both.images]
-    assert ids(karpathy) == ids(both)
-    assert ids(table) == list(range(50))
-
-
 # ------------------------------------------------------------------------- Damaged annotations
 
 
@@ -758,16 +702,6 @@ def test_damaged_coco_annotations_are_one_sentence_with_the_file(
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     touch(tmp_path / "train", "b.jpg")
     assert str(tmp_path) in sentence(format="coco", root=tmp_path, split="train")
-
-
-def test_a_caption_of_100_kilobytes_or_of_control_characters_is_read(tmp_path: Path) -> None:
-    touch(tmp_path, "a.jpg", "b.jpg")
-    rows = [("a.jpg", "word " * 20_000), ("b.jpg", "a\u0007 dog\u2028runs\u200e")]
-    with (tmp_path / "captions.jsonl").open("w") as file:
-        file.writelines(json.dumps({"image": i, "caption": c}) + "\n" for i, c in rows)
-    found = read_split(format="table", root=tmp_path, split="train").images
-    assert len(found[0].captions[0]) == 99_999
-    assert found[1].captions == ("a\u0007 dog runs\u200e",)
 
 
 def test_a_path_too_long_for_any_file_is_missing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, w
 
 from captioner.cli import finetune, train
 from captioner.cli.check_data import main as check_data
-from captioner.config import Config, data_sources
+from captioner.config import Config, SourceConfig, data_sources
 from captioner.data.layouts import CaptionedData, DataFiles, held_out_for_validation, read_split
 from captioner.data.sources import read_sources
 from captioner.errors import DataError
@@ -107,6 +107,15 @@ def test_without_splits_val_and_train_make_up_all(tmp_path: Path) -> None:
     assert sorted(i.image_id for part in parts.values() for i in part) == list(range(PHOTOS))
     assert len(whole) == PHOTOS
     assert read_split(root=tmp_path, split="train", val_share=0).images == whole
+
+
+def test_photos_are_held_out_only_where_there_is_something_to_validate(tmp_path: Path) -> None:
+    LAYOUTS["imagefolder_train_alone"][0](tmp_path / "train")
+    LAYOUTS["json_map"][0](tmp_path / "none")
+    for folder in ("train", "none"):
+        source = SourceConfig(root=str(tmp_path / folder), val_split=None, name="all")
+        assert len(read_sources([source]).training) == PHOTOS
+        assert 2 <= len(read_split(root=tmp_path / folder, split="val").images) < PHOTOS
 
 
 def test_a_split_is_found_by_its_other_names(tmp_path: Path) -> None:
