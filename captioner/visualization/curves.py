@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from captioner.files import save_bytes
 from captioner.visualization.typography import INK, MUTED, RULE
 from captioner.visualization.vector import figure_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Title, and which figures (kind, name) share a panel. Those that a run did not log are left out.
 _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -46,11 +49,14 @@ _PANEL_INCHES = (4.4, 2.9)
 _ACROSS = 3
 
 
-def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, title: str) -> None:
+def save_curves(
+    entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, title: str
+) -> Figure:
     """Draw a run's curves and write them to PNG, PDF or SVG files, as the suffixes say.
 
-    Figures of single steps are pale, with their running mean over them; vertical lines are the
-    validations, one an epoch.
+    Figures of single steps are pale, with their running mean over them; of few steps each has a
+    dot. Vertical lines are the validations, one an epoch. A figure that hardly moves is shown
+    between its natural bounds.
 
     Args:
         entries: The lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
@@ -90,6 +96,7 @@ def save_curves(entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, 
             axes.set_axis_off()
         for path in paths:
             save_bytes(figure_bytes(figure, path.suffix[1:], title=title, dpi=160), path)
+    return figure
 
 
 def _lines(
