@@ -6,7 +6,6 @@ All raise CaptionerError where the caption has no image, or one that can no long
 from __future__ import annotations
 
 import html
-import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from captioner.data.transforms import open_image, upright_rgb
 from captioner.errors import CaptionerError, ImageError
 from captioner.files import save_bytes
 from captioner.visualization.animation import caption_gif
-from captioner.visualization.arrays import caption_arrays
+from captioner.visualization.arrays import caption_arrays, png
 from captioner.visualization.files import save_npz
 from captioner.visualization.page import caption_page
 from captioner.visualization.sheet import attention_sheet, vector_sheet
@@ -82,10 +81,7 @@ def picture_bytes(
         return page.encode(errors="replace")
     if kind in ("pdf", "svg"):
         return vector_sheet(image, caption, style).to_bytes(kind)
-    file = io.BytesIO()
-    sheet = attention_sheet(image, caption, style, original_size=original_size)
-    sheet.save(file, format="PNG", compress_level=1)
-    return file.getvalue()
+    return png(attention_sheet(image, caption, style, original_size=original_size))
 
 
 def show_caption(caption: Caption, style: OverlayStyle | str | None = None) -> None:

@@ -86,9 +86,10 @@ def _paint(layers: Layers, heat: np.ndarray) -> Image.Image:
     octaves = scale_octaves(heat)
     picture = layers.paint((octaves * (255 / OCTAVES) + 0.5).astype(np.uint8))
     if layers.style.lines and layers.style.smooth:
-        casing, ink = line_coverage(octaves, layers.style)
-        picture.paste(CASING_COLOUR, mask=Image.fromarray(casing))
-        picture.paste(LINE_COLOUR, mask=Image.fromarray(ink))
+        casing, ink = map(Image.fromarray, line_coverage(octaves, layers.style))
+        if box := casing.getbbox():
+            picture.paste(CASING_COLOUR, box, casing.crop(box))
+            picture.paste(LINE_COLOUR, box, ink.crop(box))
     return picture
 
 
