@@ -17,6 +17,7 @@ from pretend_gpu import CUDA, PretendedGPU, move
 from benchmarks.kernels import kernels_of_a_step
 from captioner.data.batch import Batch
 from captioner.training.capture import FixedShapeStep, step_kind
+from captioner.training.distillation import Teachers
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
 from captioner.training.step import training_step
@@ -36,6 +37,7 @@ KINDS: dict[str, dict[str, object]] = {
     "hard, learned baseline": {**HARD, "hard__baseline": "learned"},
     "hard transformer": {**HARD, "decoder__kind": "transformer", "decoder__heads": 2},
     "effect of attention": {**HARD, "loss__attention_effect": 0.8},
+    "taught": {"loss__attention_distillation": 0.5},
 }
 
 
@@ -46,7 +48,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ready(table: Path, changed: dict[str, object]) -> Setup:
     recipe = tiny.recipe(table, table / "run", **{**tiny.NO_DROPOUT, **changed})
-    return prepare(recipe, CPU)
+    setup = prepare(recipe, CPU)
+    if "loss__attention_distillation" in changed:
+        dtype = torch.get_default_dtype()
+        teacher = prepare(replace(recipe, train=replace(recipe.train, seed=2)), CPU).task.model
+        setup.task.teachers = Teachers([teacher.to(dtype)], attention=True)
+    return setup
 
 
 @pytest.fixture

@@ -9,16 +9,14 @@ import plain
 import pytest
 import tiny
 import torch
-from cuts import Interrupted, interrupt
 
 from captioner.checkpoint import load_model, save_model
-from captioner.config import Config, from_yaml, to_yaml
+from captioner.config import Config
 from captioner.errors import CheckpointError, ConfigError
 from captioner.models.build import build_model
 from captioner.training import train
 from captioner.training.distillation import Teachers, TeacherTargets
 from captioner.training.reinforce import repeat_captions
-from captioner.training.run import changed_settings
 from captioner.training.setup import prepare
 
 CPU = torch.device("cpu")
@@ -101,27 +99,6 @@ def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teach
     assert abs(sizes[0] - sizes[1]) < 1000, "the paths of the teachers at most"
 
 
-def test_a_taught_run_on_cropped_features_resumes_to_the_last_bit(
-    table: Path, tmp_path: Path, teachers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {
-        "train__start_from": teachers[0],
-        "data__cache": str(tmp_path / "cache"),
-        "data__cache_min_area": 0.6,
-    }
-    whole, cut = (recipe(table, tmp_path / n, teachers[:1], **settings) for n in ("whole", "cut"))
-    train(whole)
-    with monkeypatch.context() as patched:
-        interrupt(patched, "learning_rate_factor", 6, Interrupted)
-        with pytest.raises(Interrupted):
-            train(cut)
-    train(cut, resume=True)
-    first, second = (
-        (tmp_path / run / "last" / "model.safetensors").read_bytes() for run in ("whole", "cut")
-    )
-    assert first == second
-
-
 def test_teachers_read_cached_features_as_they_read_photos(
     table: Path, tmp_path: Path, teachers
 ) -> None:
@@ -202,23 +179,6 @@ def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) 
         prepare(recipe(table, tmp_path / "run", ("nobody",)), CPU)
 
 
-def test_a_recipe_with_teachers_is_written_and_read(table, tmp_path, teachers) -> None:
-    before = recipe(table, tmp_path, teachers)
-    again = from_yaml(Config, to_yaml(before))
-    assert again == before
-    assert changed_settings(before, again) == ([], [])
-
-
 def test_a_run_does_not_teach_itself(table, tmp_path, teachers) -> None:
     with pytest.raises(ConfigError, match=r"loss\.teachers: .*best is in this run's"):
         prepare(recipe(table, tmp_path / "run", (str(tmp_path / "run" / "best"),)), CPU)
-
-
-def test_a_name_alone_is_refused_with_the_form_of_a_list() -> None:
-    with pytest.raises(ConfigError, match=r"loss\.teachers: .*a list of texts, as \[one, other\]"):
-        from_yaml(Config, "loss: {teachers: soft}")
-
-
-def test_self_critical_training_leaves_no_captions_to_teach(table, tmp_path, teachers) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.teachers: .*self_critical\.samples"):
-        prepare(recipe(table, tmp_path, teachers, self_critical__samples=2), CPU)

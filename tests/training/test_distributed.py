@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,11 +19,9 @@ import tiny
 import torch
 from programs import REPOSITORY, TIME_LIMIT_S, ProgramResult, Programs, Running
 
-from captioner.checkpoint import load_model, verify, write_manifest
+from captioner.checkpoint import load_model
 from captioner.config import to_yaml
 from captioner.data.dataset import CaptionBatches, EncodedCaptions
-from captioner.errors import CaptionerError
-from captioner.runtime.distributed import processes
 
 # Dropout draws by process, so that equality between numbers of processes needs it to be 0.
 STILL = {
@@ -153,25 +150,6 @@ def test_three_processes_have_them_too(run_of: RunOf, name: str) -> None:
         assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.slow
-def test_a_hundred_steps_of_two_processes_are_those_of_one(
-    programs: Programs, table: Path, tmp_path: Path
-) -> None:
-    changes = {**STILL, **HARD, "optim__accumulate": 1, "train__epochs": 15}
-    for count in (1, 2):
-        finish(start(programs, count, tmp_path / str(count), changes, table))
-    one, two = (losses(tmp_path / name) for name in "12")
-    assert len(one) > 100
-    for ours, theirs in zip(one, two, strict=True):
-        assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12)
-
-
-def test_the_recipes_differ_from_each_other(run_of: RunOf) -> None:
-    """Or the equalities above would show little."""
-    totals = {losses(run_of(name, 1))[-1]["total"] for name in QUICK}
-    assert len(totals) == len(QUICK)
-
-
 def test_a_batch_is_shared_by_views() -> None:
     generator = np.random.default_rng(3)
     image_of = np.sort(generator.integers(0, 9, 40))
@@ -206,40 +184,10 @@ def test_a_run_goes_on_with_another_number_of_processes(
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-7)
 
 
-def test_what_a_resumed_run_finds_changed_is_said_once(
-    programs: Programs, run_of: RunOf, table: Path, tmp_path: Path
-) -> None:
-    run = Path(shutil.copytree(run_of("soft", 1), tmp_path / "run"))
-    photos = Path(shutil.copytree(table, tmp_path / "photos"))
-    os.utime(photos / "00.jpg")
-    changes = {**changes_of("soft", table, table), "resume": True}
-    resumed = finish(start(programs, 2, run, changes, photos))
-    assert sum("but the same bytes" in result.stderr for result in resumed) == 1
-
-
 def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: Path) -> None:
     running = start(programs, 2, tmp_path / "run", {"data__min_count": 1000}, table)
     said = [each.wait().stderr for each in running]
     assert sum("no word occurs 1000 times" in each for each in said) == 1
-
-
-@pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.slow), "1"])
-def test_a_process_whose_fellow_never_comes_ends_with_a_sentence(
-    rank: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when the other is killed before it joins, and no torchrun is there to end this one."""
-    for name, value in (("ADDR", "127.0.0.1"), ("PORT", str(free_port()))):
-        monkeypatch.setenv(f"MASTER_{name}", value)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", rank)
-    began_s = time.monotonic()
-    with (
-        pytest.raises(CaptionerError, match=r"^the 2 processes .* within 2 s .*torchrun") as raised,
-        processes("cpu", join_timeout_s=2.0),
-    ):
-        pytest.fail("it joined nobody")
-    assert time.monotonic() - began_s < 60
-    assert "\n" not in str(raised.value)
 
 
 def test_a_mistake_of_one_process_alone_ends_all_and_is_reported_once(
@@ -281,22 +229,6 @@ def test_of_a_fellow_that_never_comes_a_user_sees_one_sentence(rank: str) -> Non
     )  # fmt: skip
     result = ProgramResult(ended.returncode, ended.stdout, ended.stderr)
     assert "did not all join within 2 s" in result.sentence()
-
-
-def test_a_process_whose_fellow_is_killed_ends_with_a_sentence(
-    programs: Programs, table: Path, tmp_path: Path
-) -> None:
-    write_recipes(table, tmp_path, "run")
-    running = start_recipe(programs, tmp_path / "run.yaml")
-    last = tmp_path / "run" / "last"
-    running[0].wait_until(last.exists)
-    os.kill(running[1].pid, signal.SIGKILL)
-    sentence = running[0].wait()  # without torchrun to end it
-    running[1].wait()
-    assert sentence.code == 2, sentence
-    assert "Traceback" not in sentence.stderr, sentence.stderr
-    assert "another process of this run ended" in sentence.stderr.splitlines()[-1]
-    verify(last, needs_state=True)
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -345,13 +277,6 @@ def start_recipe(programs: Programs, recipe: Path, *options: str) -> list[Runnin
     ]  # fmt: skip
 
 
-def test_the_best_model_is_named_once(programs: Programs, table: Path, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(to_yaml(tiny.recipe(table, tmp_path / "run", train__epochs=1)))
-    shown = [result.stdout for result in finish(start_recipe(programs, recipe))]
-    assert shown == [f"{tmp_path / 'run' / 'best'}\n", ""]
-
-
 def write_recipes(table: Path, folder: Path, *names: str) -> None:
     """Write a recipe NAME.yaml for each run folder NAME."""
     changed = {"train__epochs": 8, "optim__accumulate": 1, "train__checkpoint_every": 3}
@@ -395,21 +320,6 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
     resumed = finish(start_recipe(programs, tmp_path / "run.yaml", "--resume"))
     assert not any("Traceback" in result.stderr for result in [*results, *resumed])
     assert_same(tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-def test_all_processes_go_back_to_the_checkpoint_before_a_damaged_one(
-    programs: Programs, table: Path, whole: Path, tmp_path: Path
-) -> None:
-    write_recipes(table, tmp_path, "run")
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    state = run / "last" / "training_state.pt"
-    state.write_bytes(state.read_bytes()[:-100])
-    write_manifest(run / "last")
-    resumed = finish(start_recipe(programs, tmp_path / "run.yaml", "--resume"))
-    assert sum("going on from" in result.stderr for result in resumed) == 1
-    assert (run / "last.damaged").is_dir()
-    assert_same(run, whole)
 
 
 @pytest.mark.slow

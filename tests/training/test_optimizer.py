@@ -111,12 +111,6 @@ def test_a_frozen_encoder_is_not_in_the_optimizer() -> None:
     assert "encoder.project.0.weight" in found
 
 
-def test_equal_rates_leave_no_weight_out() -> None:
-    model = small_model()
-    found = settings_by_name(task_of(model), OptimConfig(lr=1e-3, encoder_lr=1e-3))
-    assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad}
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)],
@@ -183,10 +177,6 @@ def test_a_cosine_is_half_a_wave_from_the_end_of_the_warm_up_to_zero() -> None:
     config = OptimConfig(schedule="cosine", warmup_steps=10)
     assert learning_rate_factor(50, 50, config) == pytest.approx(0.0, abs=1e-12)
     assert learning_rate_factor(80, 50, config) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_constant_rate_is_constant() -> None:
-    assert factors(30, schedule="constant") == [1.0] * 30
 
 
 def test_a_plateau_is_a_tenth_for_each_drop() -> None:
@@ -259,17 +249,6 @@ def test_running_statistics_are_copied_and_not_averaged() -> None:
     assert own["encoder.backbone.stages.0.1.num_batches_tracked"] == 0
 
 
-def test_a_model_without_running_statistics_is_averaged_too() -> None:
-    """Such as one with VGG's encoder."""
-    task: Any = nn.Linear(3, 2)
-    averaged = AveragedModel(task, decay=0.9)
-    before = task.weight.detach().clone()
-    with torch.no_grad():
-        task.weight.add_(1.0)
-    averaged.update(task, 0)
-    assert not torch.equal(averaged.model.state_dict()["weight"], before)
-
-
 def test_the_averaged_model_is_a_copy_in_eval_mode_that_does_not_learn() -> None:
     model = small_model().train()
     averaged = AveragedModel(model, decay=0.9)
@@ -281,12 +260,3 @@ def test_the_averaged_model_is_a_copy_in_eval_mode_that_does_not_learn() -> None
         for parameter in model.parameters():
             parameter.add_(1.0)
     assert all(torch.equal(v, before[n]) for n, v in averaged.model.state_dict().items())
-
-
-def test_an_average_of_weights_that_stand_still_stands_still() -> None:
-    model = small_model()
-    averaged = AveragedModel(model, decay=0.99)
-    for step in range(5):
-        averaged.update(model, step)
-    for own, theirs in zip(averaged.model.parameters(), model.parameters(), strict=True):
-        assert torch.equal(own, theirs)

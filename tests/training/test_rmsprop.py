@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.config import OptimConfig
 from captioner.training.optimizer import GravesRMSprop
 
 
@@ -106,10 +105,3 @@ def test_its_state_goes_on_where_it_was_saved() -> None:
     run(weight, optimizer, slice(3, 6))
     run(again, resumed, slice(3, 6))
     assert torch.equal(weight, again)
-
-
-def test_the_settings_default_to_those_of_pytorch() -> None:
-    settings = OptimConfig()
-    optimizer = torch.optim.RMSprop([nn.Parameter(torch.zeros(1))])
-    for name in ("alpha", "eps", "momentum", "centered"):
-        assert optimizer.defaults[name] == getattr(settings, name), name

@@ -254,16 +254,6 @@ def test_an_error_after_the_steps_of_an_epoch_costs_none_of_them(
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_validation_that_draws_leaves_training_s_numbers_alone(table: Path, tmp_path: Path) -> None:
-    hard = {"attention__select": "hard", "loss__doubly_stochastic": 0.0}
-    ends = []
-    for at_test in ("sample", "argmax"):
-        run = tmp_path / at_test
-        train(tiny.recipe(table, run, **hard, attention__at_test=at_test, train__epochs=1))
-        ends.append((run / "last" / "model.safetensors").read_bytes())
-    assert ends[0] == ends[1]
-
-
 def test_validation_searches_as_the_settings_of_decoding_say(
     table: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

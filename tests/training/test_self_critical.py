@@ -13,10 +13,9 @@ import pytest
 import tiny
 import torch
 
-from captioner.config import AttentionConfig, DecoderConfig, validate
+from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import ConfigError
 from captioner.evaluation.cider import CiderD
 from captioner.generation import SearchOptions, sample, search, writable
 from captioner.models.build import build_decoder
@@ -288,24 +287,3 @@ def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(tmp_p
     lines = (tmp_path / "second" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     trained = [entry for entry in map(json.loads, lines) if entry["kind"] == "train"]
     assert all(np.isfinite(entry["reward"]) and entry["reward"] >= 0 for entry in trained)
-
-
-@pytest.mark.parametrize(
-    ("changed", "key"),
-    [
-        ({"self_critical__samples": 1}, "self_critical.samples"),
-        ({"self_critical__samples": -1}, "self_critical.samples"),
-        ({"self_critical__samples": 2, "attention__select": "hard"}, "self_critical.samples"),
-        ({"self_critical__samples": 2, "loss__attention_effect": 0.5}, "loss.attention_effect"),
-    ],
-)
-def test_settings_that_cannot_be_used_are_one_sentence(
-    tmp_path: Path, changed: dict[str, object], key: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"^{key}: "):
-        validate(tiny.recipe(tmp_path, tmp_path / "run", **changed))
-
-
-def test_one_sample_is_enough_for_the_greedy_baseline(tmp_path: Path) -> None:
-    recipe = tiny.recipe(tmp_path, tmp_path / "run", self_critical__samples=1)
-    validate(replace(recipe, self_critical=replace(recipe.self_critical, baseline="greedy")))

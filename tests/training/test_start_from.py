@@ -11,10 +11,8 @@ import tiny
 import torch
 
 from captioner.checkpoint import load_model, save_model
-from captioner.data.subwords import SubwordTokenizer
 from captioner.data.transforms import open_image
-from captioner.data.vocabulary import Vocabulary
-from captioner.errors import CheckpointError, DataError
+from captioner.errors import DataError
 from captioner.models.build import build_model
 from captioner.training import train
 from captioner.training.pretrained import load_pretrained
@@ -55,36 +53,6 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
     assert of_words == {
         f"decoder.{name}" for name in ("embedding.weight", "vocabulary.weight", "vocabulary.bias")
     }
-
-
-def test_a_tokenizer_that_the_start_replaces_is_reported(
-    table: Path, tmp_path: Path, before, capsys
-) -> None:
-    recipe = tiny.recipe(table, tmp_path / "run", data__tokenizer="characters")
-    assert prepare(recipe, CPU, before).vocabulary.tokenizer.name == "words"
-    assert "data.tokenizer: characters does nothing" in capsys.readouterr().err
-    encoder = replace(recipe, train=replace(recipe.train, start_with="encoder"))
-    assert prepare(encoder, CPU, before).vocabulary.tokenizer.name == "characters"
-    assert "data.tokenizer" not in capsys.readouterr().err
-
-
-def test_pieces_of_new_words_are_known_however_rare(
-    table: Path, tmp_path: Path, before: Path
-) -> None:
-    pytest.importorskip("tokenizers")
-    learned = ["a red jug"] * 9  # whose letters spell other words
-    tokenizer = SubwordTokenizer().fitted(learned, min_count=1, max_size=None)
-    _, config, _ = load_model(before)
-    start = Vocabulary.build(learned, tokenizer, min_count=1)
-    save_model(tmp_path / "start", build_model(config, len(start)), config, start, card="")
-    rows = (table / "captions.csv").read_text().splitlines()
-    rows[1] = ",".join([rows[1].split(",")[0], "a gurj", rows[1].split(",")[2]])
-    shutil.copytree(table, tmp_path / "table")
-    (tmp_path / "table" / "captions.csv").write_text("\n".join(rows))
-    recipe = tiny.recipe(tmp_path / "table", tmp_path / "run", data__min_count=5)
-    vocabulary = prepare(recipe, CPU, tmp_path / "start").vocabulary
-    assert vocabulary.unknown in start.encode(tokenizer.split("a gurj"))
-    assert vocabulary.unknown not in vocabulary.encode(tokenizer.split("a gurj"))
 
 
 def test_its_vocabulary_alone_begins_with_new_weights(table: Path, tmp_path: Path, before) -> None:
@@ -193,13 +161,6 @@ def test_a_resumed_run_no_longer_needs_the_model_that_it_began_with(
     train(replace(recipe, train=replace(recipe.train, epochs=2)), resume=True)
     twice = load_model(tmp_path / "run" / "last")[0].state_dict()
     assert any(not torch.equal(once[name], twice[name]) for name in once)
-
-
-@pytest.mark.parametrize("name", ["nothing", "", "soft\0"])
-def test_a_start_that_is_not_there_is_one_sentence(table: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        train(tiny.recipe(table, tmp_path / "run", train__start_from=name))
-    assert "\n" not in str(caught.value)
 
 
 def test_weights_for_another_model_fill_nothing(tmp_path: Path) -> None:

@@ -65,18 +65,6 @@ def test_every_step_and_validation_is_logged(whole: Path) -> None:
     assert load_training_state(whole / "last")["epoch"] == 2
 
 
-def test_the_same_recipe_gives_the_same_run(whole: Path, table: Path, tmp_path: Path) -> None:
-    torch.manual_seed(123)
-    train(tiny.recipe(table, tmp_path / "run"))
-    assert weights(tmp_path / "run") == weights(whole)
-    assert entries(tmp_path / "run") == entries(whole)
-
-
-def test_another_seed_gives_another_run(whole: Path, table: Path, tmp_path: Path) -> None:
-    train(tiny.recipe(table, tmp_path / "run", train__seed=2))
-    assert weights(tmp_path / "run") != weights(whole)
-
-
 @pytest.mark.parametrize(
     ("name", "call", "error"),
     [
@@ -493,17 +481,6 @@ def test_a_run_in_its_folder_is_not_overwritten(whole: Path, table: Path) -> Non
     ):
         train(tiny.recipe(table, whole))
     assert weights(whole) == before
-
-
-@pytest.mark.parametrize("place", ["file", "file/run"])
-def test_an_output_that_cannot_be_a_folder_is_one_sentence(
-    table: Path, tmp_path: Path, place: str
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(CaptionerError) as caught:
-        train(tiny.recipe(table, tmp_path / place))
-    assert str(tmp_path / place) in str(caught.value)
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 # ------------------------------------------------------------------------------------ on a device

@@ -182,11 +182,6 @@ def test_one_source_can_decide(
         assert found[name] == found[f"{decisive}/{name}"]
 
 
-def test_one_source_has_no_prefix(captioner: Captioner, photos: list[CaptionedImage]) -> None:
-    found = evaluate(captioner, photos, sources={"only": photos})
-    assert found.figures == evaluate(captioner, photos).figures
-
-
 def test_a_source_of_which_nothing_can_be_read_is_left_out_unless_it_decides(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
