@@ -12,11 +12,13 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig
+from captioner.data.batch import word_mask
 from captioner.models.attention.attention import Attention
 from captioner.models.attention.scores import AdditiveScore
 from captioner.models.attention.select import HardSelect, SoftSelect
 from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.lstm import LSTMDecoder
+from captioner.training.capture import GraphCache
 from captioner.training.losses import caption_losses
 from captioner.training.reinforce import MovingAverage, Reinforce
 from captioner.types import Grid
@@ -70,6 +72,9 @@ def run(
         "soft": _ours(*inputs, dtype, hard=False),
         "hard": _ours(*inputs, dtype, hard=True),
     }
+    if device.type == "cuda":
+        calls["soft, recorded"] = _ours(*inputs, dtype, hard=False, recorded=True)
+        calls["hard, recorded"] = _ours(*inputs, dtype, hard=True, recorded=True)
     if checkout is not None:
         calls["peer"] = Apart(_peers, checkout, batch, str(device), dtype)
     found = in_turns(calls, device=device, rounds=rounds)
@@ -107,9 +112,21 @@ def _inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ours(
-    grids: Tensor, tokens: Tensor, lengths: Tensor, dtype: torch.dtype, *, hard: bool
+    grids: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    dtype: torch.dtype,
+    *,
+    hard: bool,
+    recorded: bool = False,
 ) -> Callable[[], None]:
+    """Return a step, packed; or padded and recorded as a CUDA graph, as `train.compile` does."""
     grid, device = Grid(grids, 14, 14), grids.device
+    words: float | Tensor = float(lengths.sum())
+    captions: float | Tensor = float(len(lengths))
+    if recorded:
+        lengths = word_mask(lengths).to(device)
+        words, captions = (torch.tensor(count, device=device) for count in (words, captions))
     torch.manual_seed(0)
     decoder = build_decoder(hard=hard).to(device)
     reinforce = None
@@ -118,13 +135,24 @@ def _ours(
         reinforce.to(device)
 
     def step() -> None:
-        decoder.zero_grad()
+        decoder.zero_grad(set_to_none=not recorded)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
-        parts = caption_losses(forced, tokens[:, 1:], lengths, LossConfig(), reinforce=reinforce)
+        parts = caption_losses(
+            forced,
+            tokens[:, 1:],
+            lengths,
+            LossConfig(),
+            reinforce=reinforce,
+            words=words,
+            captions=captions,
+        )
         parts["total"].backward()
 
-    return step
+    if not recorded:
+        return step
+    graphs = GraphCache()
+    return lambda: graphs.run("step", step)
 
 
 def _peers(checkout: Path, batch: int, on: str, dtype: torch.dtype) -> Callable[[], None]:

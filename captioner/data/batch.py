@@ -57,7 +57,7 @@ class Batch:
     """Captions sorted by falling length, and each image (or view of it) once.
 
     `images` and `lengths` stay on the CPU when the batch is moved to a device: they are only used
-    for counting and as indices. Those of a batch that is `padded` do not matter or move.
+    for counting and as indices. A batch is `padded` where it will be used.
 
     Args:
         inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
@@ -107,8 +107,6 @@ class Batch:
         layout = torch.channels_last if is_image else torch.contiguous_format
         # float32, except in tests of exact equality
         inputs = moved.inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
-        if self.lengths.dim() == 2:  # a mask
-            return replace(moved, inputs=inputs)
         return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
 
     def padded(self, images: int, captions: int, steps: int) -> Batch:
@@ -117,22 +115,30 @@ class Batch:
         The captions that fill it up have no words and so no weight in any loss; their image is the
         first. Images that fill it up are empty.
         """
-        filled: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and name not in ("lengths", "targets"):
-                size = images if name in ("inputs", "images", "image_seeds") else captions
-                empty = value.new_zeros(size - len(value), *value.shape[1:])
-                filled[name] = torch.cat([value, empty])
-        lengths = F.pad(self.lengths, (0, captions - len(self.lengths)))
+
+        def filled(name: str, size: int) -> Tensor:
+            value: Tensor = getattr(self, name)
+            return F.pad(value, [0, 0] * (value.dim() - 1) + [0, size - len(value)])
+
+        sizes = dict.fromkeys(("inputs", "images", "image_seeds"), images)
+        sizes |= dict.fromkeys(("image_index", "weights", "seeds"), captions)
+        tensors: dict[str, Any] = {
+            name: filled(name, size)
+            for name, size in sizes.items()
+            if getattr(self, name) is not None
+        }
+        device = self.targets.device
+        lengths = filled("lengths", captions).to(device, non_blocking=True)
         missing = (0, steps - self.targets.shape[1], 0, captions - len(self.targets))
         counts = torch.tensor([self.words, self.captions], dtype=torch.get_default_dtype())
+        words, texts = counts.to(device, non_blocking=True)
         return replace(
             self,
-            **filled,
+            **tensors,
             targets=F.pad(self.targets, missing),
-            lengths=torch.arange(steps) < lengths.unsqueeze(1),
-            words=counts[0],
-            captions=counts[1],
+            lengths=torch.arange(steps, device=device) < lengths.unsqueeze(1),
+            words=words,
+            captions=texts,
         )
 
     def copy_(self, other: Batch) -> None:

@@ -105,9 +105,9 @@ class FixedShapeStep:
         self.share.fill_(1 / len(batches))
         for batch in batches:
             shape = self._shape_of(batch)
-            padded = batch.padded(*shape)
+            padded = batch.to(self.device).padded(*shape)
             if self.graphs is None or shape not in self.batches:
-                self.batches[shape] = padded.to(self.device)
+                self.batches[shape] = padded
             else:
                 self.batches[shape].copy_(padded)
             torch.manual_seed(batch.seed)
@@ -120,7 +120,7 @@ class FixedShapeStep:
         with self.autocast:
             output: LossOutput = self.compute_loss(batch)
         (output.loss * self.share).backward()
-        return output
+        return LossOutput(output.loss.detach(), output.metrics)
 
     def update(self) -> tuple[Tensor, Tensor]:
         """Update the weights unless the gradient is not finite, and set it to zero.
@@ -186,9 +186,12 @@ class GraphCache:
     def _record(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any] | None:
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: the thread that pins memory for the next batches may go on
-            with torch.cuda.graph(
-                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),  # again after a failure
+                # thread_local: the thread that pins memory for the next batches may go on
+                torch.cuda.graph(
+                    graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+                ),
             ):
                 return graph, function()
         except RuntimeError as error:  # out of memory is one, too
