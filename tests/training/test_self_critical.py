@@ -227,8 +227,8 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
     result = task(images(1))
     ((_, (_, _, _, lengths), forced),) = calls
     # Minus log p of what is drawn is the entropy on average, so the words tell it both ways.
-    firsts = writable(forced.logits[: len(lengths)], first=True)
-    others = writable(forced.logits[len(lengths) :], first=False)
+    firsts = writable(forced.logits[: len(lengths)], may_end=False)
+    others = writable(forced.logits[len(lengths) :], may_end=True)
     log_probs = torch.cat([firsts, others]).log_softmax(-1).clamp(min=-1e9)
     entropies = -(log_probs.exp() * log_probs).sum(-1)
     assert result.metrics["cross_entropy"].item() == pytest.approx(

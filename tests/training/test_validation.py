@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def evaluate(captioner: Captioner, photos: list[CaptionedImage], **changed: Any)
         captioner.transform,
         captioner.vocabulary,
         device=torch.device("cpu"),
-        decoding=DecodingConfig(**decoding),
+        decoding=replace(captioner.config.decoding, **decoding),
         **changed,
     )
 
