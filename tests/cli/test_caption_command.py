@@ -234,14 +234,6 @@ def test_words_are_drawn_one_by_one(caption: Caption, photos: list[Path], tmp_pa
             assert picture.format == "PNG"
 
 
-def test_words_without_a_place_to_draw_them_are_said_so(
-    caption: Caption, photos: list[Path]
-) -> None:
-    outcome = caption(photos[0], "--words")
-    assert outcome.code == 2
-    assert "--output" in outcome.stderr
-
-
 def test_pictures_differ_with_other_options(
     caption: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
@@ -287,18 +279,6 @@ def test_a_folder_that_is_captioned_into_itself_twice_keeps_its_photos(
     assert by_name(tmp_path / "photos") == names
 
 
-def test_pictures_of_a_caption_of_more_than_99_words_are_not_captioned_either(
-    caption: Caption, photos: list[Path]
-) -> None:
-    from captioner.visualization import word_names
-
-    for name in word_names("one", ["disc"] * 100):
-        shutil.copy(photos[1], photos[0].parent / name)
-    outcome = caption("photos")
-    named = [line.partition(":")[0] for line in outcome.stdout.splitlines()]
-    assert named == [f"photos/{path.name}" for path in photos]
-
-
 def test_an_input_photo_named_like_a_picture_is_not_skipped_silently(
     caption: Caption, tmp_path: Path
 ) -> None:
@@ -309,7 +289,7 @@ def test_an_input_photo_named_like_a_picture_is_not_skipped_silently(
     assert "2024.05-paris.png" in outcome.stdout + outcome.stderr
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1), (2000, 3)])
+@pytest.mark.parametrize("size", [(1, 1), (2000, 3)])
 def test_photos_of_any_shape_are_captioned_and_drawn(
     caption: Caption, tmp_path: Path, size: tuple[int, int]
 ) -> None:
@@ -346,18 +326,6 @@ def test_a_bad_photo_among_good_ones_is_named_once_and_the_others_are_captioned(
     images = [line["image"] for line in as_json(outcome)]
     assert images == [f"photos/{path.name}" for path in photos] + [str(photos[0])]
     assert len(by_name(tmp_path / "out")) == 3
-
-
-@pytest.mark.parametrize("bad", ["first", "last", "all"])
-def test_bad_photos_may_stand_anywhere(
-    caption: Caption, photos: list[Path], tmp_path: Path, bad: str
-) -> None:
-    (tmp_path / "bad.jpg").write_text("no photo")
-    given = {"first": ["bad.jpg", *photos], "last": [*photos, "bad.jpg"], "all": ["bad.jpg"] * 3}
-    outcome = caption(*given[bad])
-    assert outcome.code == (2 if bad == "all" else 1)
-    assert len(outcome.stdout.splitlines()) == (0 if bad == "all" else 3)
-    assert outcome.stderr.count("bad.jpg") == (3 if bad == "all" else 1)
 
 
 def test_a_folder_without_photos_is_named(caption: Caption, photos: list[Path]) -> None:
@@ -480,50 +448,26 @@ def test_json_is_json_in_every_locale(tmp_path: Path, tiny_model: Path) -> None:
 # ---------------------------------------------------------------------------------- unusable calls
 
 
-def test_no_photo_is_exit_code_2(program: Caption) -> None:
-    outcome = program()
-    assert outcome.code == 2
-    assert "PHOTO" in outcome.stderr
-    assert "Traceback" not in outcome.stderr
-
-
 @pytest.mark.parametrize(
     "options",
     [
         ["--beam-size", "0"],
-        ["--beam-size", "-1"],
-        ["--beam-size", "two"],
-        ["--beam-size", "1.5"],
         ["--beam-size", "101"],
-        ["--max-words", "1001"],
-        ["--min-confidence", "1.5"],
         ["--min-confidence", "0.5"],  # the tiny model has no calibrator
         ["--resume"],
-        ["--write", "csv"],
-        ["--write", "html"],
-        ["--output", "result.png"],
-        ["--write", "csv", "--output", "captions.csv"],
         ["--temperature", "2"],
         ["--sample", "--beam-size", "3"],
         ["--min-words", "30", "--max-words", "30"],
         ["--num-captions", "3", "--beam-size", "2"],
         ["--num-captions", "2", "--compare", "soft", "hard"],
-        ["--write", "csv", "--output", "out", "--compare", "soft"],
-        ["--in-place"],
         ["--quiet", "--verbose"],
-        ["--max-words", "0"],
-        ["--length-penalty", "much"],
         ["--length-penalty", "nan"],
-        ["--length-penalty", "1e9"],
         ["--colour-map", "jet"],
         ["--device", "banana"],
         ["--device", "cuda:99"],
-        ["--device", "meta"],
-        ["--no-such-option"],
         ["--model", "soft", "--checkpoint", "x"],
         ["--model", "no_such_model"],
         ["--checkpoint", "no such folder"],
-        ["--checkpoint", "."],
         ["--checkpoint", "photos/one.jpg"],
     ],
     ids=" ".join,
@@ -579,14 +523,6 @@ def test_a_damaged_model_is_one_sentence_that_names_the_file(
     )
 
 
-def test_half_a_model_folder_is_one_sentence(
-    program: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(tiny_model, tmp_path / "model")
-    (tmp_path / "model" / "manifest.json").unlink()
-    assert "manifest.json" in program(photos[0], "--checkpoint", "model").sentence()
-
-
 # ------------------------------------------------------------------- real processes and real pipes
 
 
@@ -621,9 +557,3 @@ def test_captioning_needs_no_home_and_no_network(
     hidden = {"HOME": nowhere, "TORCH_HOME": nowhere, "HF_HOME": nowhere, "HF_HUB_OFFLINE": "1"}
     assert program(photos[0], **hidden).code == 0
     assert not Path(nowhere).exists()
-
-
-def test_help_tells_the_exit_codes(caption: Caption) -> None:
-    outcome = caption("--help")
-    assert outcome.code == 0
-    assert "Exit code: 0 all done" in " ".join(outcome.stdout.split())

@@ -49,8 +49,6 @@ def test_architecture_is_the_models_and_options_win(tiny_model: Path, tmp_path: 
     ("options", "facts"),
     [
         (["--data.root", "other.csv"], ["data.root", "DATA"]),
-        (["--train.output", "elsewhere"], ["train.output", "--output"]),
-        (["--train.start_from", "hard"], ["train.start_from", "--from"]),
         (["--data.sources", "[{root: other.csv}]"], ["data.sources", "DATA"]),
     ],
 )
