@@ -89,24 +89,11 @@ def _refusal(config_class: type[ModelConfig], message: str) -> str:
         return message
     section, key = place.groups()
     hint = get_type_hints(type(sections[section])).get(key)
-    if hint is None:
-        return message
-    if key == "sources":
-        of_source = get_type_hints(SourceConfig)
-        unknown = re.search(r"Option '([^']*)' is not accepted", message)
-        if unknown:
-            accepted = ", ".join(of_source)
-            return f"data.sources: {unknown[1]}: no such setting; use one of {accepted}"
-        inner = re.search(r'key "(\w+)":', message)
-        if inner and inner[1] in of_source:
-            hint, key = of_source[inner[1]], f"{key}: {inner[1]}"
-            message = message[inner.end() :].split(" - ")[0]
-    value = re.search(r"(?:Got|Given) value: (.*)", message) or re.search(
-        r"Not of type \w+: (.*?) (?:does not conform|not an? )", message
-    )
-    value = value or re.search(r"(?:with base 10|to float): (.*)", message)
-    given = value[1] if value else "null" if "'NoneType'" in message else "this"
-    return f"{section}.{key}: {given} is not accepted; use {in_words(hint)}"
+    inner = re.search(r'key "(\w+)":', message)
+    of_source = get_type_hints(SourceConfig)
+    if key == "sources" and inner and inner[1] in of_source:
+        hint, key = of_source[inner[1]], f"{key}: {inner[1]}"
+    return message if hint is None else f"{section}.{key}: use {in_words(hint)}"
 
 
 def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
