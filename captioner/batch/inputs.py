@@ -6,11 +6,10 @@ reads the rows of its shard alone, and no process holds those of all shards.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
 import os
 import posixpath
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,10 +21,13 @@ import pyarrow.parquet as pq
 from captioner.data.formats.table import (
     IMAGE_COLUMNS,
     delimiter_of,
+    table_records,
     usual_column,
     without_guard,
 )
+from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.errors import DataError
+from captioner.log import logger
 from captioner.storage import Folder, expand, file_system, is_url, os_errors
 
 PLAN = "plan.parquet"
@@ -98,7 +100,7 @@ def input_rows(name: str) -> Iterator[Row]:
             f"{name}: is no list or table of photos, which is text in UTF-8; for single photos "
             "there is captioner caption"
         ) from None
-    except (csv.Error, json.JSONDecodeError, pa.ArrowInvalid) as error:
+    except pa.ArrowInvalid as error:
         raise DataError(f"{name}: is no table that can be read ({error})") from None
     except OSError as error:
         reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error
@@ -114,9 +116,32 @@ def _input_rows(name: str) -> Iterator[Row]:
     system, path = file_system(name)
     if system.isdir(path):
         return _folder_rows(name, system, path)
+    if not is_url(name) and (data := _captioned_data(name)) is not None:
+        return _data_rows(data)
     if lower.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".json")):
-        return _table_rows(name, _records(system, path))
+        return _table_rows(name, _records(name))
     return _list_rows(name, system, path)
+
+
+def _captioned_data(name: str) -> CaptionedData | None:
+    """Return the data set that a file describes, such as COCO's captions; None for a plain list."""
+    if name.lower().endswith(".txt"):  # a list of photos, whose names may have commas, or a table
+        with open(name, encoding="utf-8-sig") as lines:
+            heading = lines.readline().strip()
+        if usual_column(heading.split(delimiter_of(heading)), IMAGE_COLUMNS) is None:
+            return None
+    try:
+        return CaptionedData(DataFiles(root=name))
+    except DataError:
+        return None
+
+
+def _data_rows(data: CaptionedData) -> Iterator[Row]:
+    """Yield the photos of a data set, each once, where they were found."""
+    split = data.everything()
+    logger.info(data.description())
+    for path in (*(i.path for i in (*split.images, *split.uncaptioned)), *split.missing):
+        yield os.path.relpath(str(path), data.data.folder), str(path)
 
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
@@ -162,20 +187,18 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
         yield str(record.get("id") or photo), _resolve(name, photo)
 
 
-def _records(system: Any, path: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a CSV or TSV file with a header, JSON lines or a JSON list."""
-    with system.open(path, "r", encoding="utf-8-sig", newline="") as text:
-        suffix = posixpath.splitext(path)[1].lower()
-        if suffix in (".csv", ".tsv"):
-            delimiter = delimiter_of(text.readline().strip())
-            text.seek(0)
-            yield from csv.DictReader(text, delimiter=delimiter)
-        elif suffix == ".json":
-            content = json.load(text)
-            rows = content if isinstance(content, list) else [content]
-            yield from (row if isinstance(row, dict) else {} for row in rows)
-        else:
-            yield from (json.loads(line) for line in text if line.strip())
+def _records(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table that is text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(name)
+        if is_url(name):
+            system, remote = file_system(name)
+            path = Path(folder, posixpath.basename(remote))
+            system.get_file(remote, str(path))
+        for _, record in table_records(path):
+            if isinstance(record, DataError):
+                raise record
+            yield dict(record)
 
 
 def _parquet(name: str) -> Iterator[dict[str, Any]]:

@@ -47,9 +47,9 @@ def test_paths_of_a_list_begin_at_its_folder(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["photo.jpg", "photos.csv"])
-def test_a_photo_in_place_of_a_list_is_said_so(tmp_path: Path, name: str) -> None:
-    tiny.photo(1)[0].save(tmp_path / name, "JPEG")
+def test_a_photo_in_place_of_a_list_is_said_so(tmp_path: Path) -> None:
+    name = "photo.jpg"
+    tiny.photo(1)[0].save(tmp_path / name)
     with pytest.raises(DataError, match="no list or table of photos.* captioner caption"):
         found(tmp_path / name)
 
@@ -59,7 +59,7 @@ def test_a_manifest_names_photos_and_if_it_likes_their_ids(tmp_path: Path, form:
     file = tmp_path / f"photos.{form}"
     for columns, expected in (
         ({"id": ["7", ""], "path": ["a.jpg", "b.jpg"], "x": ["", ""]}, ["7", "b.jpg"]),
-        ({"file_name": ["a.jpg", "b.jpg"], "text": ["a", "b"]}, ["a.jpg", "b.jpg"]),
+        ({"file_name": ["a.jpg", "b.jpg"], "width": [1, 2]}, ["a.jpg", "b.jpg"]),
     ):
         records = pa.table(columns).to_pylist()
         if form == "parquet":
@@ -71,11 +71,26 @@ def test_a_manifest_names_photos_and_if_it_likes_their_ids(tmp_path: Path, form:
         else:
             sign = {"csv": ",", "tsv": "\t"}[form]
             lines = [list(columns), *zip(*columns.values(), strict=True)]
-            file.write_text("\n".join(sign.join(line) for line in lines))
+            file.write_text("\n".join(sign.join(map(str, line)) for line in lines))
         assert found(file) == [
             (identity, f"{tmp_path}/{path}")
             for identity, path in zip(expected, ["a.jpg", "b.jpg"], strict=True)
         ]
+
+
+def test_a_captioned_data_set_gives_each_photo_once_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "Images").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        tiny.photo(1)[0].save(tmp_path / "Images" / name)
+    table = tmp_path / "captions.txt"  # as Kaggle has Flickr8k
+    table.write_text("image,caption\n" + "".join(f"{n}.jpg,a dog\n" * 2 for n in (1, 2, 3)))
+    coco = tmp_path / "captions.json"
+    images = [{"id": n, "file_name": f"{n}.jpg"} for n in (1, 2)]
+    captions = [{"id": 1, "image_id": 1, "caption": "a dog"}]
+    coco.write_text(json.dumps({"images": images, "annotations": captions}))
+    on_disk = [(f"Images/{n}.jpg", f"{tmp_path}/Images/{n}.jpg") for n in (1, 2)]
+    assert found(table)[:2] == found(coco) == on_disk
+    assert [Path(path).name for _, path in found(table)[2:]] == ["3.jpg"], "missing, and a row"
 
 
 def test_numbers_may_be_ids_and_several_manifests_are_one(tmp_path: Path) -> None:
@@ -104,7 +119,7 @@ def test_urls_are_read_as_folders_and_lists_are() -> None:
         ("none", None, "no such file"),
         ("a.csv", "foto,id\nx,1\n", "no column path, image or file_name; its columns are foto, id"),
         ("a.csv", "path,id\nx,1\n,2\n", "a.csv, row 2: the path is ''"),
-        ("a.jsonl", '{"image": "a.jpg"}\n{', "a.jsonl: is no table that can be read"),
+        ("a.jsonl", '{"image": "a.jpg"}\n{', "a.jsonl, line 2"),
         ("a.parquet", "no parquet", "a.parquet: is no table that can be read"),
         ("{0..1}.tar", None, "0.tar: no such file"),
         ("a*.tar", None, "a*.tar: no such file"),
