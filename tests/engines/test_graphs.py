@@ -79,7 +79,7 @@ def as_graphs(decoder: Decoder, folder: Path, dtype: torch.dtype = torch.float32
     for name, content in files.items():
         (folder / name).write_bytes(content)
     prepare, step = (Graph(folder / name) for name in GRAPHS[1:])
-    return GraphDecoder(prepare, step, "argmax", description, V)
+    return GraphDecoder(prepare, step, "argmax", description)
 
 
 @pytest.mark.parametrize(("kind", "attention", "settings"), CASES)
