@@ -256,10 +256,10 @@ def img2dataset(root: Path) -> None:
 
 
 def webdataset(root: Path) -> None:
-    for split in ("train", "val", "test"):
+    for split in ("train", "validation", "test"):
         members = {}
         for n in range(PHOTOS):
-            if SPLITS[n] == split:
+            if SPLITS[n] == ("val" if split == "validation" else split):
                 members |= {
                     f"{n:04d}.jpg": jpeg(n),
                     f"{n:04d}.json": json.dumps({"captions": CAPTIONS[n]}).encode(),
@@ -303,7 +303,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[str, ...]]] = {
         (split_files, "table", "table test.csv, train.csv, valid.csv", ("test", "train", "val")),
         (sidecars, "sidecars", "12 text files", ()),
         (img2dataset, "webdataset", "WebDataset shards: 00000.tar, 00001.tar", ()),
-        (webdataset, "webdataset", "WebDataset shards", ("test", "train", "val")),
+        (webdataset, "webdataset", "WebDataset shards", ("test", "train", "validation")),
         (own_table, "table", "table captions.csv", ()),
     )
 }

@@ -70,15 +70,21 @@ def _tars(data: DataFiles, splits: Sequence[str]) -> dict[str, list[str]]:
     pattern = str(data.file or _OF_SPLIT)
     if "{split}" not in pattern:
         return {"": expand(posixpath.join(base, pattern))}
+    found: set[str] = set()
     if data.file is None and not data.is_remote:
         names = [path.name for path in data.candidates("*.tar")]
         found = {m[1] for name in names if (m := re.fullmatch(r"(.+?)-\d.*\.tar", name))}
         if not {split_name(name) for name in found} & SPLIT_NAMES and not found & set(splits):
             return {"": expand(posixpath.join(base, "**", "*.tar"))}
         splits = splits or sorted(found)
-    return {
-        split: expand(posixpath.join(base, pattern.replace("{split}", split)))
+    other_names = {split_name(name): name for name in sorted(found)}
+    named = {
+        split: split if split in found else other_names.get(split_name(split), split)
         for split in splits or ("train", "val")
+    }
+    return {
+        split: expand(posixpath.join(base, pattern.replace("{split}", name)))
+        for split, name in named.items()
     }
 
 
