@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from PIL import Image
 
 from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.captioned import CaptionedImage
+from captioner.data.inputs import ImageInput, as_list, drawable, network_input
 from captioner.data.layouts import read_split
-from captioner.data.tars import ImagePath, TarMember
-from captioner.data.transforms import image_transform, open_image, upright_rgb
+from captioner.data.transforms import image_transform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
-from captioner.errors import CheckpointError, ConfigError, ImageError
+from captioner.errors import CheckpointError, ConfigError
 from captioner.generation import (
     Hypothesis,
     SearchOptions,
@@ -43,17 +41,6 @@ if TYPE_CHECKING:
 
     from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
-
-# A path or a place in a tar file, the bytes of a file or an open file, a PIL image of any mode,
-# uint8 pixels [H, W, 3] as an array or a tensor, or the result of `Captioner.transform`.
-ImageInput: TypeAlias = (
-    "str | ImagePath | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
-    " | tuple[Tensor | np.ndarray, Geometry]"
-)
-ACCEPTED = (
-    "a path, bytes, an open binary file, a PIL image, or uint8 pixels [height, width, 3] as a "
-    "NumPy array or a tensor"
-)
 
 
 class Captioner:
@@ -295,7 +282,7 @@ class Captioner:
             ConfigError: No caption is as long as `min_words`.
         """
         options = options or self.options()
-        inputs = _as_list(images)
+        inputs = as_list(images)
         if not inputs:
             return []
         read = self._read(inputs)
@@ -314,7 +301,7 @@ class Captioner:
         for index, (hypotheses, (pixels, geometry)) in enumerate(zip(found, read, strict=True)):
             # Calibrators are fitted on photos, and know nothing of plain surfaces and noise.
             shows_something = calibrator is None or self.transform.shows_something(pixels)
-            cells, source = grid.select(slice(index, index + 1)), _source(inputs[index])
+            cells, source = grid.select(slice(index, index + 1)), drawable(inputs[index])
             captions = []
             for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
                 more: dict[str, Any] = {"image": source}
@@ -363,7 +350,7 @@ class Captioner:
             images: A list, generator or other iterable of images.
             settings: As for `options`.
         """
-        inputs = _as_list(images)
+        inputs = as_list(images)
         if not inputs:
             return []
         grid, _ = self.encode(inputs)
@@ -404,7 +391,7 @@ class Captioner:
             ((hypothesis,),) = force_decode(
                 self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most
             )
-        caption = self._caption(hypothesis, geometries[0], grid, words, image=_source(image))
+        caption = self._caption(hypothesis, geometries[0], grid, words, image=drawable(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
     def evaluate(
@@ -470,7 +457,7 @@ class Captioner:
             ImageError: An image cannot be read.
             ConfigError: There are no images.
         """
-        inputs = _as_list(images)
+        inputs = as_list(images)
         if not inputs:
             raise ConfigError("images: there are none; give at least one")
         read = self._read(inputs)
@@ -478,11 +465,10 @@ class Captioner:
         return grid, [geometry for _, geometry in read]
 
     def _read(self, images: list[ImageInput]) -> list[tuple[np.ndarray, Geometry]]:
-        """Return the network's input and the geometry of each image, read side by side."""
+        """Return the network's input and the geometry of each image, read in parallel."""
+        read = partial(network_input, transform=self.transform)
         ready = all(isinstance(image, tuple) for image in images)  # prepared already
-        return list(
-            map(self._input, images) if ready else prefetch(self._input, images, self.device)
-        )
+        return list(map(read, images) if ready else prefetch(read, images, self.device))
 
     def mix_cells(self, grid: Grid) -> Tensor:
         """Apply the encoder's self-attention to a grid's cells; return them, [B, L, D]."""
@@ -508,34 +494,6 @@ class Captioner:
         cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
         return np.concatenate(cells)
 
-    def _input(self, image: ImageInput) -> tuple[np.ndarray, Geometry]:
-        """Return the network's input, float32 [3, height, width], and the geometry of an image."""
-        if isinstance(image, tuple):
-            if not _is_prepared(image):
-                raise ImageError(f"is a tuple of {len(image)}; use {ACCEPTED}")
-            given = image[0]
-            if not isinstance(given, np.ndarray):
-                given = given.detach().float().cpu().numpy()
-            pixels = given.astype(np.float32, copy=False)
-            expected = (3, self.transform.height_px, self.transform.width_px)
-            if pixels.shape != expected:
-                raise ImageError(
-                    f"has pixels {list(pixels.shape)}, but this model reads {list(expected)}; make "
-                    "it by Captioner.transform of the same model"
-                )
-            if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would turn NaN into zeros
-                raise ImageError("has pixels that are not finite; make it by Captioner.transform")
-            return pixels, image[1]
-        try:
-            return self.transform.array(as_image(image))
-        except ImageError as error:
-            if not isinstance(image, (str, os.PathLike)):
-                raise
-            reason = str(error)
-            if "://" in str(image):
-                reason = "is a URL; give an open file, such as fsspec.open(URL).open()"
-            raise ImageError(f"{os.fspath(image)}: {reason}") from None
-
     def _caption(
         self,
         hypothesis: Hypothesis,
@@ -550,69 +508,6 @@ class Captioner:
         return replace(caption, text=self.vocabulary.tokenizer.join(words), **more)
 
 
-def as_image(source: Any) -> Image.Image:
-    """Return any image that `Captioner.caption` accepts as upright 8-bit RGB.
-
-    Raises:
-        ImageError: It cannot be read, or is of another type; the message names the type.
-    """
-    if isinstance(source, Image.Image):
-        return upright_rgb(source)
-    if isinstance(source, (str, Path, TarMember, bytes)):
-        return open_image(source)
-    if isinstance(source, os.PathLike):
-        return open_image(os.fsdecode(source))
-    if isinstance(source, (bytearray, memoryview)):
-        return open_image(bytes(source))
-    if _is_array(source):
-        kind = "an array" if isinstance(source, np.ndarray) else "a tensor"
-        dtype = str(source.dtype).removeprefix("torch.")  # NumPy does not have all of PyTorch's
-        if dtype != "uint8" or source.ndim != 3 or source.shape[-1] != 3:
-            raise ImageError(
-                f"is {kind} of {dtype} {list(source.shape)}; use uint8 pixels "
-                "[height, width, 3], red, green and blue from 0 to 255"
-            )
-        pixels = source if isinstance(source, np.ndarray) else source.cpu().numpy()
-        if not pixels.size:
-            raise ImageError(f"is {kind} without pixels")
-        return Image.fromarray(np.ascontiguousarray(pixels))
-    if callable(getattr(source, "read", None)):
-        try:
-            data = source.read()
-        except (OSError, ValueError) as error:  # ValueError: it is closed
-            raise ImageError(f"is a file that cannot be read ({error})") from None
-        if not isinstance(data, bytes):
-            raise ImageError("is a file that was opened as text; open it in mode 'rb'")
-        if not data:
-            raise ImageError("is a file that is empty, or was read to its end before")
-        return open_image(data)
-    raise ImageError(f"is a value of type {type(source).__name__}; use {ACCEPTED}")
-
-
-def _as_list(images: Any) -> list[ImageInput]:
-    """Return the images of an iterable as a list; refuse a single image, a likely mistake."""
-    pixels = _is_prepared(images) or (_is_array(images) and images.ndim == 3)
-    if pixels or isinstance(images, (str, os.PathLike, bytes, Image.Image)):
-        raise ConfigError("images: is one image; put it in a list, or use caption")
-    return list(images)
-
-
-def _is_prepared(image: Any) -> bool:
-    """Return whether an image is a result of `Captioner.transform`."""
-    return (
-        isinstance(image, tuple)
-        and len(image) == 2
-        and _is_array(image[0])
-        and isinstance(image[1], Geometry)
-    )
-
-
-def _is_array(value: object) -> bool:
-    """Return whether a value is an array or a tensor, without importing PyTorch."""
-    tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
-    return tensor or isinstance(value, np.ndarray)
-
-
 def read_calibrator(folder: Path) -> Calibrator | None:
     """Return the calibrator of a verified model folder; None where it has none.
 
@@ -625,14 +520,3 @@ def read_calibrator(folder: Path) -> Calibrator | None:
         return Calibrator.from_json((folder / CALIBRATOR).read_bytes())
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
-
-
-def _source(image: Any) -> str | Path | bytes | Image.Image | None:
-    """Return the image that a caption keeps to draw on; None if it cannot be read again."""
-    if isinstance(image, (str, Path, bytes, Image.Image)):
-        return image
-    if isinstance(image, TarMember):
-        return image.read_bytes()
-    if isinstance(image, os.PathLike):
-        return os.fsdecode(image)
-    return as_image(image) if _is_array(image) else None

@@ -12,8 +12,9 @@ import anyio
 from anyio.to_thread import run_sync
 from PIL import Image
 
-from captioner.captioner import Captioner, ImageInput
+from captioner.captioner import Captioner
 from captioner.data.download import fetch_image
+from captioner.data.inputs import ImageInput
 from captioner.data.transforms import open_image
 from captioner.errors import ConfigError, ImageError
 from captioner.generation import SearchOptions

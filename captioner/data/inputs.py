@@ -1,0 +1,137 @@
+"""The images that a caption can be asked for: files, bytes, pixels, prepared inputs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from captioner.data.tars import ImagePath, TarMember
+from captioner.data.transforms import ImageTransform, open_image, upright_rgb
+from captioner.errors import ConfigError, ImageError
+from captioner.types import Geometry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# A path or a place in a tar file, the bytes of a file or an open file, a PIL image of any mode,
+# uint8 pixels [H, W, 3] as an array or a tensor, or the result of `Captioner.transform`.
+ImageInput: TypeAlias = (
+    "str | ImagePath | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
+    " | tuple[Tensor | np.ndarray, Geometry]"
+)
+ACCEPTED = (
+    "a path, bytes, an open binary file, a PIL image, or uint8 pixels [height, width, 3] as a "
+    "NumPy array or a tensor"
+)
+
+
+def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndarray, Geometry]:
+    """Return the network's input, float32 [3, height, width], and the geometry of an image.
+
+    Raises:
+        ImageError: It cannot be read, or is of another type.
+    """
+    if isinstance(image, tuple):
+        if not is_prepared(image):
+            raise ImageError(f"is a tuple of {len(image)}; use {ACCEPTED}")
+        given = image[0]
+        if not isinstance(given, np.ndarray):
+            given = given.detach().float().cpu().numpy()
+        pixels = given.astype(np.float32, copy=False)
+        expected = (3, transform.height_px, transform.width_px)
+        if pixels.shape != expected:
+            raise ImageError(
+                f"has pixels {list(pixels.shape)}, but this model reads {list(expected)}; make "
+                "it by Captioner.transform of the same model"
+            )
+        if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would turn NaN into zeros
+            raise ImageError("has pixels that are not finite; make it by Captioner.transform")
+        return pixels, image[1]
+    try:
+        return transform.array(as_image(image))
+    except ImageError as error:
+        if not isinstance(image, (str, os.PathLike)):
+            raise
+        reason = str(error)
+        if "://" in str(image):
+            reason = "is a URL; give an open file, such as fsspec.open(URL).open()"
+        raise ImageError(f"{os.fspath(image)}: {reason}") from None
+
+
+def as_image(source: Any) -> Image.Image:
+    """Return any image that `Captioner.caption` accepts as upright 8-bit RGB.
+
+    Raises:
+        ImageError: It cannot be read, or is of another type; the message names the type.
+    """
+    if isinstance(source, Image.Image):
+        return upright_rgb(source)
+    if isinstance(source, (str, Path, TarMember, bytes)):
+        return open_image(source)
+    if isinstance(source, os.PathLike):
+        return open_image(os.fsdecode(source))
+    if isinstance(source, (bytearray, memoryview)):
+        return open_image(bytes(source))
+    if _is_array(source):
+        kind = "an array" if isinstance(source, np.ndarray) else "a tensor"
+        dtype = str(source.dtype).removeprefix("torch.")  # NumPy does not have all of PyTorch's
+        if dtype != "uint8" or source.ndim != 3 or source.shape[-1] != 3:
+            raise ImageError(
+                f"is {kind} of {dtype} {list(source.shape)}; use uint8 pixels "
+                "[height, width, 3], red, green and blue from 0 to 255"
+            )
+        pixels = source if isinstance(source, np.ndarray) else source.cpu().numpy()
+        if not pixels.size:
+            raise ImageError(f"is {kind} without pixels")
+        return Image.fromarray(np.ascontiguousarray(pixels))
+    if callable(getattr(source, "read", None)):
+        try:
+            data = source.read()
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            raise ImageError(f"is a file that cannot be read ({error})") from None
+        if not isinstance(data, bytes):
+            raise ImageError("is a file that was opened as text; open it in mode 'rb'")
+        if not data:
+            raise ImageError("is a file that is empty, or was read to its end before")
+        return open_image(data)
+    raise ImageError(f"is a value of type {type(source).__name__}; use {ACCEPTED}")
+
+
+def as_list(images: Any) -> list[ImageInput]:
+    """Return the images of an iterable as a list; refuse a single image, a likely mistake."""
+    pixels = is_prepared(images) or (_is_array(images) and images.ndim == 3)
+    if pixels or isinstance(images, (str, os.PathLike, bytes, Image.Image)):
+        raise ConfigError("images: is one image; put it in a list, or use caption")
+    return list(images)
+
+
+def is_prepared(image: Any) -> bool:
+    """Return whether an image is a result of `Captioner.transform`."""
+    return (
+        isinstance(image, tuple)
+        and len(image) == 2
+        and _is_array(image[0])
+        and isinstance(image[1], Geometry)
+    )
+
+
+def _is_array(value: object) -> bool:
+    """Return whether a value is an array or a tensor, without importing PyTorch."""
+    tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+    return tensor or isinstance(value, np.ndarray)
+
+
+def drawable(image: Any) -> str | Path | bytes | Image.Image | None:
+    """Return the image that a caption keeps to draw on; None if it cannot be read again."""
+    if isinstance(image, (str, Path, bytes, Image.Image)):
+        return image
+    if isinstance(image, TarMember):
+        return image.read_bytes()
+    if isinstance(image, os.PathLike):
+        return os.fsdecode(image)
+    return as_image(image) if _is_array(image) else None
