@@ -131,7 +131,7 @@ def _captioned_data(name: str) -> CaptionedData | None:
         if usual_column(heading.split(delimiter_of(heading)), IMAGE_COLUMNS) is None:
             return None
     try:
-        return CaptionedData(DataFiles(root=name))
+        return CaptionedData(DataFiles(root=name), val_share=0.0)
     except DataError:
         return None
 

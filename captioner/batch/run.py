@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from captioner import __version__
 from captioner.batch.inputs import is_tar, write_plan
 from captioner.batch.shard import MAX_EXAMPLES, Job, Part, part_name, read_part
 from captioner.checkpoint import MANIFEST, model_folder, verify
@@ -133,6 +134,7 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
     graphs, _ = choose_engine(folder, engine=engine, device=job.device, precision=job.precision)
     job = replace(job, engine="torch" if graphs is None else "runtime")
     settings = {
+        "captioner": __version__,
         "model": hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16],
         "precision": job.precision,
         "engine": job.engine,
@@ -143,7 +145,6 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
     }
     if before is not None:
         before = {"engine": "torch", **before}  # earlier versions left it out
-        before.pop("captioner", None)
         keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if keys:
             named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from captioner.cli import load_captioner, parsing, run_command, show
-from captioner.errors import CheckpointError, ConfigError, DataError
+from captioner.errors import ConfigError, DataError
 from captioner.files import check_writable
 from captioner.log import logger
 from captioner.registry import DATA_FORMATS
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.checkpoint import WEIGHTS, file_sums, model_folder
+    from captioner.checkpoint import model_folder
     from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.calibration import collect, fit, write_calibrator
     from captioner.evaluation.results import write_json
@@ -77,18 +77,12 @@ def _run(arguments: argparse.Namespace) -> int:
         if not images[-1]:
             raise DataError(f"{root}: split {split!r} has no photo with references")
         training += data_set.split(arguments.train_split).images
-    weights = file_sums(folder).get(WEIGHTS)
     captioner = load_captioner(folder, arguments)
     data = [
         collect(captioner, name, part, training)
         for name, part in zip(_names(arguments.root, splits), images, strict=True)
     ]
     calibrator, report = fit(data, right_from=arguments.right_from)
-    if file_sums(folder).get(WEIGHTS) != weights:  # as by a run that goes on
-        raise CheckpointError(
-            f"{folder}: another model was written there meanwhile; calibrate it again when "
-            "nothing trains it"
-        )
     write_calibrator(folder, calibrator)
     if arguments.output:
         write_json(arguments.output, report)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,11 @@ import tiny
 import torch
 
 from captioner import Captioner
-from captioner.checkpoint import save_model
 from captioner.cli import calibrate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.subwords import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
-from captioner.evaluation import calibration
 from captioner.evaluation.calibration import (
     CalibrationData,
     area_under_curve,
@@ -277,25 +274,6 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(
     options = ("--format", "table", "--root", str(tiny.draw_table(tmp_path / "photos")))
     assert calibrate.main([str(tiny_model), *options, "--output", str(report)]) == 2
     assert f"{report} cannot be written" in capsys.readouterr().err
-
-
-def test_a_model_that_a_run_replaces_meanwhile_gets_no_calibrator_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, config, vocabulary = tiny.model()
-    save_model(tmp_path / "best", model, config, vocabulary, card="")
-
-    def fit_slowly(data: object, **options: object) -> Any:
-        with torch.no_grad():
-            model.decoder.vocabulary.bias[-1] += 1
-        save_model(tmp_path / "best", model, config, vocabulary, card="")
-        return fit([drawn(100, 1)])
-
-    monkeypatch.setattr(calibration, "fit", fit_slowly)
-    options = ("--format", "table", "--root", str(tiny.draw_table(tmp_path / "photos")))
-    assert calibrate.main([str(tmp_path / "best"), *options, "--device", "cpu"]) == 2
-    assert "another model was written there" in capsys.readouterr().err
-    assert not (tmp_path / "best" / "calibrator.json").exists()
 
 
 def test_photos_that_are_missing_are_named(
