@@ -139,7 +139,7 @@ def _save(kind: str, drawing: Drawing, settings: Settings) -> Iterator[Path]:
             yield file
         return
     if kind == "html":
-        page = v.caption_page(
+        text = v.caption_page(
             image,
             drawing.with_heads,
             name=drawing.title,
@@ -148,11 +148,12 @@ def _save(kind: str, drawing: Drawing, settings: Settings) -> Iterator[Path]:
             head=settings.head,
             gallery=settings.gallery,
         )
-        save_bytes(page.encode(errors="replace"), file)
+        save_bytes(text.encode(errors="replace"), file)
     elif not settings.compare:
         v.save_caption(caption, file, style)
     elif kind == "png":
         v.save_png(v.comparison_sheet(image, drawing.shown, style), file)
     else:  # pdf or svg
-        v.vector_comparison(image, drawing.shown, style).save(file)
+        page = v.vector_comparison(image, drawing.shown, style)
+        save_bytes(page.to_bytes(kind), file)
     yield file

@@ -12,13 +12,11 @@ import math
 import re
 import threading
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from captioner.files import save_bytes
 from captioner.visualization.arrays import data_url
 from captioner.visualization.overlay import (
     Box,
@@ -188,14 +186,6 @@ class VectorPage:
                         outline, fill=False, ec=colour, lw=_points(width + grown), alpha=opacity
                     )
                 )
-
-    def save(self, path: str | Path) -> None:
-        """Write PDF or SVG, as the suffix of the path says.
-
-        Raises:
-            CaptionerError: The file cannot be written.
-        """
-        save_bytes(self.to_bytes(Path(path).suffix[1:]), path)
 
     def to_bytes(self, kind: str) -> bytes:
         """Return the page as a PDF or SVG file: the same page, the same bytes."""

@@ -187,32 +187,29 @@ def test_the_marks_are_where_python_draws_them(open_viewer, make_caption):
             assert wrong < 0.4 * (np.abs(shown - bare).max(axis=-1) > 80).mean(), place
 
 
-def test_flat_and_unsure_captions_say_so(open_viewer, make_caption):
+def test_notes_and_unsure_words_are_those_of_the_sheet(open_viewer, make_caption):
     flat = make_caption((640, 480), WORDS, maps=np.full((3, 63), 1 / 63))
     flat = replace(flat, log_probs=np.log(np.array([0.5, 0.1, 0.9], dtype=np.float32)))
-    page = open_viewer(content(flat)).page
-    assert page.locator(".cv-note").inner_text() == caption_note(flat)[0]
-    unsure = [word.locator(".cv-text.cv-unsure").count() for word in page.locator(".cv-word").all()]
-    assert unsure == [0, 1, 0]
-    page = open_viewer(content(make_caption((640, 480), WORDS))).page
-    assert page.locator(".cv-note").is_hidden()
-
-
-def test_the_confidence_is_always_shown_and_a_warning_where_it_is_low(open_viewer, make_caption):
     sure, unsure = (
-        replace(make_caption((640, 480), WORDS), confidence=value, confidence_threshold=0.4)
+        replace(make_caption((640, 480), ["a", "cat"]), confidence=value, confidence_threshold=0.4)
         for value in (0.7, 0.29)
     )
-    page = open_viewer(content(sure, unsure)).page
+    page = open_viewer(content(flat, sure, unsure)).page
     note = page.locator("p.cv-note")
-    assert page.locator(".cv-models label").all_inner_texts() == [
-        f"model 1 {sure.text}",
-        f"model 2 {sure.text} (unsure)",
+    assert page.locator(".cv-text").all_inner_texts() == WORDS
+    assert page.locator("#place b b").count() == 0, "words are text"
+    assert page.locator(".cv-text.cv-unsure").all_inner_texts() == [WORDS[1]]
+    assert page.get_by_role("img", name=flat.text).count() == 1
+    assert page.locator(".cv-models label").all_inner_texts()[1:] == [
+        "model 2 a cat",
+        "model 3 a cat (unsure)",
     ]
-    for place, caption in ((1, sure), (2, unsure)):
+    for place, caption in ((1, flat), (2, sure), (3, unsure)):
         page.get_by_label(f"model {place}").check()
         shown = note.inner_text(), "cv-warning" in note.get_attribute("class")
         assert shown == caption_note(caption)
+    assert page.get_by_role("img", name="a cat", exact=True).count() == 1
+    assert page.locator(".cv-word").count() == 2
 
 
 def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
@@ -273,22 +270,6 @@ def test_layers_and_heads_can_be_chosen(open_viewer, make_caption):
         paths = caption.of_head(layer, head).paths
         shown = page.evaluate("viewer.caption.paths || null")
         assert shown == (None if paths is None else paths.tolist())
-
-
-def test_models_can_be_switched_and_the_alternative_text_follows(open_viewer, make_caption):
-    first, second = make_caption((640, 480), WORDS), make_caption((640, 480), ["a", "cat"])
-    page = open_viewer(content(first, second)).page
-    assert page.get_by_role("img", name="two dogs <b>play</b>").count() == 1
-    page.get_by_label("model 2").check()
-    assert page.get_by_role("img", name="a cat", exact=True).count() == 1
-    assert page.locator(".cv-word").count() == 2
-    assert close_to(painted(page, 1), by_python(second, 1))
-
-
-def test_words_are_text_whatever_they_hold(open_viewer, make_caption):
-    watched = open_viewer(content(make_caption((640, 480), WORDS)))
-    assert watched.page.locator(".cv-text").all_inner_texts() == WORDS
-    assert watched.page.locator("#place b b").count() == 0
 
 
 def test_hover_lays_the_map_on_the_photo_and_only_there(open_viewer, make_caption):
