@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from captioner.training.trainer import Trainer
 
 # Attributes of the trainer that a checkpoint holds as they are.
-COUNTERS = ("epoch", "batch", "step", "best", "bad_epochs", "drops", "figures", "last_validation")
+COUNTERS = tuple("epoch batch step best bad_epochs lr_drops figures last_validation".split())
 
 # Packages whose versions a checkpoint records.
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
@@ -111,6 +111,7 @@ def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
             {"state": state["optimizer"]["state"], "param_groups": groups}
         )
         trainer.task.load_training_state(state["task"])
+        state.setdefault("lr_drops", state.get("drops"))  # its name in earlier versions
         for name in COUNTERS:
             setattr(trainer, name, state[name])
         trainer.skipped_steps.fill_(state["skipped_steps"])

@@ -64,7 +64,7 @@ class CrossEntropyTask(TrainingTask):
         grid, seeds = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen), None
         if self.reinforce is not None:
             grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
-        taught = None if self.teachers is None else self.teachers(batch).repeated(samples)
+        teacher_targets = None if self.teachers is None else self.teachers(batch).repeated(samples)
         targets, lengths = repeated.targets, repeated.lengths
         words, captions = repeated.words, repeated.captions
         given = (repeated.image_index, repeated.tokens, lengths)
@@ -76,7 +76,7 @@ class CrossEntropyTask(TrainingTask):
             self.loss,
             reinforce=self.reinforce,
             weights=repeated.weights,
-            taught=taught,
+            teacher_targets=teacher_targets,
             words=words,
             captions=captions,
         )

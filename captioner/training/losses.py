@@ -32,7 +32,7 @@ def caption_losses(
     *,
     reinforce: Reinforce | None = None,
     weights: Tensor | None = None,
-    taught: TeacherTargets | None = None,
+    teacher_targets: TeacherTargets | None = None,
     words: float | Tensor | None = None,
     captions: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def caption_losses(
         targets, lengths, weights, words, captions: As in `Batch`; weights are of what is minimised
             of the cross-entropy.
         reinforce: Terms of equation 12 for sampled attention.
-        taught: Predictions of teachers (Hinton et al., 2015).
+        teacher_targets: Predictions of teachers (Hinton et al., 2015).
 
     Returns:
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
@@ -65,8 +65,8 @@ def caption_losses(
     # Without smoothing, its gradient of zeros would cost as much as that of the words.
     if smoothing := loss.label_smoothing:
         losses = (1 - smoothing) * losses - smoothing * log_probs.mean(-1)
-    if taught is not None:
-        from_teachers = (taught.probs * log_probs).sum(-1)
+    if teacher_targets is not None:
+        from_teachers = (teacher_targets.probs * log_probs).sum(-1)
         losses = (1 - loss.distillation) * losses - loss.distillation * from_teachers
     if weights is not None:
         by_word = weights.unsqueeze(1).expand_as(targets)
@@ -80,8 +80,8 @@ def caption_losses(
     penalty = penalties.sum() / captions
     total = smoothed + loss.doubly_stochastic * (captions / words) * penalty
     metrics: dict[str, Tensor] = {}
-    if taught is not None and taught.maps is not None:
-        divergence = taught.attention_divergence(output.maps).sum() / words
+    if teacher_targets is not None and teacher_targets.maps is not None:
+        divergence = teacher_targets.attention_divergence(output.maps).sum() / words
         total = total + loss.attention_distillation * divergence
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:

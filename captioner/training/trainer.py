@@ -53,7 +53,7 @@ class Trainer:
         best, figures, bad_epochs: The best validation metric, the figures of that epoch, and the
             epochs since.
         last_validation: Its log entry, which a crash may have kept from the log.
-        drops: How often the plateau schedule has lowered the learning rate.
+        lr_drops: How often the plateau schedule has lowered the learning rate.
     """
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class Trainer:
         self.epoch = self.batch = self.step = 0
         self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
         self.best = -math.inf
-        self.bad_epochs = self.drops = 0
+        self.bad_epochs = self.lr_drops = 0
         self.figures: dict[str, Any] = {}
         self.last_validation: dict[str, Any] = {}
         self.unreadable: set[str] = set()  # images that were reported
@@ -222,7 +222,7 @@ class Trainer:
                 nonempty = self._with_counts(batches)
                 output = None
                 if nonempty:
-                    factor = learning_rate_factor(self.step, steps, config.optim, self.drops)
+                    factor = learning_rate_factor(self.step, steps, config.optim, self.lr_drops)
                     output = self.take_step(nonempty, learning_rate_factor=factor)
                     skipped = self.skipped_steps + 1
                     self.skipped_steps = torch.where(output.updated, 0, skipped)
@@ -322,7 +322,7 @@ class Trainer:
             return
         self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
-            self.drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
+            self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 
     def save(self) -> None:
         """Write the `last` folder, with all that a resumed run needs."""

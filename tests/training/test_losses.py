@@ -207,7 +207,7 @@ def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
     def losses(**settings: Any) -> dict[str, Tensor]:
         taught = TeacherTargets(probs, wanted)
         loss = LossConfig(doubly_stochastic=0.0, **settings)
-        return caption_losses(forced, targets, of, loss, taught=taught)
+        return caption_losses(forced, targets, of, loss, teacher_targets=taught)
 
     divergence = 0.0
     for caption, step in places(lengths):
@@ -224,7 +224,9 @@ def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
     torch.testing.assert_close(gradient, expected.nan_to_num(), rtol=1e-6, atol=1e-9)
     wider = TeacherTargets(probs, torch.zeros(3, 4, L + 1))
     with pytest.raises(ConfigError, match=r"attention_distillation: a teacher attends to 6 cells"):
-        caption_losses(forced, targets, of, LossConfig(doubly_stochastic=0.0), taught=wider)
+        caption_losses(
+            forced, targets, of, LossConfig(doubly_stochastic=0.0), teacher_targets=wider
+        )
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
@@ -239,7 +241,7 @@ def test_teachers_have_their_share_in_the_target(label_smoothing: float) -> None
         of,
         LossConfig(doubly_stochastic=0.0, label_smoothing=label_smoothing, distillation=0.3),
         weights=torch.tensor(weights),
-        taught=TeacherTargets(soft_targets),
+        teacher_targets=TeacherTargets(soft_targets),
     )
     total = 0.0
     rows = zip(forced.logits.tolist(), soft_targets.tolist(), places(lengths), strict=True)

@@ -229,7 +229,7 @@ def expected_estimate(
             loss,
             reinforce=hard,
             weights=torch.full((2,), weight, dtype=torch.double),
-            taught=TeacherTargets(teacher.repeat_interleave(2, 0)),
+            teacher_targets=TeacherTargets(teacher.repeat_interleave(2, 0)),
         )
         total = total + probability[rows].prod() * losses["total"]
     return flat_gradient(total, decoder)
