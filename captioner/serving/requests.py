@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
@@ -109,9 +110,8 @@ class PhotoRequestReader(Generic[Options]):
             yield chunk
 
     def _validated(self, given: list[tuple[str, Any]]) -> Options:
-        names = [name for name, _ in given]
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(name for name, _ in given).items():
+            if count > 1:
                 raise option_problem(name, "is given twice")
         try:
             return self.kind.model_validate(dict(given))
