@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, write
 
-from captioner.cli import finetune, train
+from captioner.cli import evaluate, finetune, train
 from captioner.cli.check_data import main as check_data
 from captioner.config import Config, SourceConfig, data_sources
 from captioner.data.layouts import CaptionedData, DataFiles, held_out_for_validation, read_split
@@ -80,6 +82,18 @@ def test_every_command_reads_the_same_photos_of_a_layout(
     shown = capsys.readouterr()
     assert shown.out.startswith(f"{root}: ")
     assert shown.err == ""
+
+
+@pytest.mark.slow
+def test_an_epoch_is_trained_and_evaluated_on_each_layout(layout, tmp_path: Path) -> None:
+    from captioner.training import train as run
+
+    settings = {"data__format": "auto", "train__epochs": 1, "train__metric": "ROUGE_L"}
+    best = run(tiny.recipe(layout[0], tmp_path / "run", **settings))
+    results = tmp_path / "results.json"
+    options = ["--checkpoint", str(best), "--root", str(layout[0]), "--split", "val"]
+    assert evaluate.main([*options, "--output", str(results)]) == 0
+    assert json.loads(results.read_text())["num_images"] >= 2
 
 
 # ------------------------------------------------------------------------- splits where there are none
@@ -216,6 +230,8 @@ def test_a_file_is_not_taken_for_two_photos_nor_one_of_two_files(tmp_path: Path)
         "c/x.jpg",
     ]
     assert split.missing == [tmp_path / "gone/a.jpg"]
+    write(tmp_path / "t.csv", "image,caption\np/a.jpg,which?\nq/a.jpg,which?\nb/x.jpg,one\n")
+    assert len(read_split(root=tmp_path, split="all").missing) == 2
     write(tmp_path / "t.csv", "image,caption\nx.jpg,which?\nhere/a.jpg,one\n")
     assert read_split(root=tmp_path, split="all").missing == [tmp_path / "x.jpg"]
 

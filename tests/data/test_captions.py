@@ -1,0 +1,92 @@
+"""What in captions would spoil training is found, and removed if that is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.captions import Markers, caption_findings
+from captioner.data.layouts import read_split
+from captioner.data.tokenizer import WordTokenizer
+
+CAPTIONS = ["a dog runs", "two cats: one sleeps", "The man looks up", "a red <b>bus</b>"]
+
+
+def findings(*captions: tuple[str, ...], max_words: int | None = 25) -> list[str]:
+    images = [CaptionedImage(Path(f"{n}.jpg"), texts, n) for n, texts in enumerate(captions)]
+    markers = Markers.of(text for texts in captions for text in texts)
+    return caption_findings(Split(images, [], markers=markers), WordTokenizer(), max_words)
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "last"),
+    [
+        ("{}", (), ()),
+        ("startseq {} endseq", ("startseq",), ("endseq",)),
+        ("<start> {} <end>", ("<start>",), ("<end>",)),
+        ("<s>{}</s>", ("<s>",), ("</s>",)),
+        ("[BOS] {} [EOS]", ("[bos]",), ("[eos]",)),
+        ("<|startoftext|>{}", ("<|startoftext|>",), ()),
+        ("caption: {}", ("caption:",), ()),
+        ("Caption:{}", ("caption:",), ()),
+        ("<start> A photo of: {}", ("<start>", "a photo of:"), ()),
+        ("{} <eos> <pad>", (), ("<pad>", "<eos>")),
+        ("a {}", (), ()),
+        ("<b>{}</b>", (), ()),
+    ],
+)
+def test_markers_are_found_and_stripped(
+    form: str, first: tuple[str, ...], last: tuple[str, ...]
+) -> None:
+    texts = [form.format(caption) for caption in CAPTIONS]
+    markers = Markers.of(texts)
+    assert (markers.first, markers.last) == (first, last)
+    if first or last:
+        assert [markers.stripped(text) for text in texts] == CAPTIONS
+
+
+def test_markers_of_some_captions_are_words() -> None:
+    assert not Markers.of(["<start> a dog", *CAPTIONS])
+    most = [f"startseq {n} dogs" for n in range(20)]
+    assert Markers.of([*most, "a cat"]).first == ("startseq",)
+
+
+def test_markers_are_removed_when_asked_for_and_reported_otherwise(tmp_path: Path) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}.jpg").touch()
+    rows = "".join(f"{n}.jpg,startseq a dog {n} endseq\n" for n in range(3))
+    (tmp_path / "t.csv").write_text("image,caption\n" + rows)
+    kept = read_split(root=tmp_path, split="all")
+    (sentence,) = caption_findings(kept, WordTokenizer(), 25)
+    assert "begin with 'startseq' and end with 'endseq'" in sentence
+    assert "data.strip_markers" in sentence
+    stripped = read_split(root=tmp_path, split="all", strip_markers=True)
+    assert [i.captions for i in stripped.images] == [(f"a dog {n}",) for n in range(3)]
+    assert caption_findings(stripped, WordTokenizer(), 25) == []
+
+
+@pytest.mark.parametrize(
+    ("captions", "facts"),
+    [
+        ([("a dog",), ("a cat",)], []),
+        ([("1 2 3 4 5 6 7",), ("a cat",)], ["1 of 2 captions have more than 6 words", "data"]),
+        ([("a dog &amp; a cat",), ("a cat",)], ["1 of 2 captions have HTML", "of 0.jpg"]),
+        ([("the dog&#39;s",), ("<b>a</b> cat",)], ["2 of 2 captions have HTML"]),
+        ([("a dog", "a dog"), ("a cat",)], ["1 photos are all alike", "0.jpg"]),
+        ([("a dog", "a dog", "it runs"), ("a",)], ["1 photos have a caption twice, as 0.jpg"]),
+        ([("a dog",)] * 3, ["3 of 3 photos have the same caption, 'a dog'"]),
+        ([("a dog",)] * 30 + [(f"{n}",) for n in range(20)], ["30 of 50 photos have the same"]),
+    ],
+)
+def test_each_kind_is_one_sentence_with_its_count(
+    captions: list[tuple[str, ...]], facts: list[str]
+) -> None:
+    found = findings(*captions, max_words=6)
+    assert len(found) == bool(facts), found
+    assert all(fact in found[0] for fact in facts), found
+
+
+def test_captions_are_never_cut_without_a_limit() -> None:
+    assert findings(("word " * 100,), ("a cat",), max_words=None) == []
