@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 
@@ -26,7 +25,6 @@ from captioner.cli.output import (
 )
 from captioner.cli.pages import PAGE_SUFFIXES, Page
 from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in, refusal_of
-from captioner.data.download import is_url
 from captioner.errors import CaptionerError
 from captioner.files import check_writable
 from captioner.log import logger, printable, progress_bar
@@ -211,12 +209,12 @@ class _CaptionRun:
         photos: list[_Photo] = []
         for name in arguments.photos:
             if name.lower().startswith("file://"):  # as a browser or a file manager copies it
-                name = url2pathname(urlsplit(name).path)
+                name = unquote(urlsplit(name).path)
             if name == STANDARD_INPUT:
                 photos.append(STANDARD_INPUT)
             elif refusal := refusal_of(name, allow_urls=arguments.allow_urls):
                 self._failed(name, refusal)
-            elif is_url(name):
+            elif "://" in name and not os.path.exists(name):
                 photos.append(name)
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
                 unreadable = len(skipped.unreadable)
