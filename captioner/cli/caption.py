@@ -309,7 +309,7 @@ class _CaptionRun:
 
     def _caption(self, photos: list[_Photo], models: _Models, writer: CaptionWriter) -> None:
         """Open the photos, caption them in batches by every model, and write the output."""
-        from captioner.data.opening import opened
+        from captioner.data.image_batches import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments

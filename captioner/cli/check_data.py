@@ -17,7 +17,7 @@ from captioner.registry import TOKENIZERS
 
 if TYPE_CHECKING:
     from captioner.data.captioned import Split
-    from captioner.data.check import ImageFacts
+    from captioner.data.image_checks import ImageFacts
     from captioner.data.layouts import CaptionedData
     from captioner.data.tars import ImagePath
 
@@ -60,8 +60,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.captions import caption_findings
-    from captioner.data.check import (
+    from captioner.data.caption_checks import caption_findings
+    from captioner.data.image_checks import (
         SMALL_PX,
         caption_statistics,
         duplicates,
@@ -165,7 +165,7 @@ def _summary(figures: dict[str, Any]) -> str:
 def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
     """Return a sentence if the bundled models know few of the words: another language."""
     from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
-    from captioner.data.check import OTHER_LANGUAGE, known_share
+    from captioner.data.image_checks import OTHER_LANGUAGE, known_share
 
     texts = [text for split in splits.values() for i in split.images for text in i.captions]
     if not texts or not bundled_models():

@@ -197,7 +197,7 @@ def _training_captions(arguments: argparse.Namespace) -> list[str] | None:
 
 def _caption_and_score(arguments: argparse.Namespace) -> int:
     """Caption the photos of a split; score the captions."""
-    from captioner.data.captions import same_caption
+    from captioner.data.caption_checks import same_caption
     from captioner.data.layouts import CaptionedData
 
     data = CaptionedData(parsing.chosen_data(arguments))

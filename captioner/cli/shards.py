@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.check import split_problems
     from captioner.data.formats.webdataset import write_shards
+    from captioner.data.image_checks import split_problems
     from captioner.data.layouts import CaptionedData
     from captioner.storage import Folder
 

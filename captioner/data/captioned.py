@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from captioner.data.captions import Markers, has_words, stands_for_nothing
+from captioner.data.caption_checks import Markers, has_words, stands_for_nothing
 from captioner.data.tars import ImagePath
 from captioner.errors import listed
 

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset
 from captioner.data.batch import Batch
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache, FeatureCrop
-from captioner.data.loading import load_items
 from captioner.data.tars import TarMember, read_members
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
+from captioner.data.workers import load_items
 from captioner.errors import ImageError
 from captioner.runtime.draws import child_seeds, seed_of
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from captioner.data.loading import load_items
 from captioner.data.tars import ImagePath, TarMember, file_facts
 from captioner.data.transforms import ImageTransform, open_image
+from captioner.data.workers import load_items
 from captioner.errors import DataError, ImageError
 from captioner.files import locked, save_bytes
 from captioner.log import logger

@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from captioner.data.caption_checks import Markers
 from captioner.data.captioned import CaptionedImage, Split, with_words
-from captioner.data.captions import Markers
 from captioner.data.image_finder import FolderTree, ImageFinder, plain_name
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import DataError, listed

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from captioner.config import SourceConfig
+from captioner.data.caption_checks import caption_findings
 from captioner.data.captioned import CaptionedImage
-from captioner.data.captions import caption_findings
 from captioner.data.layouts import VAL_SHARE, CaptionedData, DataFiles
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
 from captioner.errors import DataError

@@ -61,10 +61,3 @@ def normalize_spaces(text: str) -> str:
 def quoted(text: str) -> str:
     """Quote a piece of a file for a message, cut if it is long."""
     return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-def matches_of_star(folder: Path, pattern: str) -> list[str]:
-    """Return what the star of the pattern stands for in the folder's file names, sorted."""
-    prefix, suffix = pattern.split("*")
-    names = (path.name for path in folder.glob(pattern))
-    return sorted(name.removeprefix(prefix).removesuffix(suffix) for name in names)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from captioner.data.captioned import CaptionedImage, Split, with_words
-from captioner.data.opening import opened
+from captioner.data.image_batches import opened
 from captioner.data.tars import ImagePath
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from captioner.data import loading
-from captioner.data.loading import load_items
+from captioner.data import workers
+from captioner.data.workers import load_items
 from captioner.errors import DataError
 
 MAIN = os.getpid()
@@ -59,7 +59,7 @@ def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
     others: set[object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loading, "CHECK_EVERY_S", 0.3)
+    monkeypatch.setattr(workers, "CHECK_EVERY_S", 0.3)
     found: list[int] = []
     with pytest.raises(DataError, match=r"data\.workers") as caught:
         found.extend(

@@ -13,7 +13,7 @@ import tiny
 from PIL import Image
 
 from captioner.cli.check_data import main
-from captioner.data.check import ImageFacts, duplicates, image_facts
+from captioner.data.image_checks import ImageFacts, duplicates, image_facts
 from captioner.errors import ImageError
 
 
