@@ -71,9 +71,9 @@ class _Layout:
         return round(1.8 * self.text)
 
 
-_SHEET = _Layout(300 * 225, 600, 184, margin=48, gap=28, text=16, title=34, widest=2200)
+_SHEET = _Layout(264 * 198, 528, 168, margin=42, gap=24, text=15, title=30, widest=1960)
 _COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26, widest=1800)
-_NARROWEST_CONTENT = 560  # for the title and the footer of a sheet
+_NARROWEST_CONTENT = 520  # for the title and the footer of a sheet
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
 # Of a contact sheet: size and lines of a text, gaps; in pixels.
 _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 13, 3, 8
@@ -146,7 +146,7 @@ def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[i
     """Return width and height of a panel: the image's shape, one area, no side too long.
 
     >>> panel_size((4000, 3000)), panel_size((100, 1000))
-    ((300, 225), (60, 600))
+    ((264, 198), (53, 528))
     """
     width, height = image_size
     scale = min(
