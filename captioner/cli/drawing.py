@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # Photos from which other processes draw: they take half a second to start. Threads do not help,
 # because much of the drawing holds Python's lock.
 PROCESSES_FROM = 12
+# Larger photos are drawn at once and by this process: several may wait, and each is copied.
+LARGEST_APART_PX = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Drawer:
         if sys.platform != "win32":
             context.set_forkserver_preload([__name__])
         self.ahead = 2 * usable_cores() + 2
-        self._pool = ProcessPoolExecutor(usable_cores(), context)
+        self._pool = ProcessPoolExecutor(usable_cores(), context, _ignore_interrupts)
 
     def stop(self) -> None:
         """End the processes; what they have not begun is not drawn."""
@@ -104,7 +107,8 @@ class Drawer:
 
     def begin(self, drawing: Drawing) -> Callable[[], tuple[list[Path], str | None]]:
         """Begin to draw; what it returns waits for the end and has the result of `draw`."""
-        if self._pool is None:
+        large = drawing.image.width * drawing.image.height > LARGEST_APART_PX
+        if self._pool is None or large:
             result = draw(drawing, self.settings)
             return lambda: result
         try:
@@ -119,6 +123,11 @@ class Drawer:
                 return draw(drawing, self.settings)
 
         return finished
+
+
+def _ignore_interrupts() -> None:
+    """Let Ctrl-C end the process that captions, which then ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _save(kind: str, drawing: Drawing, settings: Settings) -> Iterator[Path]:
