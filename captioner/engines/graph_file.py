@@ -13,7 +13,7 @@ from pathlib import Path
 _GRAPH = 7  # of a model
 _NODE, _INITIALIZER = 1, 5  # of a graph
 _ATTRIBUTE, _DOMAIN = 5, 7  # of a node
-_SUBGRAPH = 6  # of an attribute
+_TENSORS, _SUBGRAPHS = (5, 10), (6, 11)  # of an attribute
 _EXTERNAL_DATA = 13  # of a tensor
 _KEY, _VALUE = 1, 2  # of an entry of external data
 
@@ -35,17 +35,23 @@ def check_graph_file(path: Path, weights: str) -> None:
 
 def _check_graph(graph: bytes, weights: bytes) -> None:
     for number, value in _fields(graph):
-        for part, content in _fields(value) if number in (_NODE, _INITIALIZER) else ():
-            if number == _NODE and part == _DOMAIN and content not in (b"", b"ai.onnx"):
+        if number == _INITIALIZER:
+            _check_tensor(value, weights)
+        for part, content in _fields(value) if number == _NODE else ():
+            if part == _DOMAIN and content not in (b"", b"ai.onnx"):
                 raise ValueError("it holds operators of another domain than ONNX's own")
-            if number == _NODE and part == _ATTRIBUTE:
-                for field, subgraph in _fields(content):
-                    if field == _SUBGRAPH:
-                        _check_graph(subgraph, weights)
-            if number == _INITIALIZER and part == _EXTERNAL_DATA:
-                entry = dict(_fields(content))
-                if entry.get(_KEY) == b"location" and entry.get(_VALUE, b"") != weights:
-                    raise ValueError("it names another file than the folder's weights")
+            for field, inner in _fields(content) if part == _ATTRIBUTE else ():
+                if field in _TENSORS:
+                    _check_tensor(inner, weights)
+                elif field in _SUBGRAPHS:
+                    _check_graph(inner, weights)
+
+
+def _check_tensor(tensor: bytes, weights: bytes) -> None:
+    for number, value in _fields(tensor):
+        entry = dict(_fields(value)) if number == _EXTERNAL_DATA else {}
+        if entry.get(_KEY) == b"location" and entry.get(_VALUE, b"") != weights:
+            raise ValueError("it names another file than the folder's weights")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import tiny
-from onnx import helper
+from onnx import TensorProto, helper
 
 from captioner import Captioner
 from captioner.checkpoint import GRAPHS, write_manifest
@@ -67,6 +67,17 @@ def test_a_graph_names_no_file_but_the_weights(folder: Path, name: str, location
         next(e for e in named(model) if e.key == "location").value = location
 
     change(folder / name, elsewhere)
+    assert "another file than the folder's weights" in sentence(folder)
+
+
+def test_a_constant_names_no_other_file_either(folder: Path) -> None:
+    def constant(model: Any) -> None:
+        tensor = TensorProto(name="c", dims=[4], data_type=TensorProto.FLOAT)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="../secret")
+        model.graph.node.append(helper.make_node("Constant", [], ["c"], value=tensor))
+
+    change(folder / "encoder.onnx", constant)
     assert "another file than the folder's weights" in sentence(folder)
 
 
