@@ -720,8 +720,7 @@ def test_what_of_a_data_set_is_not_scored_is_reported(
         file.write("gone.jpg,a disc,val\n00.jpg,!?,val\n")
     found = Captioner.from_pretrained(tiny_model, device="cpu").evaluate(root)
     told = capsys.readouterr().err
-    assert f"{root / 'gone.jpg'}: no such file, left out" in told
-    assert "val: 1 of 5 photos are missing" in told
+    assert f"val: 1 of 5 photos are missing: {root / 'gone.jpg'}" in told
     assert "'!?'" in told
     assert found.missing == [root / "gone.jpg"]
 
