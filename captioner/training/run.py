@@ -20,7 +20,7 @@ from captioner.checkpoint import (
     model_folder,
     verify,
 )
-from captioner.config import Config, data_sources, from_yaml, to_yaml
+from captioner.config import Config, SourceConfig, data_sources, from_yaml, to_yaml
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked_folder, save_bytes
@@ -38,8 +38,10 @@ COMPLETE = "complete"  # in a run folder: an empty file, once its last epoch and
 # would be others.
 FIXED = {"preprocess", "encoder", "attention", "decoder", "data", "optim.name", "optim.ema_decay"}
 FIXED |= {"hard.baseline", "train.seed", "train.metric", "train.val_source"}
-# Settings that change nothing that a run computes; where data lies is among them.
-UNIMPORTANT = {f"data.{key}" for key in ("root", "file", "coco_splits", "workers")}
+# Settings that change nothing that a run computes; where data lies and how it is read are among
+# them, because the captions that were read are compared.
+HOW_READ = ("root", "file", "coco_splits", "format", "image_column", "caption_column")
+UNIMPORTANT = {f"data.{key}" for key in (*HOW_READ, "val_share", "strip_markers", "workers")}
 UNIMPORTANT |= {
     f"train.{key}"
     for key in "output device compile log_every samples start_from start_with checkpoint_every "
@@ -250,5 +252,6 @@ def _without_places(config: Config) -> Config:
     if config.data.sources is None:
         return config
     sources = data_sources(config.data)  # with their names, which --data.root adds
-    placeless = tuple(replace(s, root="", file=None, coco_splits=None) for s in sources)
+    nowhere = {key: getattr(SourceConfig, key) for key in HOW_READ}
+    placeless = tuple(replace(s, **nowhere) for s in sources)
     return replace(config, data=replace(config.data, sources=placeless))
