@@ -138,25 +138,8 @@ def draw_legend(
         draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=font(size), anchor="ms")
 
 
-def footer_height(captions: Sequence[Caption], width: int, *, size: int) -> int:
-    """Return the height that draw_footer needs, in pixels."""
-    return _footer_places(captions, width, size)[2]
-
-
-def _footer_places(captions: Sequence[Caption], width: int, size: int) -> tuple[int, int, int]:
-    """Return where the signs begin, from the left and from the top, and the height of all."""
-    lines = round(1.7 * size) * len(_key(captions))
-    if not any(caption.words for caption in captions):
-        return 0, 0, lines
-    legend = round(LEGEND_HEIGHT * size)
-    legend_width = round(_LEGEND_WIDTH * size)
-    if width >= 2 * (legend_width + 2 * size):
-        return legend_width + 4 * size, 0, max(legend, lines)
-    return 0, legend + size, legend + size + lines
-
-
 def draw_footer(
-    page: Page,
+    page: Page | None,
     captions: Sequence[Caption],
     style: OverlayStyle,
     *,
@@ -164,21 +147,36 @@ def draw_footer(
     top: int,
     width: int,
     size: int,
-) -> None:
-    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow."""
-    across, down, _ = _footer_places(captions, width, size)
-    with_words = any(caption.words for caption in captions)
-    if with_words:
-        draw_legend(page, style, left=left, top=top, width=round(_LEGEND_WIDTH * size), size=size)
+) -> int:
+    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow.
+
+    Returns:
+        The height of both in pixels; without a page nothing is drawn.
+    """
+    key, line = _key(captions), round(1.7 * size)
+    x, y, height, indent = left, top, line * len(key), 0
+    if any(caption.words for caption in captions):
+        legend_width, legend_height = round(_LEGEND_WIDTH * size), round(LEGEND_HEIGHT * size)
+        if page is not None:
+            draw_legend(page, style, left=left, top=top, width=legend_width, size=size)
+        indent = 2 * size
+        if width >= 2 * (legend_width + indent):
+            x += legend_width + 4 * size
+            height = max(legend_height, height)
+        else:
+            y += legend_height + size
+            height += legend_height + size
+    if page is None:
+        return height
     draw = pen(page)
-    indent = round(2 * size) if with_words else 0
-    for number, (sign, meaning) in enumerate(_key(captions)):
-        baseline = top + down + size + round(1.7 * size) * number
-        x = left + across
+    for number, (sign, meaning) in enumerate(key):
+        baseline = y + size + line * number
         colour = WARNING if sign == "?" else INK
         draw.text((x, baseline), sign, fill=colour, font=font(size, bold=True), anchor="ls")
-        text, face = fit(meaning, width - across - indent, size_px=size, smallest_px=size // 2)
+        room = width - (x - left) - indent
+        text, face = fit(meaning, room, size_px=size, smallest_px=size // 2)
         draw.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
+    return height
 
 
 def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:

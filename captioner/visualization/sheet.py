@@ -17,7 +17,6 @@ from captioner.visualization.labels import (
     caption_note,
     draw_footer,
     draw_word_label,
-    footer_height,
 )
 from captioner.visualization.overlay import scaled_size
 from captioner.visualization.style import Layers, OverlayStyle
@@ -183,7 +182,8 @@ def _draw(
         heads.append(_heading(None, name, caption, layout, 0, width) + text)
         lines = math.ceil((1 + len(caption.words)) / across)
         tops.append(tops[-1] + heads[-1] + lines * slot[1] + (gap if name else 0))
-    height = tops[-1] + footer_height(captions, width, size=text) + margin
+    footer = {"left": margin, "top": tops[-1], "width": width, "size": text}
+    height = tops[-1] + draw_footer(None, captions, style, **footer) + margin
 
     page = new_page(width + 2 * margin, height, vector=vector, title=captions[0].text)
     about = "photo, {} × {} px".format(*(original_size or image.size))
@@ -202,7 +202,7 @@ def _draw(
                 paste_photo(page, layers.photo, box)
                 baseline = box[3] + round(1.95 * text)
                 pen(page).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
-    draw_footer(page, captions, style, left=margin, top=tops[-1], width=width, size=text)
+    draw_footer(page, captions, style, **footer)
     return page
 
 

@@ -12,7 +12,6 @@ from captioner.visualization.labels import (
     WORD_LABEL_HEIGHT,
     draw_footer,
     draw_word_label,
-    footer_height,
 )
 from captioner.visualization.overlay import resize_captioned, scaled_size, word_panel
 from captioner.visualization.style import Layers, OverlayStyle
@@ -63,12 +62,12 @@ def word_images(
     margin = text
     inner = canvas_width - 2 * margin
     label_height = round(WORD_LABEL_HEIGHT * text)
-    footer_top = size[1] + label_height + margin
-    height = footer_top + footer_height([caption], inner, size=text) + margin
+    footer = {"left": margin, "top": size[1] + label_height + margin, "width": inner, "size": text}
+    height = footer["top"] + draw_footer(None, [caption], style, **footer) + margin
 
     for index in range(len(caption.words)):
         canvas = Image.new("RGB", (canvas_width, height), "white")
         canvas.paste(word_panel(layers, caption, index), ((canvas_width - size[0]) // 2, 0))
         draw_word_label(canvas, caption, index, left=margin, top=size[1], width=inner, size=text)
-        draw_footer(canvas, [caption], style, left=margin, top=footer_top, width=inner, size=text)
+        draw_footer(canvas, [caption], style, **footer)
         yield canvas
