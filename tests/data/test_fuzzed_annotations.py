@@ -16,7 +16,6 @@ import mutations
 import pytest
 
 from captioner.data.layouts import read_split
-from captioner.data.texts import read_texts
 from captioner.errors import DataError
 
 NAMES = [f"{number}.jpg" for number in range(4)]
@@ -70,15 +69,7 @@ def table_jsonl(root: Path) -> Path:
     return root / "captions.jsonl"
 
 
-def texts(root: Path) -> Path:
-    path = root / "texts.tsv"
-    path.write_text("".join(f"{n}#{i}\t{t}\n" for n in NAMES for i, t in enumerate(CAPTIONS[n])))
-    return path
-
-
 def read(kind: str, root: Path) -> list[tuple[str, ...]]:
-    if kind == "texts":
-        return [tuple(each) for each in read_texts(root / "texts.tsv")]
     split = {"coco": "images", "table_jsonl": "all"}.get(kind, "train")
     format = kind.partition("_")[0]
     return [image.captions for image in read_split(format=format, root=root, split=split).images]
@@ -86,7 +77,7 @@ def read(kind: str, root: Path) -> list[tuple[str, ...]]:
 
 KINDS: dict[str, Callable[[Path], Path]] = {
     each.__name__: each
-    for each in (flickr8k, flickr8k_split, karpathy, coco, table_csv, table_jsonl, texts)
+    for each in (flickr8k, flickr8k_split, karpathy, coco, table_csv, table_jsonl)
 }
 # The line, the character, or the number of the entry; or the list that is missing.
 PLACE = re.compile(r"line \d|char \d|number \d|no list|no JSON object|no COCO captions|heading")

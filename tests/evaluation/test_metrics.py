@@ -102,7 +102,6 @@ def test_meteor_compares_equal_words_of_other_languages(caption: str, reference:
 
 
 @pytest.mark.java
-@pytest.mark.slow  # METEOR reads its English tables for seconds
 def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave() -> None:
     scores = score_captions(
         dict(enumerate(GOLDEN_CAPTIONS)), dict(enumerate(GOLDEN_CAPTIONS.values()))
