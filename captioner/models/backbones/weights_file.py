@@ -32,10 +32,18 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
         if key.startswith(_CLASSIFIERS) and (key not in state or state[key].shape != value.shape):
             state[key] = value
     state = {k: v for k, v in state.items() if k in own or not k.startswith(_CLASSIFIERS)}
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise unfit_weights(path, name, error) from None
+    for key, value in own.items():
+        if key in state and state[key].shape != value.shape:
+            shapes = f"{list(state[key].shape)}, not {list(value.shape)}"
+            raise unfit_weights(path, name, f"its {key} is {shapes}")
+    # Files of old versions of PyTorch lack `num_batches_tracked`, which it adds by itself.
+    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
+    unlike = [key for key in state if key not in own] or missing
+    if unlike:
+        names = f"{unlike[0]} and {len(unlike) - 1} more" if unlike[1:] else unlike[0]
+        holds, has = ("holds", "lacks") if unlike[0] in state else ("lacks", "has")
+        raise unfit_weights(path, name, f"it {holds} {names}, which {name} {has}")
+    network.load_state_dict(state)
 
 
 def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[str, Tensor]:

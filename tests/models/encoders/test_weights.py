@@ -91,6 +91,9 @@ LAYOUTS = {
         "decoder.embedding.weight": torch.zeros(4, 2),
     },
     "both": lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
+    "an old PyTorch": lambda state: {
+        key: value for key, value in state.items() if not key.endswith("num_batches_tracked")
+    },
     "other classes": lambda state: {
         key: value[:2] if key.startswith(("fc.", "classifier.", "head.")) else value
         for key, value in state.items()
@@ -120,6 +123,11 @@ def test_a_checkpoint_of_another_program_is_loaded(name: str, layout: str, tmp_p
         (torch.nn.Linear(2, 2), "torch.save(model.state_dict(), FILE)"),
         ({"epoch": 3, "optimizer": {}}, "it holds epoch, optimizer, and no tensors"),
         ([1, 2], "it holds a list"),
+        (
+            {"model": {"a.weight": torch.zeros(1), "b": torch.zeros(1)}},
+            "it holds a.weight and 1 more",
+        ),
+        ({"conv1.weight": torch.zeros(2, 3)}, "its conv1.weight is [2, 3], not [64, 3, 7, 7]"),
     ],
 )
 def test_what_a_file_without_weights_holds_is_said(
