@@ -165,6 +165,8 @@ def test_nothing_changed_is_no_change() -> None:
         ("data.cache", "here", "there", ""),
         ("data.root", "here", "there", ""),
         ("data.workers", 0, 1, ""),
+        ("data.format", "table", "auto", ""),
+        ("data.val_share", 0.0, 0.1, ""),
         ("train.log_every", 1, 2, ""),
         ("train.epochs", 1, 2, "reported"),
         ("optim.lr", 0.1, 0.2, "reported"),
