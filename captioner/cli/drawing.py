@@ -95,7 +95,7 @@ class Drawer:
         """Start the processes."""
         context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
-            context.set_forkserver_preload([__name__])
+            context.set_forkserver_preload([__name__, "matplotlib"])
         self.ahead = 2 * usable_cores() + 2
         self._pool = ProcessPoolExecutor(usable_cores(), context, _ignore_interrupts)
 
