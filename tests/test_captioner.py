@@ -160,7 +160,9 @@ def test_settings_that_are_not_given_are_the_model_s_own(
 def test_settings_below_one_are_refused_by_name(
     captioner: Captioner, paths: list[Path], name: str, value: int
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: {value} is too small"):
+    with pytest.raises(
+        ConfigError, match=f"{name}: {value} is not accepted; use a whole number from 1"
+    ):
         captioner.caption(paths[0], **{name: value})
 
 
@@ -557,7 +559,7 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
 def test_hard_attention_s_mode_is_one_that_there_is(tiny_hard_model: Path) -> None:
     hard = Captioner.from_pretrained(tiny_hard_model, device="cpu")
     with pytest.raises(
-        ConfigError, match="at_test: best is not accepted; use argmax, expectation, sample"
+        ConfigError, match="at_test: best is not accepted; use argmax, expectation or sample"
     ):
         hard.caption(tiny.photo(0)[0], at_test="best")  # type: ignore[arg-type]
 
