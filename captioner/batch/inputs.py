@@ -181,6 +181,11 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
                     f"{', '.join(record) or 'none'}"
                 )
         photo = record.get(column)
+        if isinstance(photo, (bytes, dict)):
+            raise DataError(
+                f"{name}: its column {column} holds the images themselves, not names of files; "
+                "write each image as a file and give their folder"
+            )
         if not isinstance(photo, str) or not photo:
             raise DataError(f"{name}, row {number}: the {column} is {photo!r}; use a path or URL")
         photo = photo if is_url(name) else without_guard(photo, Path(name).parent)

@@ -74,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for file in filter(None, (arguments.output, arguments.contact_sheet)):
         check_writable(file)
     data = CaptionedData(parsing.chosen_data(arguments))
-    splits = _read_splits(data, arguments.split)
+    splits, absent = _read_splits(data, arguments.split)
     show(printable(data.description()))
     tokenizer = TOKENIZERS[arguments.tokenizer]()
     images = [image for split in splits.values() for image in [*split.images, *split.uncaptioned]]
@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _keep_inputs(arguments, data, [path for path in of_split if isinstance(path, Path)])
     with progress_bar(total=len(of_split), unit="photo") as bar:
         facts, unreadable = read_images(images, bar.update)
-    problems = split_problems(splits)
+    problems = [*absent, *split_problems(splits)]
     statistics = {}
     for name, split in splits.items():
         readable = [image for image in split.images if image.path in facts]
@@ -119,17 +119,29 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _read_splits(data: CaptionedData, names: list[str] | None) -> dict[str, Split]:
-    """Return the splits by name: those asked for, or all; `all` where there are none."""
+def _read_splits(
+    data: CaptionedData, names: list[str] | None
+) -> tuple[dict[str, Split], list[str]]:
+    """Return splits by name, those asked for or all, and a sentence for each without a photo.
+
+    A data set without splits is one split, `all`.
+    """
     from captioner.data.formats.table import RowErrors
 
+    splits: dict[str, Split] = {}
+    absent: list[str] = []
     try:
         if names:
-            return {name: data.split(name) for name in dict.fromkeys(names)}
+            return {name: data.split(name) for name in dict.fromkeys(names)}, []
         everything = data.everything()
         if not data.has_splits:
-            return {"all": everything}
-        return {name: data.split(name) for name in data.split_names}
+            return {"all": everything}, []
+        for name in data.split_names:
+            try:
+                splits[name] = data.split(name)
+            except DataError as error:  # such as train2017, where only val2017 was downloaded
+                absent.append(f"{name}: {error}")
+        return splits, absent
     except RowErrors as error:
         for sentence in error.rows[:NAMED]:
             show(printable(f"mend: {sentence}"))

@@ -8,6 +8,7 @@ captions that are none, and where the images lie.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import posixpath
@@ -29,6 +30,12 @@ from captioner.storage import is_url
 AUTO = "auto"
 VAL_SHARE = 0.1  # of the photos of a data set without splits
 LAYOUTS_PAGE = "docs/data.md"  # the table of layouts
+_SPREADSHEET = "save a spreadsheet as CSV first"
+_ARCHIVE = "unpack an archive first"
+_HINTS = dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), _SPREADSHEET) | dict.fromkeys(
+    (".zip", ".gz", ".tgz", ".7z", ".rar"), _ARCHIVE
+)
+_FOLDERS_OF_CAPTIONS = ("annotations", "captions", "caption_datasets", "Flickr8k_text")
 _OTHER_NAMES = {
     "training": "train",
     "valid": "val",
@@ -153,7 +160,11 @@ class DataFiles:
         if not os.path.isfile(self.root):
             return Path(self.root)
         own = Path(self.root).absolute().parent
-        return own.parent if own.name in ("annotations", "captions", "Flickr8k_text") else own
+        return (
+            own.parent
+            if own.name in ("annotations", "captions", "caption_datasets", "Flickr8k_text")
+            else own
+        )
 
     @cached_property
     def tree(self) -> FolderTree:
@@ -232,8 +243,10 @@ class CaptionedData:
     @property
     def split_names(self) -> list[str]:
         """The splits in what was read."""
-        found = {i.split: None for located in self._read.values() for i in located.images}
-        return [name for name in found if name]
+        found: dict[str, str] = {}  # Train and training are one
+        for image in (image for located in self._read.values() for image in located.images):
+            found.setdefault(split_name(image.split), image.split)
+        return [name for name in found.values() if name]
 
     def description(self) -> str:
         """Return in one line what was recognised and read."""
@@ -254,6 +267,8 @@ class CaptionedData:
         layout: Layout = DATA_FORMATS[self.format]()
         splittable = self.format in ("coco", "webdataset")  # a split is a file of its own
         key = tuple(names) if splittable else ()
+        if () in self._read and set(names) <= {i.split for i in self._read[()].images}:
+            return self._read[()]
         if key not in self._read:
             annotations = layout.read(self.data, key)
             if not annotations.images:
@@ -384,11 +399,28 @@ class _LocatedImages:
             if there
             else f"there are no photos below {folder}"
         )
+        if not there and (path := _near(folder, names[:100])):
+            option = f" and --file {self.data.named_file}" if self.data.named_file else ""
+            found += (
+                f", but {path} is there; give {folder.absolute().parent}{option} if it is meant"
+            )
         return (
             f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
             f"expected at {self._finder.expected(first)}; {found}. Put the photos there, or "
             "correct the path or the names"
         )
+
+
+def _near(folder: Path, names: Sequence[str]) -> Path | None:
+    """Return the first of some images that lies in a folder beside this one, or above it."""
+    above = folder.absolute().parent
+    with contextlib.suppress(OSError):
+        for place in (above, *sorted(path for path in above.iterdir() if path.is_dir())):
+            for name in names:
+                path = place / posixpath.basename(plain_name(name))
+                if os.path.isfile(path):
+                    return path
+    return None
 
 
 def held_out_for_validation(names: Sequence[str], share: float) -> set[int]:
@@ -473,6 +505,15 @@ def _not_recognised(data: DataFiles, reason: str) -> str:
             if others
             else f"it has {len(data.tree.images)} photos and no other files"
         )
+    hint = next((h for f in data.candidates("*") if (h := _HINTS.get(f.suffix.lower()))), None)
+    if hint:
+        lines.append(hint)
+    for path in data.candidates("*.json")[:10]:
+        if b'"bbox"' in path.read_bytes()[:10_000_000]:
+            lines.append(
+                f"{data.relative(path)} has the boxes of objects, not captions; COCO's captions "
+                "are in captions_*.json"
+            )
     for path, columns in headings(data):
         lines.append(
             f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "

@@ -50,7 +50,10 @@ def read_text(path: Path) -> str:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from error
+        raise DataError(
+            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8, "
+            "which Excel calls CSV UTF-8"
+        ) from error
 
 
 def normalize_spaces(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from captioner.data.image_finder import ExistingFiles
-from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_name
+from captioner.data.layouts import SPLIT_NAMES, Annotations, DataFiles, NamedImage, split_name
 from captioner.data.text_files import numbered_lines, quoted, read_json_object
 from captioner.errors import DataError, listed
 
@@ -80,18 +80,24 @@ def _holds_captions(path: Path) -> bool:
     if path.match("captions_*.json"):
         return True
     text = path.read_bytes()
-    words = (b'"images"', b'"annotations"', b'"image_id"', b'"caption"')
+    words = (b'"images"', b'"file_name"', b'"annotations"', b'"image_id"', b'"caption"')
     return all(word in text for word in words)
 
 
 def _captions_files(data: DataFiles) -> dict[str, Path]:
     """Return the captions files by what the star of captions_*.json stands for."""
     found = [path for path in data.tree.others if path.match("captions_*.json")]
-    return {
+    files = {
         path.stem.removeprefix("captions_"): path
         for path in sorted(found, key=lambda path: (-len(path.parts), path))
         if not path.stem.endswith("_results")  # captions that a model wrote
     }
+    if files or data.named_file is not None:
+        return files
+    # Files called train.json and val.json, as VizWiz's.
+    named_so = [path for path in data.candidates("*.json") if path.stem.lower() in SPLIT_NAMES]
+    named_so = [path for path in named_so if _holds_captions(path)]
+    return {path.stem: path for path in named_so} if len(named_so) > 1 else {}
 
 
 def _image_lists(data: DataFiles) -> dict[str, Path]:
@@ -156,6 +162,8 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
     annotations = _entries(path, data, "annotations") if "annotations" in data else []
     for number, annotation in enumerate(annotations, start=1):
         image_id, text = annotation.get("image_id"), annotation.get("caption")
+        if text is None and "caption" in annotation:
+            text = ""
         if not _is_id(image_id) or not isinstance(text, str):
             raise _malformed(path, "annotations", number, annotation, "image_id and caption")
         if image_id not in images:

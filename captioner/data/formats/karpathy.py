@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage
 from captioner.data.text_files import quoted, read_json_object
@@ -39,11 +40,12 @@ class Karpathy:
             try:
                 name = Path(image.get("filepath", ""), image["filename"]).as_posix()
                 split = image["split"].strip()
-                captions = tuple(sentence["raw"].strip() for sentence in image["sentences"])
+                captions = tuple(map(_text, image["sentences"]))
             except (KeyError, TypeError, AttributeError) as error:
                 raise DataError(
                     f"{path}, image number {index + 1}: expected filename, split and sentences "
-                    f"with raw text ({type(error).__name__}: {error})"
+                    f"with raw text ({type(error).__name__}: {error}); get the complete file, of "
+                    "Karpathy's caption_datasets.zip"
                 ) from error
             image_id = image["cocoid"] if have_cocoid else index
             if not isinstance(image_id, (int, str)) or image_id in ids:
@@ -58,12 +60,24 @@ class Karpathy:
         return Annotations(named, [usual, data.folder, path.parent])
 
 
+def _text(sentence: dict[str, Any]) -> str:
+    """Return a caption as it was written, or of its words where there is no more."""
+    text: str = sentence["raw"] if "raw" in sentence else " ".join(sentence["tokens"])
+    return text.strip()
+
+
 def _files(data: DataFiles) -> list[Path]:
     if data.named_file is None:
-        return data.candidates("dataset_*.json", "dataset.json")
+        usual = data.candidates("dataset_*.json", "dataset.json")
+        return usual or [path for path in data.candidates("*.json") if _has_sentences(path)]
     if data.named_file.suffix.lower() != ".json":
         return []
     if data.format == "karpathy" or data.named_file.match("dataset_*.json"):
         return [data.named_file]
-    with data.named_file.open("rb") as file:
-        return [data.named_file] if b'"sentences"' in file.read(100_000) else []
+    return [data.named_file] if _has_sentences(data.named_file) else []
+
+
+def _has_sentences(path: Path) -> bool:
+    with path.open("rb") as file:
+        beginning = file.read(100_000)
+    return b'"sentences"' in beginning and b'"filename"' in beginning

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import csv
 import io
 import json
@@ -20,16 +22,17 @@ from captioner.storage import is_url
 
 # Usual names of columns, in the order in which they are chosen.
 IMAGE_COLUMNS = (
-    "path image image_path image_file image_name filename file_name filepath file_path file img "
-    "picture img_path photo image_id key url image_url".split()
+    "path image image_path image_file image_name filename file_path file img picture img_path "
+    "img_name photo images image_id key url image_url name".split()
 )
 CAPTION_COLUMNS = (
-    "caption captions text texts description sentence sentences raw comment title alt alt_text "
-    "prompt".split()
+    "caption captions caption_text image_caption text texts description sentence sentences raw "
+    "comment title alt alt_text prompt additional_feature".split()
 )
 _DELIMITERS = ",\t;|"
 _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".parquet")
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
+_LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a list of texts
 _FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
 _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
 
@@ -163,7 +166,7 @@ def _is_table(path: Path, data: DataFiles) -> bool:
     except DataError:
         return named_so
     if not columns:
-        return named_so
+        return named_so and path.suffix.lower() != ".json"
     return _chosen(columns, data.image_column, data.caption_column) is not None
 
 
@@ -175,17 +178,39 @@ def _split_of_file(path: Path) -> str:
 
 def _chosen(
     columns: Sequence[str], image: str | None, caption: str | None
-) -> tuple[str, str] | None:
-    """Return the columns of images and captions; the user's choice, or the usual names."""
-    images = usual_column(columns, [image.lower()] if image else IMAGE_COLUMNS)
-    captions = usual_column(columns, [caption.lower()] if caption else CAPTION_COLUMNS)
-    return None if images is None or captions is None else (images, captions)
+) -> tuple[str, list[str]] | None:
+    """Return the column of images and those of captions; the user's choice, or the usual names.
+
+    Columns such as caption_1 and caption_2 are all of captions.
+    """
+    images = usual_column(columns, [image] if image else IMAGE_COLUMNS)
+    if caption:
+        first = usual_column(columns, [caption])
+        captions = [first] if first is not None else []
+    else:
+        kind = usual_column(list(map(_unnumbered, columns)), CAPTION_COLUMNS)
+        captions = [column for column in columns if _unnumbered(column) == kind]
+    return None if images is None or not captions else (images, captions)
 
 
 def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the first column of one of these names, in upper or lower case."""
-    lower = {column.strip().lower(): column for column in reversed(columns)}
-    return next((lower[name] for name in names if name in lower), None)
+    """Return the first column of one of these names, whatever its case, blanks and hyphens."""
+    plain = {_plain(column): column for column in reversed(columns)}
+    return next((plain[_plain(name)] for name in names if _plain(name) in plain), None)
+
+
+def _plain(column: str) -> str:
+    """Return the name of a column for comparison.
+
+    >>> _plain("Image Name"), _plain("alt-text")
+    ('imagename', 'alttext')
+    """
+    return re.sub(r"[\s_-]", "", column.lower())
+
+
+def _unnumbered(column: str) -> str:
+    """Return the name of one of several columns of a kind, such as caption_1 or caption.1."""
+    return re.sub(r"[\s_.-]*\d+$", "", column.strip())
 
 
 def without_guard(name: str, folder: Path) -> str:
@@ -206,7 +231,7 @@ def read_rows(
         DataError: The table cannot be read at all, or lacks a column.
     """
     records = table_records(path)
-    chosen: tuple[str, str] | None = None
+    chosen: tuple[str, list[str]] | None = None
     for line, record in records:
         if isinstance(record, DataError):
             yield record
@@ -223,37 +248,42 @@ def read_rows(
                 yield DataError(f"{path}, line {line}: it has no image ({quoted(str(record))})")
                 continue
             chosen = found
-        image, captions = record[chosen[0]], _texts(record.get(chosen[1]))
+        image, captions = record[chosen[0]], _texts([record.get(column) for column in chosen[1]])
         split = next((v for c, v in record.items() if c.strip().lower() == "split"), None) or ""
         if isinstance(image, int) and not isinstance(image, bool):
             image = str(image)
+        if isinstance(image, (bytes, dict, list)):
+            raise DataError(
+                f"{path}: its column {chosen[0]} holds no names of image files, but "
+                f"{'a list' if isinstance(image, list) else 'the images themselves'}; write each "
+                "image as a file, and a metadata.csv of file_name,text beside them"
+            )
         if not isinstance(image, str) or not image.strip():
             yield DataError(f"{path}, line {line}: the image is empty or no text")
         elif captions is None or not isinstance(split, str):
             yield DataError(
                 f"{path}, line {line}: expected a text or a list of texts as the caption, not "
-                f"{quoted(repr(record.get(chosen[1])))}"
+                f"{quoted(repr(record.get(chosen[1][0])))}"
             )
         else:
             numbered = _NUMBERED.fullmatch(image.strip())
             yield Row(line, numbered[1] if numbered else image.strip(), captions, split.strip())
 
 
-def _texts(value: Any) -> tuple[str, ...] | None:
-    """Return the captions of a cell: a text, a list of texts, or such a list written as JSON."""
-    if value is None:
-        return ("",)
-    if isinstance(value, str):
-        if value.startswith('["') and value.endswith('"]'):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                return (value,)
-        else:
-            return (value,)
-    if isinstance(value, list) and all(isinstance(text, str) for text in value):
-        return tuple(value)
-    return None
+def _texts(cells: Sequence[Any]) -> tuple[str, ...] | None:
+    """Return the captions of a row's cells: texts, or lists of texts, also as JSON or Python."""
+    found: list[str] = []
+    for value in cells:
+        if isinstance(value, str) and _LIST.fullmatch(value):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+                value = ast.literal_eval(value)
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            found += value
+        elif isinstance(value, str):
+            found.append(value)
+        elif value is not None:
+            return None
+    return tuple(filter(str.strip, found)) or ("",)
 
 
 Record = tuple[int, "Mapping[str, Any] | DataError"]
@@ -288,12 +318,16 @@ def _delimited_records(path: Path) -> Iterator[Record]:
     A table without a heading has an image first and its caption last.
     """
     text = read_text(path)
-    heading = text.lstrip().partition("\n")[0]
-    delimiter = delimiter_of(heading)
+    # Excel's first line may name the delimiter; it is left blank to keep the lines' numbers.
+    text = re.sub(r'\A"?sep=."?(?=\r?\n)', "", text)
+    delimiter = delimiter_of(text.lstrip().partition("\n")[0])
     start, columns = 1, list[str]()
-    # Captions between tabs or pipes are seldom quoted, and may begin with a quote of their own.
-    stray = rf'(?m)(^|[{delimiter}])"[^"\n]*"[^"{delimiter}\r\n]'
-    unquoted = delimiter in "\t|" and re.search(stray, text)
+    # Captions are not always quoted, and may begin with a quote of their own.
+    stray = re.compile(rf'(?m)(^|[{delimiter}])"([^"\n]*)"(?=[^"{delimiter}\r\n])')
+    has_stray = stray.search(text) is not None
+    unquoted = has_stray and delimiter in "\t|"
+    if has_stray and not unquoted and not _is_strict_csv(text, delimiter):
+        text = stray.sub(r"\1\2", text)
     reader = csv.reader(
         io.StringIO(text, newline=""),
         delimiter=delimiter,
@@ -331,6 +365,15 @@ def _delimited_records(path: Path) -> Iterator[Record]:
         ) from error
 
 
+def _is_strict_csv(text: str, delimiter: str) -> bool:
+    try:
+        for _ in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
+            pass
+    except csv.Error:
+        return False
+    return True
+
+
 def delimiter_of(heading: str) -> str:
     """Return the delimiter that divides a heading into usual names of columns, or into most."""
 
@@ -347,13 +390,14 @@ def _names_an_image(cell: str) -> bool:
 
 
 def _distinct(path: Path, line: int, columns: list[str]) -> list[str]:
+    """Number the columns of captions of one name; refuse two others of one name."""
     lower = [column.lower() for column in columns]
-    for name in lower:
-        if name and lower.count(name) > 1:
-            raise DataError(
-                f"{path}, line {line}: the column {name} is there twice; give each caption a row "
-                "of its own"
-            )
+    for index, name in enumerate(lower):
+        if not name or name not in lower[:index]:
+            continue
+        if name not in CAPTION_COLUMNS:
+            raise DataError(f"{path}, line {line}: the column {name} is there twice; remove one")
+        columns[index] = f"{columns[lower.index(name)]}.{lower[:index].count(name)}"
     return columns
 
 
@@ -374,6 +418,13 @@ def _json_records(path: Path) -> Iterator[Record]:
         lists = [value for value in content.values() if _is_list_of_objects(value)]
         if len(lists) == 1:  # such as {"annotations": [...]}
             content = lists[0]
+        elif lists and all(name.lower() in SPLIT_NAMES for name in content):
+            content = [
+                {**row, "split": name}
+                for name, rows in content.items()
+                for row in rows
+                if isinstance(row, dict)
+            ]
         elif lists:
             return  # another layout, such as COCO's
         elif all(map(_captions_of_map, content, content.values())):
@@ -390,9 +441,9 @@ def _is_list_of_objects(value: Any) -> bool:
 
 def _captions_of_map(name: str, value: Any) -> bool:
     """Return whether an entry of a JSON object is an image with its captions."""
-    if isinstance(value, str):
-        return _names_an_image(name)
-    return isinstance(value, dict) or bool(_texts(value))
+    if isinstance(value, str):  # a name may lack its suffix, but a caption has several words
+        return _names_an_image(name) or value.count(" ") > 1
+    return isinstance(value, dict) or (isinstance(value, list) and bool(_texts([value])))
 
 
 def _of_map(name: str, value: Any) -> dict[str, Any]:
