@@ -27,7 +27,7 @@ _HTML_TAG = r"</?(?:a|b|br|div|em|font|h\d|i|img|li|p|small|span|strong|sub|sup|
 # Markers of tutorials and of other programs: startseq, <start>, [BOS], <|endoftext|>, "caption:".
 _TOKEN = (
     rf"(?!{_HTML_TAG})<\|?[^<>|\s]{{1,20}}\|?>|\[/?[A-Za-z_]{{1,12}}\]"
-    r"|\b(?:startseq|endseq|sos|eos|bos)\b"
+    r"|#+[A-Za-z]{2,12}#+|\b(?:startseq|endseq|startofseq|endofseq|start|end|sos|eos|bos)\b"
 )
 _FIRST = re.compile(rf"(?:{_TOKEN}|[A-Za-z][A-Za-z ]{{0,20}}:)(?=\s|\w|$)", re.IGNORECASE)
 _LAST = re.compile(rf"(?:{_TOKEN})$", re.IGNORECASE)

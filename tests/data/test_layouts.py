@@ -246,3 +246,41 @@ def test_where_no_photo_is_found_the_message_says_what_lies_there(tmp_path: Path
     assert "such as photos/00.jpg" in sentence(root=tmp_path)
     write(tmp_path / "t.csv", "image,caption\nhttps://example.org/1,a dog\n")
     assert "names addresses such as https://example.org/1" in sentence(root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "Image Name,caption_1,caption_2\na.jpg,one dog,two dogs\n"),
+        ("t.csv", "image,caption,caption\na.jpg,one dog,two dogs\n"),
+        ("t.csv", ",image,captions\n0,a.jpg,\"['one dog', 'two dogs']\"\n"),
+        ("t.csv", 'image,caption\na.jpg,"one" dog\na.jpg,two dogs\n'),
+        ("t.csv", "sep=;\r\nimage;alt-text\r\na.jpg;one dog\r\na.jpg;two dogs\r\n"),
+        ("t.json", '{"train": [{"image": "a.jpg", "caption": ["one dog", "two dogs"]}]}'),
+        (
+            "my.json",
+            '{"images": [{"filename": "a.jpg", "split": "train", "sentences": '
+            '[{"tokens": ["one", "dog"]}, {"raw": "two dogs"}]}]}',
+        ),
+        ("a.jpg.txt", "one dog\ntwo dogs\n"),
+        ("captions/a.txt", "one dog\ntwo dogs\n"),
+    ],
+)
+def test_each_form_of_a_table_or_text_gives_all_captions(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    draw(tmp_path / "images")
+    for photo in sorted((tmp_path / "images").iterdir())[1:]:
+        photo.unlink()
+    next((tmp_path / "images").iterdir()).rename(tmp_path / "images" / "a.jpg")
+    write(tmp_path / (f"images/{name}" if name == "a.jpg.txt" else name), text)
+    (image,) = CaptionedData(DataFiles(root=tmp_path)).everything().images
+    assert image.captions == ("one dog", "two dogs")
+
+
+def test_photos_beside_the_folder_of_the_captions_are_named(tmp_path: Path) -> None:
+    draw(tmp_path / "photos")
+    write(tmp_path / "text" / "t.csv", "image,caption\n03.jpg,a dog\n")
+    message = sentence(root=tmp_path / "text" / "t.csv")
+    assert f"give {tmp_path} and --file" in message
+    assert read_split(root=tmp_path, file=tmp_path / "text" / "t.csv", split="all").images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,9 +21,8 @@ class Sidecars:
     def recognise(self, data: DataFiles) -> str | None:
         if data.named_file is not None:
             return None
-        texts = _texts(data)
-        count = sum(image.with_suffix("") in texts for image in data.tree.images)
-        if not count or count * 2 < len(data.tree.images):
+        count = len(_texts(data))
+        if not count or (count * 2 < len(data.tree.images) and data.format != "sidecars"):
             return None
         return f"{count} text files beside photos of the same name"
 
@@ -30,7 +30,7 @@ class Sidecars:
         texts = _texts(data)
         images = []
         for image in data.tree.images:
-            path = texts.get(image.with_suffix(""))
+            path = texts.get(image)
             captions = tuple(line for _, line in numbered_lines(path)) if path else ()
             name = image.relative_to(data.folder).as_posix()
             images.append(NamedImage(name, captions, name, split_of_folder(name)))
@@ -40,7 +40,17 @@ class Sidecars:
 
 
 def _texts(data: DataFiles) -> dict[Path, Path]:
-    """Return the text files by their paths without suffix."""
-    return {
-        path.with_suffix(""): path for path in data.tree.others if path.suffix.lower() in _SUFFIXES
-    }
+    """Return the text file of each image that has one: a.txt or a.jpg.txt beside a.jpg.
+
+    Where no image has one beside it, those in other folders count, as captions/a.txt of
+    images/a.jpg, if no two images and no two texts have that name.
+    """
+    texts = [path for path in data.tree.others if path.suffix.lower() in _SUFFIXES]
+    by_path = {path.with_suffix(""): path for path in texts}
+    images = data.tree.images
+    found = {i: by_path.get(i.with_suffix("")) or by_path.get(i) for i in images}
+    if not any(found.values()):
+        images_of, texts_of = Counter(i.stem for i in images), Counter(p.stem for p in texts)
+        by_stem = {path.stem: path for path in texts if texts_of[path.stem] == 1}
+        found = {i: by_stem.get(i.stem) for i in images if images_of[i.stem] == 1}
+    return {image: path for image, path in found.items() if path is not None}
