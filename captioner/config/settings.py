@@ -324,7 +324,7 @@ class DecodingConfig:
     length_penalty: LengthPenalty = 0.0
     no_repeat_ngram: NonNegativeInt = 0
     no_repeat_around: tuple[str, ...] = ()
-    no_double_words: bool = True
+    no_double_words: bool = False
     no_repeat_content: bool = False
     stop: Literal["first", "bound"] = "first"
 
