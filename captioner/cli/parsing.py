@@ -122,7 +122,9 @@ _FILE_SUFFIXES = frozenset(
 
 
 def not_a_folder(output: str | Path | None) -> str | None:
-    """Return what is wrong with an output folder whose name is that of a file; None if nothing."""
+    """Return what is wrong with an output that is not the name of a folder; None if nothing."""
+    if str(output) == "-":
+        return "- is standard output in other programs; give a folder, such as out, or use --json"
     path = Path(output or "")
     if path.suffix.lower() not in _FILE_SUFFIXES or path.is_dir():
         return None

@@ -137,6 +137,8 @@ def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> st
         found = [each for each in known if _last_part(each) == meaning.replace("_", "-")]
         if found:
             return f" (did you mean {' or '.join(found[:3])}?)"
+    if last in _MEANINGS or any(last.replace("-", "_") in meanings for meanings in _SYNONYMS):
+        return ""  # its meaning is known, and this command has no such option
     by_name = {each.strip("-").replace("_", "-"): each for each in known}
     near = get_close_matches(name, by_name, n=1, cutoff=0.7)
     if near:
