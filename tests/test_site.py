@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -77,7 +79,9 @@ def test_an_attention_mechanism_is_added_as_its_page_says(tmp_path: Path) -> Non
     code = f"""
 import sys; sys.path.append({str(REPOSITORY / "tests")!r})
 import torch, tiny
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from captioner import Captioner
 from captioner.models.build import build_attention
 from captioner.config import AttentionConfig
@@ -103,15 +107,22 @@ for heads in (1, 2):
     assert len(run.stdout.splitlines()) == 2
 
 
+def texts_of(cell: dict[str, Any]) -> Iterator[str]:
+    """The text of each output of a notebook's cell."""
+    for output in cell.get("outputs", []):
+        yield output.get("text") or output["data"]["text/plain"]
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom() -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     notebook = nbformat.read(REPOSITORY / "docs/notebook.ipynb", as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    stored = [text for cell in notebook.cells for text in texts_of(cell)]
     nbclient.NotebookClient(
         notebook, timeout=300, resources={"metadata": {"path": str(REPOSITORY)}}
     ).execute()
+    assert [text for cell in notebook.cells for text in texts_of(cell)] == stored
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("text/html" in output.get("data", {}) for output in outputs)  # the caption, drawn
     assert sum("x uniform" in output.get("text", "") for output in outputs) == 1
