@@ -152,3 +152,24 @@ def test_the_readme_fits_a_short_reading() -> None:
     words = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()
     assert len(words) < 1300
     assert "make caption" in " ".join(words)
+
+
+def sentences(page: str) -> Iterator[str]:
+    """The page's sentences, without code, tables, headings and pictures."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^(    .*|\|.*|#.*|!\[.*)$", "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    for block in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", text, flags=re.MULTILINE):
+        for sentence in re.split(r"(?<=[.!?:])\s+", block.strip()):
+            if re.search(r"\w", sentence):
+                yield " ".join(sentence.split())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sentences_are_short(page: str) -> None:
+    """At most 20 words on average, and none over 40."""
+    lengths = {each: len(re.findall(r"\w\S*", each)) for each in sentences(page)}
+    assert not [each for each, length in lengths.items() if length > 40]
+    assert sum(lengths.values()) <= 20 * len(lengths)
