@@ -10,9 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from captioner.errors import CaptionerError, DataError, error_summary
 from captioner.files import replacing
 
@@ -35,6 +32,8 @@ def file_system(name: str) -> tuple[Any, str]:
     Raises:
         CaptionerError: There is no such file system, or the package that it needs is missing.
     """
+    import fsspec  # not among what captions on a CPU
+
     try:
         system, path = fsspec.core.url_to_fs(name)
     except (ImportError, ValueError) as error:
@@ -115,7 +114,7 @@ class Folder:
     def __init__(self, name: str) -> None:
         self.name = name
         self.system, self.root = file_system(name)
-        self.is_local = isinstance(self.system, LocalFileSystem)
+        self.is_local = self.system.protocol == ("file", "local")
 
     def path(self, name: str) -> str:
         """Return the path of a file in the folder, for `self.system`."""

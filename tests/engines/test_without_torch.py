@@ -18,16 +18,19 @@ from captioner.checkpoint import MODELS, write_manifest
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 
 PHOTO = get_sample_data("grace_hopper.jpg", asfileobj=False)
+# Packages of the extras: none of them is there after `pip install .` or `make caption`.
 WITHOUT_TORCH = """
 import sys
+EXTRAS = "torch torchvision timm onnx onnxscript nltk pycocotools pycocoevalcap tensorboard fsspec"
+EXTRAS += " pyarrow ray braceexpand fastapi uvicorn starlette prometheus_client tokenizers"
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torchvision", "timm", "onnx", "nltk"):
+        if name.partition(".")[0] in EXTRAS.split():
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Refuse())
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+importlib.util.find_spec = lambda n, *rest: None if n in EXTRAS.split() else found(n, *rest)
 """
 
 
