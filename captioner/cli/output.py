@@ -344,7 +344,7 @@ class CaptionWriter:
             return list
         from captioner.cli.drawing import Drawing
 
-        # The image is sent once, beside the captions.
+        # The image is sent once, next to the captions.
         bare = [(name, replace(caption, image=None)) for name, caption in drawn]
         title = Path(photo).name
         finish = self.drawer.begin(

@@ -50,7 +50,7 @@ class Page:
 
     Args:
         file: The page.
-        site_root: Folder in which addresses that begin with `/` begin. None looks for their files
+        site_root: Folder in which addresses that begin with `/` begin. None searches their files
             in the page's folder and those above it.
 
     Attributes:

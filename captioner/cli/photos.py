@@ -144,7 +144,7 @@ _ARCHIVES = dict.fromkeys((".tar", ".zip", ".gz", ".tgz", ".7z", ".rar"), "an ar
 
 
 def refusal_of(name: str, *, allow_urls: bool) -> str | None:
-    """Return why an argument can be no photo, judged by its name; None if it may be one."""
+    """Return why an argument cannot be a photo by its name; None if it may be one."""
     from captioner.data.download import is_url
 
     if is_url(name):

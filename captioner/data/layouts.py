@@ -384,7 +384,7 @@ class _LocatedImages:
         return [index for index in everything if (index in held_out) == (wanted == {"val"})]
 
     def _none_on_disk(self, images: Sequence[NamedImage]) -> str:
-        """Say that no image was found, where it was looked for, and what lies there instead."""
+        """Say that no image was found, where it was searched, and what lies there instead."""
         names = [str(image.name) for image in images]
         first, folder = names[0], self.data.folder
         if all(map(is_url, names)):
@@ -412,7 +412,7 @@ class _LocatedImages:
 
 
 def _near(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return the first of some images that lies in a folder beside this one, or above it."""
+    """Return the first of some images that lies in a folder next to this one, or above it."""
     above = folder.absolute().parent
     with contextlib.suppress(OSError):
         for place in (above, *sorted(path for path in above.iterdir() if path.is_dir())):

@@ -19,7 +19,7 @@ _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 
 
 class Coco:
-    """`annotations/captions_*.json` beside the folders of the images, such as `train2017/`.
+    """`annotations/captions_*.json` next to the folders of the images, such as `train2017/`.
 
     A split is what the star stands for; `train` is `train2017` or `train2014`, if only one of them
     is there. For a split whose captions are kept back, `image_info_*.json` is read. With

@@ -12,7 +12,7 @@ from captioner.errors import DataError, listed
 
 
 class Karpathy:
-    """`dataset_*.json` beside the folders of the images that it names.
+    """`dataset_*.json` next to the folders of the images that it names.
 
     Images lie below the folder that the file gives as `filepath`, if it does. Ids are cocoids if
     all images have one, else positions in the file.
