@@ -21,10 +21,7 @@ from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.generation import SearchOptions, search
 from captioner.generation.beam_search import END
-from captioner.models.attention.attention import Attention
-from captioner.models.attention.scores import AdditiveScore
-from captioner.models.attention.select import SoftSelect
-from captioner.models.attention.windows import GlobalWindow
+from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.parallel import parallel_map
 from captioner.training.losses import caption_losses

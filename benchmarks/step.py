@@ -13,10 +13,13 @@ from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
 from captioner.config import AttentionConfig, DecoderConfig, LossConfig
 from captioner.data.batch import word_mask
-from captioner.models.attention.attention import Attention
-from captioner.models.attention.scores import AdditiveScore
-from captioner.models.attention.select import HardSelect, SoftSelect
-from captioner.models.attention.windows import GlobalWindow
+from captioner.models.attention.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    HardSelect,
+    SoftSelect,
+)
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.training.capture import GraphCache
 from captioner.training.losses import caption_losses

@@ -33,9 +33,8 @@ from torch import Tensor, nn
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
-from captioner.models.attention.attention import Attention
+from captioner.models.attention.attention import Attention, HardSelect
 from captioner.models.attention.multi_head import MultiHeadAttention
-from captioner.models.attention.select import HardSelect
 from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel
 from captioner.types import AttentionOutput, Grid

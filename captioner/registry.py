@@ -49,8 +49,8 @@ class Registry(Mapping[str, Any]):
 SCORES = Registry(
     "attention.score",
     {
-        "additive": "captioner.models.attention.scores:AdditiveScore",
-        "concat": "captioner.models.attention.scores:AdditiveScore",
+        "additive": "captioner.models.attention.attention:AdditiveScore",
+        "concat": "captioner.models.attention.attention:AdditiveScore",
         "dot": "captioner.models.attention.scores:DotScore",
         "scaled_dot": "captioner.models.attention.scores:DotScore",
         "general": "captioner.models.attention.scores:GeneralScore",
@@ -69,7 +69,7 @@ BACKBONE_SOURCES = Registry(
 WINDOWS = Registry(
     "attention.window",
     {
-        "global": "captioner.models.attention.windows:GlobalWindow",
+        "global": "captioner.models.attention.attention:GlobalWindow",
         "local_m": "captioner.models.attention.windows:MonotonicWindow",
         "local_p": "captioner.models.attention.windows:PredictiveWindow",
     },
@@ -77,8 +77,8 @@ WINDOWS = Registry(
 SELECTS = Registry(
     "attention.select",
     {
-        "soft": "captioner.models.attention.select:SoftSelect",
-        "hard": "captioner.models.attention.select:HardSelect",
+        "soft": "captioner.models.attention.attention:SoftSelect",
+        "hard": "captioner.models.attention.attention:HardSelect",
     },
 )
 DECODERS = Registry(

@@ -13,10 +13,7 @@ from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.generation import force_decode
-from captioner.models.attention.attention import Attention
-from captioner.models.attention.scores import AdditiveScore
-from captioner.models.attention.select import SoftSelect
-from captioner.models.attention.windows import GlobalWindow
+from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 

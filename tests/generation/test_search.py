@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import CheckpointError, ConfigError
 from captioner.generation import Hypothesis, SearchOptions, search
-from captioner.models.attention.attention import Attention, Memory
-from captioner.models.attention.scores import AdditiveScore
-from captioner.models.attention.select import SoftSelect
-from captioner.models.attention.windows import GlobalWindow
+from captioner.models.attention.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    Memory,
+    SoftSelect,
+)
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import AttentionOutput, Geometry, Grid

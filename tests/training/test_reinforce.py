@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from captioner.config import AttentionConfig, Config, DecoderConfig, HardConfig, LossConfig
 from captioner.data.batch import Batch, unpack_by_step
-from captioner.models.attention import select as selecting
+from captioner.models.attention import attention as attending
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.runtime.draws import child_seeds
@@ -119,7 +119,7 @@ def along_every_path(decoder: Decoder, steps: int = T) -> TeacherForcingOutput:
         return paths[:, first : first + T]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(selecting, "_sample", given)
+        patched.setattr(attending, "_sample", given)
         forced = read(decoder, count)
     assert forced.log_prob.sum(1).exp().sum().item() == pytest.approx(1)
     return forced

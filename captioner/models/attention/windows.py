@@ -1,4 +1,4 @@
-"""Which cells may be attended to: all, or Luong's local windows on a grid."""
+"""Luong's local windows on a grid."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Window
 from captioner.types import Grid
-
-
-class GlobalWindow(Window):
-    """Every cell, as in the paper (Luong et al., 2015, section 3.1)."""
-
-    def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
-        super().__init__()
-
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
-        return None
 
 
 class PredictiveWindow(Window):

@@ -12,11 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Attention, Memory, Select
+from captioner.models.attention.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    HardSelect,
+    Memory,
+    Select,
+    SoftSelect,
+)
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
-from captioner.models.attention.scores import AdditiveScore, DotScore
-from captioner.models.attention.select import HardSelect, SoftSelect
-from captioner.models.attention.windows import GlobalWindow
+from captioner.models.attention.scores import DotScore
 from captioner.models.decoders.mean import uniform_attention
 from captioner.runtime.draws import child_seeds
 from captioner.types import Grid

@@ -14,14 +14,8 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Score
-from captioner.models.attention.scores import (
-    AdditiveScore,
-    CosineScore,
-    DotScore,
-    GeneralScore,
-    LocationScore,
-)
+from captioner.models.attention.attention import AdditiveScore, Score
+from captioner.models.attention.scores import CosineScore, DotScore, GeneralScore, LocationScore
 
 B, K, L, D, H, A = 2, 3, 6, 5, 8, 4
 

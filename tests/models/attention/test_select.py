@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Select
+from captioner.models.attention.attention import HardSelect, Select, SoftSelect
 from captioner.models.attention.mode import hard_attention_mode
-from captioner.models.attention.select import HardSelect, SoftSelect
 
 B, K, L, D = 3, 2, 5, 4
 

@@ -12,10 +12,16 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Attention, Select, Window
-from captioner.models.attention.scores import AdditiveScore
-from captioner.models.attention.select import HardSelect, SoftSelect
-from captioner.models.attention.windows import GlobalWindow, MonotonicWindow, PredictiveWindow
+from captioner.models.attention.attention import (
+    AdditiveScore,
+    Attention,
+    GlobalWindow,
+    HardSelect,
+    Select,
+    SoftSelect,
+    Window,
+)
+from captioner.models.attention.windows import MonotonicWindow, PredictiveWindow
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H = 3, 4, 4, 6, 5, 7

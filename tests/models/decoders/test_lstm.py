@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Attention
-from captioner.models.attention.scores import AdditiveScore
-from captioner.models.attention.select import SoftSelect
-from captioner.models.attention.windows import GlobalWindow
+from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
 

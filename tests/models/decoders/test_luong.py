@@ -14,10 +14,8 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.models.attention.attention import Attention
+from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import GeneralScore
-from captioner.models.attention.select import SoftSelect
-from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.luong import LuongDecoder
 from captioner.types import AttentionOutput, Grid
 

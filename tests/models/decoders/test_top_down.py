@@ -14,10 +14,7 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.models.attention.attention import Attention
-from captioner.models.attention.scores import AdditiveScore
-from captioner.models.attention.select import SoftSelect
-from captioner.models.attention.windows import GlobalWindow
+from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders.top_down import TopDownDecoder
 from captioner.types import Grid
 

@@ -14,10 +14,9 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.generation import SearchOptions, search
+from captioner.models.attention.attention import GlobalWindow, HardSelect, SoftSelect
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
-from captioner.models.attention.select import HardSelect, SoftSelect
-from captioner.models.attention.windows import GlobalWindow
 from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
 
