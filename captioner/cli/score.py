@@ -7,7 +7,6 @@ import unicodedata
 from pathlib import Path
 
 from captioner.cli import load_captioner, parsing, run_command
-from captioner.cli.journal import Journal, settings_digest
 from captioner.cli.output import (
     CaptionWriter,
     add_output_options,
@@ -64,25 +63,10 @@ def _run(arguments: argparse.Namespace) -> int:
     left_out = _left_out(arguments.text, words)
     if left_out:
         logger.info(f"left out, because the model reads no such characters: {' '.join(left_out)}")
-    names, journal = {arguments.photo: arguments.photo.stem}, None
-    if arguments.output is not None:
-        # So that no picture of another photo is replaced, and that `captioner caption --resume`
-        # draws this photo's again, the names of which are the same.
-        journal = Journal(arguments.output, settings_digest([], {"scored": arguments.text}))
-        names, moved = journal.names(names)
-        for path in moved:
-            logger.info(
-                f"{path}: its pictures are named {names[path]}, because {arguments.output} has "
-                f"{path.stem} of another photo"
-            )
-    writer = CaptionWriter(arguments, names, failed)
+    writer = CaptionWriter(arguments, {arguments.photo: arguments.photo.stem}, failed)
     captions = [(str(model), caption)]
     pictures = writer.draw(arguments.photo, image, captions)
     writer.show(arguments.photo, captions, others=[own], pictures=pictures, scored=True)
-    if journal is not None and pictures:
-        journal.begin()
-        content = {"caption": caption.text, "confidence": None}
-        journal.add(arguments.photo, names[arguments.photo], content, pictures)
     return 1 if failures else 0
 
 

@@ -94,26 +94,6 @@ def test_hard_attention_shows_its_cells_and_paths(
     assert [len(path) for path in line["paths"]] == [3] * 4
 
 
-def test_pictures_of_another_photo_are_kept_and_those_of_this_one_drawn_again_by_resume(
-    commands: Commands, tiny_model: Path, photo: Path, tmp_path: Path
-) -> None:
-    options = ("--checkpoint", tiny_model, "--device", "cpu", "--output", "out", "--resume")
-    caption = ("captioner", "caption", photo, *options)
-    assert commands.run(*caption, cwd=tmp_path).code == 0
-    sheet = tmp_path / "out" / "photo.attention.png"
-    drawn = sheet.read_bytes()
-    (tmp_path / "other").mkdir()
-    tiny.photo(2)[0].save(tmp_path / "other" / "photo.jpg")
-    outcome = run(commands, tiny_model, tmp_path, "other/photo.jpg", TEXT, "--output", "out")
-    assert outcome.code == 0
-    assert "its pictures are named other-photo" in outcome.stderr
-    assert sheet.read_bytes() == drawn
-    assert run(commands, tiny_model, tmp_path, photo, TEXT, "--output", "out").code == 0
-    assert sheet.read_bytes() != drawn
-    assert commands.run(*caption, cwd=tmp_path).code == 0
-    assert sheet.read_bytes() == drawn
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
