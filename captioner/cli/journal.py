@@ -126,8 +126,7 @@ def read_journal(file: Path) -> dict[str, dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError:
-            # Cut short by a kill, or zeros that a power cut left.
-            if line.startswith(b'{"image": ') or not line.strip(b"\0 "):
+            if line.startswith(b'{"image": '):  # cut short by a kill
                 continue
             record = None
         if not (isinstance(record, dict) and {"image", "name", "pictures"} <= record.keys()):
