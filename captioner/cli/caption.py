@@ -6,9 +6,9 @@ import argparse
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 
@@ -208,8 +208,6 @@ class _CaptionRun:
         outside = () if arguments.output is None else (os.path.abspath(arguments.output),)
         photos: list[_Photo] = []
         for name in arguments.photos:
-            if name.lower().startswith("file://"):  # as a browser or a file manager copies it
-                name = unquote(urlsplit(name).path)
             if name == STANDARD_INPUT:
                 photos.append(STANDARD_INPUT)
             elif refusal := refusal_of(name, allow_urls=arguments.allow_urls):
@@ -217,13 +215,17 @@ class _CaptionRun:
             elif "://" in name and not os.path.exists(name):
                 photos.append(name)
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
-                unreadable = len(skipped.unreadable)
+                failures = self.failures
                 found = list(
-                    photos_in(Path(name), skipped, recursive=arguments.recursive, leave_out=outside)
+                    photos_in(
+                        Path(name),
+                        skipped,
+                        partial(self._failed, None),
+                        recursive=arguments.recursive,
+                        leave_out=outside,
+                    )
                 )
-                for sentence in skipped.unreadable[unreadable:]:
-                    self._failed(None, sentence)
-                if not found and len(skipped.unreadable) == unreadable:
+                if not found and self.failures == failures:
                     self._failed(Path(name), "the folder holds no photos")
                 photos += found
             elif _is_page(name) and "html" not in arguments.write:

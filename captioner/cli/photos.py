@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,13 +19,6 @@ STANDARD_INPUT = "-"
 MAX_INPUT_BYTES = 2**28  # of a photo on standard input or at an address
 DOWNLOAD_TIMEOUT_S = 60.0
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
-# Whose reading could block or never end.
-_SPECIAL_FILES = {
-    stat.S_IFIFO: "a FIFO (named pipe)",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 @dataclass
@@ -36,7 +27,6 @@ class Skipped:
 
     files: Counter[str] = field(default_factory=Counter)  # by suffix
     folders: int = 0
-    unreadable: list[str] = field(default_factory=list)  # a sentence for each folder
 
     def sentence(self) -> str:
         """Return what was skipped and what to do about it, or ""."""
@@ -60,12 +50,18 @@ def _plural(noun: str, count: int) -> str:
 
 
 def photos_in(
-    folder: Path, skipped: Skipped, *, recursive: bool = False, leave_out: Collection[str] = ()
+    folder: Path,
+    skipped: Skipped,
+    failed: Callable[[object], None],
+    *,
+    recursive: bool = False,
+    leave_out: Collection[str] = (),
 ) -> Iterator[Path]:
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
     Args:
-        skipped: Counts the files and folders that are left out; folders that cannot be listed, too.
+        skipped: Counts the files and folders that are left out.
+        failed: Called with a sentence for each folder that cannot be listed.
         recursive: Also go into the folders inside it; links to folders are not followed.
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
     """
@@ -73,48 +69,37 @@ def photos_in(
     from captioner.data.transforms import IMAGE_SUFFIXES
     from captioner.visualization import is_picture_of
 
+    def unlisted(error: OSError) -> None:
+        failed(f"{error.filename}: cannot be listed ({error.strerror})")
+
     suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
-    try:
-        os.stat(os.path.join(folder, "."))  # fails where names alone can be listed
-        members = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:  # of another user: the other folders are captioned all the same
-        skipped.unreadable.append(f"{folder}: cannot be listed ({error.strerror})")
-        return
-    # Path's own methods raise where a link leads into a folder of another user.
-    files = [member for member in members if os.path.isfile(member)]
-    photos = [path for path in files if path.suffix.lower() in suffixes]
-    names = {name for photo in photos for name in (photo.name, photo.stem)}
-    drawn = pictures_in(folder)
-    yield from (
-        path for path in photos if path.name not in drawn and not is_picture_of(path.name, names)
-    )
-    for path in set(files).difference(photos):
-        suffix = path.suffix.lower()
-        if suffix not in _OURS and path.name not in drawn:
-            skipped.files[printable(suffix) or "no suffix"] += 1
-    for path in members:
-        if not os.path.isdir(path) or os.path.abspath(path) in leave_out:
-            continue
-        if recursive and not path.is_symlink():
-            yield from photos_in(path, skipped, recursive=True, leave_out=leave_out)
-        elif not recursive and _holds_a_photo(path, suffixes):
-            skipped.folders += 1
-
-
-def _holds_a_photo(folder: Path, suffixes: Collection[str]) -> bool:
-    """Return whether a folder, or any folder inside it, has a file with one of these suffixes."""
-    for _, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if any(os.path.splitext(name)[1].lower() in suffixes for name in names):
-            return True
-    return False
+    for place, folders, names in os.walk(folder, onerror=unlisted):
+        files = [Path(place, name) for name in sorted(names) if not name.startswith(".")]
+        photos = [path for path in files if path.suffix.lower() in suffixes]
+        of_photos = {name for photo in photos for name in (photo.name, photo.stem)}
+        drawn = pictures_in(Path(place))
+        for path in photos:
+            if path.name not in drawn and not is_picture_of(path.name, of_photos):
+                yield path
+        for path in set(files).difference(photos):
+            suffix = path.suffix.lower()
+            if suffix not in _OURS and path.name not in drawn:
+                skipped.files[printable(suffix) or "no suffix"] += 1
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and os.path.abspath(Path(place, name)) not in leave_out
+        )
+        if not recursive:
+            skipped.folders += len(folders)
+            return
 
 
 def open_photo(photo: Path | str) -> Image.Image:
     """Read the photo at a path or an address, or on standard input, which is `-`.
 
     Raises:
-        ImageError: There is no photo that can be read; the message names a device or pipe as such.
+        ImageError: There is no photo that can be read.
     """
     from captioner.data.download import fetch_image
     from captioner.data.transforms import open_image
@@ -131,10 +116,6 @@ def open_photo(photo: Path | str) -> Image.Image:
         return open_image(
             fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
         )
-    with contextlib.suppress(OSError, ValueError):  # open_image says what is wrong
-        kind = _SPECIAL_FILES.get(stat.S_IFMT(photo.stat().st_mode))
-        if kind:
-            raise ImageError(f"is {kind}, not a file; a photo can be sent to: captioner caption -")
     return open_image(photo)
 
 
