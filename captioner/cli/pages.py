@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import html
-import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from captioner.errors import CaptionerError
 
 MARKDOWN_SUFFIXES = frozenset((".md", ".markdown"))
 PAGE_SUFFIXES = frozenset((".html", ".htm", ".xhtml")) | MARKDOWN_SUFFIXES
 
-# Elements whose content is text; of these, HTMLParser knows none in some versions of Python.
-_PLAIN_TEXT = frozenset(("textarea", "title", "xmp", "iframe", "noembed", "noframes"))
 _LABELS = ("alt", "aria-label", "aria-labelledby")  # attributes that give an image a text
 # Attributes from which scripts load images when they are scrolled to; `src` is a placeholder then.
 _LAZY = ("data-src", "data-lazy-src", "data-original", "data-lazy", "data-url")
@@ -75,7 +70,7 @@ class Page:
         self.elsewhere = 0
         self._gaps: list[_Gap] = []
         for tag in sorted([*tags, *reader.tags]):
-            found = [_local_file(source, reader.base, file, site_root) for source in tag.sources]
+            found = [_local_file(source, file, site_root) for source in tag.sources]
             local = [path for path in found if path is not None]
             if local:
                 image = next((path for path in local if path.is_file()), local[0])
@@ -106,22 +101,15 @@ class _TagReader(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.tags: list[_ImageTag] = []
-        self.base = urlsplit("")  # address of the page's first `base`
-        self._has_base = False
         self._picture: list[str] = []  # addresses of the `source` tags of the picture read
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _PLAIN_TEXT:
-            self.set_cdata_mode(tag)
         # If an attribute is given twice, the first one counts.
         values = {name: (value or "").strip() for name, value in reversed(attrs)}
-        if tag == "base" and not self._has_base and values.get("href"):
-            with contextlib.suppress(ValueError):
-                self.base, self._has_base = urlsplit(values["href"]), True
-        elif tag == "picture":
+        if tag == "picture":
             self._picture = []
         elif tag == "source":
             self._picture += _first_addresses(values)
@@ -129,7 +117,7 @@ class _TagReader(HTMLParser):
             self._add_image(values)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("base", "img", "source"):
+        if tag in ("img", "source"):
             self.handle_starttag(tag, attrs)
 
     def handle_endtag(self, tag: str) -> None:
@@ -156,15 +144,15 @@ def _first_addresses(values: Mapping[str, str]) -> list[str]:
     return [values[name].split()[0].rstrip(",") for name in _SETS if values.get(name)]
 
 
-def _local_file(source: str, base: SplitResult, page: Path, site_root: Path | None) -> Path | None:
+def _local_file(source: str, page: Path, site_root: Path | None) -> Path | None:
     """Return the file of an image's address; None for one on another host or in `data:`."""
     try:
         parts = urlsplit(source)
     except ValueError:
         return None
-    if parts.scheme or parts.netloc or base.scheme or base.netloc or not parts.path:
+    if parts.scheme or parts.netloc or not parts.path:
         return None
-    address = unquote(posixpath.join(posixpath.dirname(base.path), parts.path))
+    address = unquote(parts.path)
     path = address.lstrip("/")
     if not address.startswith("/"):
         return page.parent / path
@@ -215,14 +203,10 @@ def _markdown_images(text: str) -> Iterator[_ImageTag]:
 
 
 def _decode(content: bytes) -> tuple[str, str]:
-    """Return a page's text and its encoding: UTF-8, else the one that it declares, else Latin-1.
-
-    A byte order mark of UTF-16, as Windows writes it, counts more than a declaration.
-    """
+    """Return a page's text and its encoding: UTF-8, else the one that it declares, else Latin-1."""
     declared = re.search(rb"""charset\s*=\s*["']?([\w-]+)""", content[:2048])
     encodings = ["utf-8", declared[1].decode("ascii") if declared else "latin-1"]
-    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-    for encoding in [*filter(None, [marks.get(content[:2])]), *encodings]:
+    for encoding in encodings:
         try:
             return content.decode(encoding), encoding
         except (LookupError, UnicodeError):  # the codec "undefined" raises a bare UnicodeError
