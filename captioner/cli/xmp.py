@@ -6,6 +6,7 @@ added to them with all else left as it is, byte for byte.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -122,6 +123,9 @@ def _property(name: str, text: str) -> str:
     )
 
 
+_TAG = re.compile(rb"""<(?:"[^"]*"|'[^']*'|[^'">])*>""")  # a quoted `>` does not end it
+
+
 @dataclass
 class _Layout:
     """Where the elements of a sidecar stand, as offsets of bytes."""
@@ -175,17 +179,8 @@ def _layout(content: bytes) -> _Layout:
     parser = expat.ParserCreate(namespace_separator=" ")
 
     def tag_end(start: int) -> int:
-        """Return the end of the tag that starts there; a quoted `>` does not end it."""
-        quote = b""
-        for position in range(start, len(content)):
-            byte = content[position : position + 1]
-            if quote:
-                quote = b"" if byte == quote else quote
-            elif byte in (b'"', b"'"):
-                quote = byte
-            elif byte == b">":
-                return position + 1
-        return len(content)
+        found = _TAG.match(content, start)
+        return found.end() if found else len(content)
 
     def start_element(name: str, _: object) -> None:
         open_elements.append((name, parser.CurrentByteIndex, []))
