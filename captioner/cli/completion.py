@@ -15,7 +15,6 @@ from typing import Any
 from captioner.cli import COMMANDS, command_main, parsing, run_command, show
 
 SHELLS = ("bash", "zsh", "fish")
-_MODEL_OPTIONS = ("--model", "--from", "--compare")  # a bundled model's name, or a folder
 # A zsh without its user's configuration has not started its completion system.
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 
@@ -41,10 +40,6 @@ def script(shell: str) -> str:
     """Return the completion script of one of SHELLS."""
     import shtab
 
-    from captioner.checkpoint import bundled_models
-    from captioner.config import shipped_recipes
-
-    models, recipes = " ".join(bundled_models()), " ".join(shipped_recipes())
     root = argparse.ArgumentParser(prog="captioner")
     root.add_argument("--version", action="store_true")
     commands = root.add_subparsers()
@@ -55,24 +50,11 @@ def script(shell: str) -> str:
                 parser.add_argument(option, action="store_true")
                 continue
             action: Any = parser.add_argument(option, choices=choices or None)
-            if option == "--config" or (option in _MODEL_OPTIONS and not choices):
-                words = recipes if option == "--config" else models
-                action.complete = {
-                    "bash": f"_captioner_{'recipe' if option == '--config' else 'model'}",
-                    "zsh": f"_alternative 'names:name:({words})' 'files:file:_files'",
-                    "fish": words,
-                }
-            elif not choices:
+            if not choices:
                 action.complete = shtab.FILE
         files: Any = parser.add_argument("files", nargs="*")
         files.complete = shtab.FILE
-    functions = "\n".join(
-        f'_captioner_{name}() {{ compgen -W "{words}" -- "$1"; compgen -f -- "$1"; }}'
-        for name, words in (("model", models), ("recipe", recipes))
-    )
-    text: str = shtab.complete(
-        root, shell, preamble={"bash": functions, "zsh": _ZSH}.get(shell, "")
-    )
+    text: str = shtab.complete(root, shell, preamble={"zsh": _ZSH} if shell == "zsh" else None)
     return text
 
 
