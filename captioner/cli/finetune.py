@@ -71,36 +71,12 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     if problem := parsing.not_a_folder(arguments.output):
         raise ConfigError(f"--output: {problem}")
     config = instantiate(Config, parser, arguments)
-    _refuse_replaced_settings(config, recipe)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # it may hold that of another table
         cache = str(Path(arguments.output) / "cache")
     config = replace(
         config,
-        data=replace(config.data, root=arguments.table, cache=cache),
+        data=replace(config.data, root=arguments.table, sources=None, cache=cache),
         train=replace(config.train, start_from=start, output=arguments.output),
     )
     return config, arguments.resume
-
-
-def _refuse_replaced_settings(config: Config, recipe: Config) -> None:
-    """Refuse settings given as options that the command's own arguments would replace.
-
-    A recipe may hold them, as the config.yaml of a run does.
-
-    Raises:
-        ConfigError: Names the setting and the argument.
-    """
-    if config.data.sources is not None:
-        raise ConfigError(
-            "data.sources: captioner finetune reads one data set, DATA; use captioner train with "
-            "train.start_from, or null"
-        )
-    for key, argument in (
-        ("data.root", "DATA"),
-        ("train.output", "--output"),
-        ("train.start_from", "--from"),
-    ):
-        section, name = key.split(".")
-        if getattr(vars(config)[section], name) != getattr(vars(recipe)[section], name):
-            raise ConfigError(f"{key}: captioner finetune takes it from {argument}; use that")

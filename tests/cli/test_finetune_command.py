@@ -45,21 +45,6 @@ def test_architecture_is_the_models_and_options_win(tiny_model: Path, tmp_path: 
     assert elsewhere.data.cache == "elsewhere"
 
 
-@pytest.mark.parametrize(
-    ("options", "facts"),
-    [
-        (["--data.root", "other.csv"], ["data.root", "DATA"]),
-        (["--data.sources", "[{root: other.csv}]"], ["data.sources", "DATA"]),
-    ],
-)
-def test_settings_that_have_an_option_of_their_own_are_refused_instead_of_dropped(
-    tiny_model: Path, options: list[str], facts: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse_settings(["my.csv", "--from", str(tiny_model), "--output", "run", *options])
-    assert all(fact in str(refused.value) for fact in facts), refused.value
-
-
 def test_a_recipe_may_hold_what_an_option_gives(tiny_model: Path, tmp_path: Path) -> None:
     """As the config.yaml of a run, with which a resumed run is begun."""
     arguments = ["my.csv", "--from", str(tiny_model), "--output", "run"]
