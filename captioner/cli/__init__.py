@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from captioner.captioner import Captioner
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
-_LONGEST_MESSAGE = 600
 
 
 def command_main(name: str) -> Callable[[list[str] | None], int]:
@@ -103,12 +102,8 @@ def end_at_next_interrupt() -> None:
 
 
 def _sentence(message: str) -> str:
-    """Return a message on one line, without the C++ frames that torch appends to its own."""
-    text = re.sub(r"\s*\n\s*", " ", message)
-    text = re.sub(r"\s*Exception raised from .*? at \S+ ?\(most recent call first\):.*", "", text)
-    if len(text) > _LONGEST_MESSAGE:
-        text = text[:_LONGEST_MESSAGE].rstrip() + "…"
-    return printable(text)
+    """Return a message on one line."""
+    return printable(re.sub(r"\s*\n\s*", " ", message))
 
 
 def show(line: str) -> None:

@@ -18,9 +18,8 @@ from programs import REPOSITORY, Commands, Programs
 
 from captioner import __version__
 from captioner.__main__ import main
-from captioner.cli import COMMANDS, run_command
+from captioner.cli import COMMANDS
 from captioner.cli.completion import SHELLS, script
-from captioner.errors import CheckpointError
 from captioner.log import printable
 
 
@@ -137,19 +136,6 @@ def test_the_scripts_are_the_commands(programs: Programs) -> None:
 )
 def test_control_characters_are_visible(text: str, shown: str) -> None:
     assert printable(text) == shown
-
-
-def test_an_error_is_one_line_without_frames_of_cpp(capsys: pytest.CaptureFixture[str]) -> None:
-    frames = "\n".join(f"frame #{n}: c10::function() + 0x{n:x}" for n in range(40))
-
-    def command() -> int:
-        raise CheckpointError(
-            "model: cannot be built (bad size)\nException raised from f at x.cpp:3 "
-            f"(most recent call first):\n{frames}"
-        )
-
-    assert run_command(command) == 2
-    assert capsys.readouterr().err == "error: model: cannot be built (bad size)\n"
 
 
 def test_a_device_that_is_not_there_is_not_suggested() -> None:
