@@ -54,7 +54,7 @@ def script(shell: str) -> str:
                 action.complete = shtab.FILE
         files: Any = parser.add_argument("files", nargs="*")
         files.complete = shtab.FILE
-    text: str = shtab.complete(root, shell, preamble={"zsh": _ZSH} if shell == "zsh" else None)
+    text: str = shtab.complete(root, shell, preamble={"zsh": _ZSH} if shell == "zsh" else {})
     return text
 
 
