@@ -54,7 +54,7 @@ def script(shell: str) -> str:
                 action.complete = shtab.FILE
         files: Any = parser.add_argument("files", nargs="*")
         files.complete = shtab.FILE
-    text: str = shtab.complete(root, shell, preamble={"zsh": _ZSH} if shell == "zsh" else {})
+    text: str = shtab.complete(root, shell, preamble=_ZSH if shell == "zsh" else "")
     return text
 
 
