@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,8 +120,6 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     files = [file for file in (arguments.output, arguments.report, arguments.captions) if file]
-    if len(set(map(os.path.realpath, files))) < len(files):
-        raise ConfigError("--output, --report and --captions: name a file of its own for each")
     for file in files:
         check_writable(file)  # before hours of captioning
     if arguments.removal:

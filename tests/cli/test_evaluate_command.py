@@ -326,14 +326,6 @@ def test_captions_for_coco_s_server_are_those_of_all_photos(
     assert listed[-1]["caption"] == captioner.caption(root / "val2017" / "000000000006.jpg").text
 
 
-def test_two_outputs_in_one_file_are_refused(
-    commands: Commands, tiny_model: Path, tmp_path: Path
-) -> None:
-    root, file = coco(tmp_path / "coco", references=6), tmp_path / "r.json"
-    refused = of_coco(commands, tiny_model, root, "--captions", file, "--output", file)
-    assert "--captions: name a file of its own for each" in refused.sentence()
-
-
 def test_a_limit_counts_photos_with_and_without_references(
     commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
