@@ -6,7 +6,6 @@ import argparse
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from captioner.cli import parsing, run_command, show
 from captioner.errors import CheckpointError
@@ -51,8 +50,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.output is None and arguments.format != "onnx":
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
-    if arguments.output is None and (arguments.card or _search_settings(arguments)):
-        parser.error("search settings and --card need a folder to make, in which they are stored")
     if problem := parsing.not_a_folder(arguments.output):
         parser.error(problem)
     return run_command(lambda: _run(arguments))
@@ -87,7 +84,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
     model, config, vocabulary = load_model(folder)
-    config = replace(config, decoding=replace(config.decoding, **_search_settings(arguments)))
+    search = parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
+    config = replace(config, decoding=replace(config.decoding, **search))
     validate(config)
     save_model(
         arguments.output,
@@ -105,11 +103,6 @@ def _run(arguments: argparse.Namespace) -> int:
         raise
     show(printable(arguments.output))
     return 0
-
-
-def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the search settings that were parsing.given, by their names in `decoding`."""
-    return parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
 
 
 def _read_card(path: Path) -> str:

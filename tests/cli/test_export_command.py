@@ -64,14 +64,6 @@ def test_an_export_that_fails_leaves_no_folder(
     assert not (tmp_path / "small").exists()
 
 
-@pytest.mark.parametrize("option", [("--beam-size", 5), ("--card", "card.md")])
-def test_what_needs_a_folder_is_refused_without_one(
-    commands: Commands, tiny_model: Path, option: tuple[str, object]
-) -> None:
-    refused = export(commands, "--format", "onnx", tiny_model, *option)
-    assert "need a folder to make" in refused.sentence()
-
-
 def test_the_files_of_a_bundled_model_are_not_rewritten(programs: Programs) -> None:
     refused = export(programs, "--format", "onnx", "soft")
     assert "soft is a bundled model" in refused.sentence()
