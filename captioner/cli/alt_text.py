@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from captioner.cli import parsing
-from captioner.cli.output import GALLERY, is_withheld
+from captioner.cli.output import is_withheld
 from captioner.cli.pages import Page
 from captioner.cli.xmp import remove_sidecar, save_sidecar, sidecar_of
 from captioner.errors import CaptionerError
@@ -243,15 +243,8 @@ class TextWriter:
                 if os.path.abspath(file) == os.path.abspath(page.file):
                     self.failed(f"{file}: would be replaced; add --in-place if that is meant")
                     continue
-                if name == GALLERY and "html" in arguments.save:
-                    self.failed(
-                        f"{page.file}: its copy would replace the gallery {file}; leave out "
-                        "--save html, or add --in-place"
-                    )
-                    continue
             try:
-                # Of a link to a page, the page is what changes.
-                save_bytes(page.filled(texts), file.resolve() if arguments.in_place else file)
+                save_bytes(page.filled(texts), file)
             except CaptionerError as error:
                 self.failed(error)
                 continue
@@ -275,9 +268,7 @@ def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) ->
     for image, caption, confidence in rows:
         path = str(image)
         if isinstance(image, Path):
-            # On Windows there is no way from one drive to another.
-            same_drive = image.absolute().drive == folder.absolute().drive
-            path = os.path.relpath(image, folder) if same_drive else str(image.absolute())
+            path = os.path.relpath(image, folder)
         shown = "" if confidence is None else f"{confidence:.4f}"
         writer.writerow([_no_formula(path, "./"), _no_formula(caption, " "), shown])
     return text.getvalue().encode(errors="backslashreplace")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import stat
 from pathlib import Path
 
 import pytest
@@ -180,16 +179,6 @@ def test_pages_are_copied_and_changed_in_place_only_when_asked(
     assert "![]" not in (tmp_path / "README.md").read_text()
 
 
-def test_the_copy_of_a_page_does_not_replace_the_gallery(run, folder: Path, tmp_path: Path) -> None:
-    (folder / "gallery.html").write_text('<img src="one.jpg"><img src="two.png">')
-    page = "photos/gallery.html"
-    outcome = run(page, "--write", "html", "--output", "out", "--save", "html")
-    assert outcome.code == 1
-    assert f"{page}: its copy would replace the gallery" in outcome.stderr
-    assert 'href="one.attention.html"' in (tmp_path / "out" / "gallery.html").read_text()
-    assert run(page, "--write", "html", "--output", "copies").code == 0
-
-
 def test_a_photo_of_several_pages_is_captioned_and_listed_once(
     run, folder: Path, tmp_path: Path
 ) -> None:
@@ -203,18 +192,3 @@ def test_a_photo_of_several_pages_is_captioned_and_listed_once(
     assert [row[0] for row in rows] == ["image", "../photos/one.jpg", "../photos/two.png"]
     assert "2 photos with captions" in (tmp_path / "out" / "gallery.html").read_text()
     assert 'alt="' in (tmp_path / "out" / "about.html").read_text()
-
-
-def test_a_page_changed_in_place_keeps_its_link_and_its_permissions(
-    run, folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "page.html").write_bytes(PAGE.encode())
-    (tmp_path / "page.html").chmod(0o600)
-    link = folder / "link.html"
-    link.symlink_to("../page.html")
-    (folder / "photos").symlink_to(".")  # addresses begin at the folder of the link
-    outcome = run("photos/link.html", "--write", "html", "--in-place", "--json")
-    assert outcome.code == 0, outcome.stderr
-    assert link.is_symlink()
-    assert (tmp_path / "page.html").read_bytes() != PAGE.encode()
-    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600
