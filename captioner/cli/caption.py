@@ -140,8 +140,6 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error("argument --resume: needs --output, the folder that an earlier run wrote to")
     if "html" in arguments.write and not any(map(_is_page, arguments.photos)):
         parser.error("argument --write: html needs a page among the photos, such as index.html")
-    if arguments.photos.count("-") > 1:
-        parser.error("- can be given once: standard input has one photo")
     if arguments.sample:
         for name in ("beam_size", "length_penalty", "min_confidence"):
             if getattr(arguments, name) is not None:

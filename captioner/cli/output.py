@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -93,21 +92,11 @@ def json_line(
         line["model_caption"] = {**own.to_dict(), "log_prob": _log_prob(own)}
     if pictures:
         line["pictures"] = [str(picture) for picture in pictures]
-    return to_json(line)
+    return json.dumps(line)  # in ASCII, so that it is JSON in every locale
 
 
 def _log_prob(caption: Caption) -> float:
     return round(caption.log_prob, 6)
-
-
-def to_json(value: object) -> str:
-    """Return a value as JSON that standard output can show, whatever the locale."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
-    except UnicodeEncodeError:
-        return json.dumps(value)
-    return text
 
 
 def text_lines(
@@ -224,8 +213,6 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
     if problem := parsing.not_a_folder(arguments.output):
         parser.error(f"argument --output: {problem}")
-    if arguments.words and arguments.compare:
-        parser.error("argument --words: shows one model, so not with --compare")
     possible = COMPARED_KINDS if arguments.compare else KINDS
     # With --write, sheets are drawn only where the options name them.
     kinds = arguments.save or (() if arguments.write or arguments.words else ("png",))
