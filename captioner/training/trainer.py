@@ -1,97 +1,77 @@
-"""A training run: steps, validation and checkpoints, epoch after epoch."""
+"""A training run: epochs of steps, with validation and checkpoints."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from captioner.data.batch import Batch
-from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
 from captioner.evaluation.bias import bias_counts
-from captioner.log import logger, progress_bar
+from captioner.log import logger
 from captioner.models.model import CaptionModel
-from captioner.runtime.cores import available_cores
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import (
     from_first_process,
-    mean_by_name,
     parallel,
-    rank,
-    sum_over_processes,
     world_size,
 )
 from captioner.runtime.draws import seed_of
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.checkpointing import save_checkpoint
-from captioner.training.interrupts import DeferredInterrupts
 from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
-from captioner.training.step import StepOutput, learning_rate_factor, training_step
+from captioner.training.step import StepOutput, TrainingLoop, training_step
 from captioner.training.validation import Validation, validate, validation_decoding
 
-MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 
-
-class Trainer:
+class Trainer(TrainingLoop):
     """A run; `save` writes all that `restore_checkpoint` needs to go on with it.
 
     Attributes:
-        epoch, batch, step: The next ones; `step` counts the optimizer's.
-        skipped_steps: Steps in a row whose gradient was not finite.
         best, figures, bad_epochs: The best validation metric, the figures of that epoch, and the
             epochs since.
         last_validation: Its log entry, which a crash may have kept from the log.
-        lr_drops: How often the plateau schedule has lowered the learning rate.
     """
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
-        self.setup, self.run, self.device = setup, run, device
-        self.config, self.task, self.model = setup.config, setup.task, setup.task.model
-        self.rank, self.processes = rank(), world_size()
-        optim = self.config.optim
-        kind = step_kind(self.config, device, self.processes)
-        self.optimizer = build_optimizer(self.task, optim, on_device=kind != "off")
-        self.averaged = AveragedModel(self.model, optim.ema_decay) if optim.ema_decay else None
+        self.run = run
+        config, task, optim = setup.config, setup.task, setup.config.optim
+        kind = step_kind(config, device, world_size())
+        optimizer = build_optimizer(task, optim, on_device=kind != "off")
+        averaged = AveragedModel(task.model, optim.ema_decay) if optim.ema_decay else None
         options: dict[str, Any] = {
-            "optimizer": self.optimizer,
+            "optimizer": optimizer,
             "clip_norm": optim.clip_norm,
-            "autocast": autocast(device, self.config.train.precision),
+            "autocast": autocast(device, config.train.precision),
             "device": device,
         }
         if device.type == "cuda":  # TF32 for what is computed in float32
             torch.set_float32_matmul_precision("high")
-        self.take_step: Callable[..., StepOutput]
+        take_step: Callable[..., StepOutput]
         if kind == "off":
-            ddp = parallel(self.task, compress=optim.compress_gradients)
-            self.take_step = partial(training_step, ddp, **options)
+            ddp = parallel(task, compress=optim.compress_gradients)
+            take_step = partial(training_step, ddp, **options)
         else:
-            self.take_step = FixedShapeStep(
-                self.task,
+            take_step = FixedShapeStep(
+                task,
                 **options,
                 kind=kind,
-                captions=self.config.data.batch_size,
+                captions=config.data.batch_size,
                 longest=int(setup.dataset.captions.lengths.max()),
             )
-        self.interrupts = DeferredInterrupts()
-        self.epoch = self.batch = self.step = 0
-        self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
+        super().__init__(setup, device, optimizer, averaged, take_step)
         self.best = -math.inf
-        self.bad_epochs = self.lr_drops = 0
+        self.bad_epochs = 0
         self.figures: dict[str, Any] = {}
         self.last_validation: dict[str, Any] = {}
-        self.unreadable: set[str] = set()  # images that were reported
         self.warned: set[str] = set()  # signs of collapse that were reported
 
     @property
@@ -152,7 +132,7 @@ class Trainer:
     def _fit_epoch(self, log: RunLog | None) -> None:
         """Train, validate and save one epoch; after an interrupt, save what can be resumed."""
         try:
-            self._train_epoch(log)
+            self.train_epoch(log)
             if not from_first_process(lambda: (self.run / "last").exists()):
                 self.save()  # a kill between `best` and the first `last` would leave no way on
             validation = self._validate()
@@ -171,128 +151,16 @@ class Trainer:
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
                 samples = self.config.train.samples
-                self._report_unreadable(
+                self.report_unreadable(
                     log_samples(log, self.setup, validation, self.epoch, self.step, samples)
                 )
         finally:
             self.save()  # a failure to draw loses no work
         if log is not None:
-            self._report_unreadable(validation.unreadable)
+            self.report_unreadable(validation.unreadable)
             log.write_validation(self.last_validation)
             print_validation(self.epoch, self.step, validation, self.config, self.warned)
         self.interrupts.release()
-
-    def _train_epoch(self, log: RunLog | None) -> None:
-        """Take the steps of this epoch that are not done yet."""
-        config, setup = self.config, self.setup
-        num_batches = len(setup.batches.epoch(self.epoch))
-        steps = math.ceil(num_batches / config.optim.accumulate) * config.train.epochs
-        loader = load_batches(
-            setup.dataset,
-            setup.batches,
-            self.epoch,
-            first=self.batch,
-            share=(self.rank, self.processes),
-            workers=min(config.data.workers, available_cores()),
-            pin_memory=self.device.type == "cuda",
-        )
-        bar = progress_bar(
-            desc=f"epoch {self.epoch + 1}/{config.train.epochs}",
-            total=num_batches,
-            initial=self.batch,
-            unit="batch",
-            disable=self.rank > 0,
-        )
-        self.task.train()
-        first_step = saved_step = self.step
-        started, data_wait_s = time.perf_counter(), 0.0
-        self.interrupts.deferred = True  # also while batches are fetched, or workers would die
-        with bar:
-            while True:
-                asked = time.perf_counter()
-                try:
-                    batches = list(islice(loader, config.optim.accumulate))
-                except CaptionerError:
-                    self.interrupts.deferred = False
-                    raise
-                if not batches:
-                    break
-                data_wait_s += time.perf_counter() - asked
-                self._report_unreadable([image for batch in batches for image in batch.unreadable])
-                nonempty = self._with_counts(batches)
-                output = None
-                if nonempty:
-                    factor = learning_rate_factor(self.step, steps, config.optim, self.lr_drops)
-                    output = self.take_step(nonempty, learning_rate_factor=factor)
-                    skipped = self.skipped_steps + 1
-                    self.skipped_steps = torch.where(output.updated, 0, skipped)
-                if self.averaged:
-                    self.averaged.update(self.model, self.step)
-                self.batch += len(batches)
-                self.step += 1
-                bar.update(len(batches))
-                # the first step of a run too, or a short one would show no loss
-                if output and (self.step == 1 or self.step % config.train.log_every == 0):
-                    self._check_skipped()
-                    elapsed = time.perf_counter() - started
-                    metrics = self._metrics(output)
-                    metrics["step_s"] = elapsed / (self.step - first_step)
-                    metrics["data_wait"] = data_wait_s / elapsed
-                    bar.set_postfix(loss=f"{metrics['total']:.3f}")
-                    if log is not None:
-                        log.write("train", self.step, metrics)
-                every = config.train.checkpoint_every
-                if every and self.step - saved_step >= every and self.batch < num_batches:
-                    self.save()
-                    saved_step = self.step
-        self.interrupts.release()
-
-    def _with_counts(self, batches: list[Batch]) -> list[Batch]:
-        """Return the batches that hold a caption, with the counts that their losses divide by.
-
-        Processes agree here on the counts, and on whether a signal came to one of them.
-        """
-        counts = [float(n) for batch in batches for n in (batch.words, batch.captions)]
-        interrupted: float = self.interrupts.pending
-        if self.processes > 1:
-            sums = sum_over_processes([interrupted, *counts])
-            interrupted, *counts = (value / self.processes for value in sums)
-        if interrupted:
-            self.interrupts.interrupt()
-        pairs = zip(batches, counts[::2], counts[1::2], strict=True)
-        return [replace(b, words=words, captions=number) for b, words, number in pairs if number]
-
-    def _check_skipped(self) -> None:
-        """Report steps that were skipped, and end the run after many in a row."""
-        skipped = int(self.skipped_steps)
-        if skipped and self.rank == 0:
-            logger.warning(
-                f"step {self.step}: the gradient was not finite in the last {skipped} steps, which "
-                "were skipped"
-            )
-        if skipped >= MAX_SKIPPED_STEPS:
-            raise CaptionerError(
-                f"the gradient was not finite in {skipped} steps in a row; lower optim.lr or set "
-                "optim.clip_norm, and start from an earlier model"
-            )
-
-    def _metrics(self, step: StepOutput) -> dict[str, Any]:
-        """Return the figures of a step for the log: means over the whole batch."""
-        metrics = {name: float(value) for name, value in step.output.metrics.items()}
-        if self.processes > 1:
-            metrics = mean_by_name(metrics)
-        if "advantage" in metrics:  # a mean square, as only that of all processes is their mean
-            metrics["advantage"] = math.sqrt(metrics["advantage"])
-        rate = max(float(group["lr"]) for group in self.optimizer.param_groups if group["clip"])
-        norm = float(step.gradient_norm)
-        return {"epoch": self.epoch, **metrics, "learning_rate": rate, "gradient_norm": norm}
-
-    def _report_unreadable(self, images: list[tuple[str, str]]) -> None:
-        """Name images that were left out, each once, with the reason."""
-        for path, reason in images:
-            if path not in self.unreadable:
-                self.unreadable.add(path)
-                logger.warning(f"{path}: {reason}, left out ({len(self.unreadable)} so far)")
 
     def _validate(self) -> Validation:
         """Validate the evaluated model, by random numbers that depend on the epoch."""
