@@ -24,7 +24,7 @@ from captioner.generation.beam_search import END
 from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.parallel import parallel_map
-from captioner.training.losses import caption_losses
+from captioner.training.cross_entropy import caption_losses
 from captioner.types import Grid
 
 L, T, B, K, D, VOCABULARY = 64, 12, 64, 5, 384, 2500

@@ -22,7 +22,7 @@ from captioner.models.attention.attention import (
 )
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.training.capture import GraphCache
-from captioner.training.losses import caption_losses
+from captioner.training.cross_entropy import caption_losses
 from captioner.training.reinforce import MovingAverage, Reinforce
 from captioner.types import Grid
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from captioner.config import Config, LossConfig
-from captioner.data.batch import Batch
+from captioner.data.batch import Batch, pack_by_step
+from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.training.attention_effect import attention_effect_loss
-from captioner.training.distillation import Teachers, load_teachers
-from captioner.training.losses import attention_statistics, caption_losses
+from captioner.training.distillation import Teachers, TeacherTargets, load_teachers
 from captioner.training.reinforce import Reinforce, build_reinforce, repeat_captions
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 
@@ -91,3 +95,115 @@ class CrossEntropyTask(TrainingTask):
             total = total + self.loss.attention_effect_weight * effect_loss
             metrics |= effect_metrics
         return LossOutput(total, {**metrics, "total": total.detach()})
+
+
+def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
+    """Return the penalty [N] of equation 14 for captions with maps [N, T, L], before lambda.
+
+    It is the sum over cells of (1 - sum over words of alpha)^2; maps are zero where a caption has
+    ended. (The original code averages over the cells and sums over the batch, which makes its
+    lambda N / L of this one.)
+    """
+    return (1.0 - maps.sum(1)).square().sum(1)
+
+
+def caption_losses(
+    output: TeacherForcingOutput,
+    targets: Tensor,
+    lengths: Tensor,
+    loss: LossConfig,
+    *,
+    reinforce: Reinforce | None = None,
+    weights: Tensor | None = None,
+    teacher_targets: TeacherTargets | None = None,
+    words: float | Tensor | None = None,
+    captions: float | Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return the loss of a batch: sums over each caption (equation 14) per word of the batch.
+
+    The paper sums the words of a caption and averages over captions. Dividing every term by the
+    words of the batch instead keeps their ratios and makes batches comparable.
+
+    Args:
+        targets, lengths, weights, words, captions: As in `Batch`; weights are of what is minimised
+            of the cross-entropy.
+        reinforce: Terms of equation 12 for sampled attention.
+        teacher_targets: Predictions of teachers (Hinton et al., 2015).
+
+    Returns:
+        `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
+        `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda), with
+        teachers' attention `attention_divergence` (nats per word), and the metrics of `reinforce`.
+
+    Raises:
+        ConfigError: The teachers' grid has another number of cells than the model's.
+    """
+    packed = pack_by_step(targets, lengths)  # [M]
+    words = len(packed) if words is None else words
+    captions = len(lengths) if captions is None else captions
+    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
+    log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
+    word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
+    losses = -word_log_probs
+    # Without smoothing, its gradient of zeros would cost as much as that of the words.
+    if smoothing := loss.label_smoothing:
+        losses = (1 - smoothing) * losses - smoothing * log_probs.mean(-1)
+    if teacher_targets is not None:
+        from_teachers = (teacher_targets.probs * log_probs).sum(-1)
+        losses = (1 - loss.distillation) * losses - loss.distillation * from_teachers
+    if weights is not None:
+        by_word = weights.unsqueeze(1).expand_as(targets)
+        losses = losses * pack_by_step(by_word, lengths)
+    penalties = doubly_stochastic_penalty(output.maps)
+    if lengths.dim() == 2:  # a mask: padding and captions that fill up a batch count nothing
+        is_word = pack_by_step(lengths, lengths)
+        losses, word_log_probs = losses * is_word, word_log_probs * is_word
+        penalties = penalties * lengths[:, 0]
+    smoothed = losses.sum() / words
+    penalty = penalties.sum() / captions
+    total = smoothed + loss.doubly_stochastic * (captions / words) * penalty
+    metrics: dict[str, Tensor] = {}
+    if teacher_targets is not None and teacher_targets.maps is not None:
+        divergence = teacher_targets.attention_divergence(output.maps).sum() / words
+        total = total + loss.attention_distillation * divergence
+        metrics["attention_divergence"] = divergence.detach()
+    if reinforce is not None:
+        word_rewards = -losses if reinforce.reward == "minimised" else word_log_probs
+        reinforce_loss, reinforce_metrics = reinforce(output, word_rewards, lengths, words)
+        total = total + reinforce_loss
+        metrics |= reinforce_metrics
+    return {
+        "total": total,
+        "cross_entropy": -word_log_probs.sum().detach() / words,
+        "smoothed": smoothed.detach(),
+        "doubly_stochastic": penalty.detach(),
+        **metrics,
+    }
+
+
+@torch.no_grad()
+def attention_statistics(
+    output: TeacherForcingOutput, words: float | Tensor, captions: float | Tensor
+) -> dict[str, Tensor]:
+    """Return metrics that show whether attention is alive: means over the words of a batch.
+
+    Args:
+        words, captions: As in `Batch`; a caption of T words has T - 1 pairs of neighbouring words.
+
+    Returns:
+        attention_entropy: Entropy of the maps over that of the uniform map, in [0, 1].
+        attention_change: Total variation distance between neighbouring words' maps, in [0, 1].
+        beta: The gate, where there is one.
+    """
+    pairs = words - captions
+    pairs = pairs + (pairs == 0)  # without a pair there is no change
+    maps, uniform = output.maps, math.log(max(2, output.maps.shape[2]))
+    running = maps[:, 1:].any(-1)  # [N, T - 1]; a map is zero where a caption has ended
+    change = 0.5 * (maps[:, 1:] - maps[:, :-1]).abs().sum(-1) * running
+    statistics = {
+        "attention_entropy": output.entropy.sum() / (uniform * words),
+        "attention_change": change.sum() / pairs,
+    }
+    if output.beta is not None:
+        statistics["beta"] = output.beta.sum() / words
+    return statistics

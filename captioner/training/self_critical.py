@@ -23,7 +23,7 @@ from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import draw_words
-from captioner.training.losses import attention_statistics
+from captioner.training.cross_entropy import attention_statistics
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.types import Grid
 

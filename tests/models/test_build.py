@@ -27,7 +27,7 @@ from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Preprocessing
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
-from captioner.training.losses import caption_losses
+from captioner.training.cross_entropy import caption_losses
 from captioner.training.reinforce import NoBaseline, Reinforce
 
 V = 12

@@ -13,7 +13,7 @@ import torch
 from captioner.config import Config
 from captioner.generation import Hypothesis
 from captioner.models.decoders.base import TeacherForcingOutput
-from captioner.training.losses import attention_statistics
+from captioner.training.cross_entropy import attention_statistics
 from captioner.training.reporting import EARLY_STEPS, print_validation, warnings
 from captioner.training.validation import Validation, generated_attention_statistics
 

@@ -22,8 +22,8 @@ from captioner.models.attention import attention as attending
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.runtime.draws import child_seeds
+from captioner.training.cross_entropy import caption_losses
 from captioner.training.distillation import TeacherTargets
-from captioner.training.losses import caption_losses
 from captioner.training.reinforce import (
     LearnedBaseline,
     LeaveOneOut,

@@ -16,8 +16,8 @@ from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.training.attention_effect import attention_effect_loss
+from captioner.training.cross_entropy import caption_losses, doubly_stochastic_penalty
 from captioner.training.distillation import TeacherTargets
-from captioner.training.losses import caption_losses, doubly_stochastic_penalty
 
 V, L = 7, 5
 LENGTHS = [[4, 4, 2, 1], [3, 3, 3], [1], [6, 1, 1]]
