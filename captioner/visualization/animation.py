@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw
 
-from captioner.visualization.labels import caption_note
 from captioner.visualization.overlay import resize_captioned
-from captioner.visualization.sheet import comparison_sheet
+from captioner.visualization.sheet import SHEET, comparison_sheet, draw_heading
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.typography import (
-    INK,
-    MUTED,
-    RULE,
-    WARNING,
-    fit,
-    font,
-    is_right_to_left,
-    one_line,
-)
+from captioner.visualization.typography import RULE
 from captioner.visualization.words import word_image_size, word_images
 
 if TYPE_CHECKING:
@@ -76,7 +67,7 @@ def caption_gif(
 def caption_frames(
     image: Image.Image, caption: Caption, style: OverlayStyle
 ) -> Iterator[Image.Image]:
-    """Yield the image under its caption, then each word's overlay with that word set off."""
+    """Yield the image under its caption, then each word's overlay."""
     pictures = list(word_images(image, caption, style, max_side_px=LONGEST_SIDE_PX))
     size = word_image_size(image.size, LONGEST_SIDE_PX)
     plain = resize_captioned(image, caption.geometry, size)
@@ -86,42 +77,19 @@ def caption_frames(
     # A white photo has no edge otherwise; within it, for the picture may be no wider.
     edge = (left, 0, left + plain.width - 1, plain.height - 1)
     ImageDraw.Draw(still).rectangle(edge, outline=RULE)
-    for index, picture in enumerate([still, *pictures]):
-        yield _under_sentence(picture, caption, index - 1)
+    for picture in [still, *pictures]:
+        yield _under_caption(picture, caption)
 
 
-def _under_sentence(picture: Image.Image, caption: Caption, current: int) -> Image.Image:
-    """Put the caption and its note above a picture; the current word is set off (-1: none is)."""
-    words, (note, warning) = caption.words, caption_note(caption)
+def _under_caption(picture: Image.Image, caption: Caption) -> Image.Image:
+    """Put the caption and its note above a picture."""
     text = max(15, picture.width // 26)
-    sentence = " ".join(words)
-    face, strong = (font(text, bold=bold, text=sentence) for bold in (False, True))
-    margin, line_height, space = text, round(1.4 * text), face.getlength(" ")
-    places: list[tuple[float, int]] = []
-    x, line = float(margin), 0
-    for word in words:
-        wide = strong.getlength(one_line(word))  # so that nothing moves from frame to frame
-        if x > margin and x + wide > picture.width - margin:
-            x, line = float(margin), line + 1
-        places.append((x, line))
-        x += wide + space
-    below = line_height * (line + 1)
-    top = below + margin + (line_height if note else 0)
+    layout = replace(SHEET, margin=text, text=round(0.8 * text), title=text)
+    width = picture.width - 2 * text
+    top = draw_heading(None, "", caption, layout, 0, width) + text
     frame = Image.new("RGB", (picture.width, picture.height + top), "white")
     frame.paste(picture, (0, top))
-    draw = ImageDraw.Draw(frame)
-    for index, (word, (x, row)) in enumerate(zip(words, places, strict=True)):
-        chosen = index == current
-        fill = INK if chosen or current < 0 else MUTED
-        baseline = margin // 2 + text + row * line_height
-        drawn = strong if chosen else face
-        x, anchor = (frame.width - x, "rs") if is_right_to_left(sentence) else (x, "ls")
-        draw.text((x, baseline), one_line(word), fill=fill, font=drawn, anchor=anchor)
-    if note:
-        room = frame.width - 2 * margin
-        note, small = fit(note, room, size_px=round(0.8 * text), smallest_px=text // 2)
-        place = (margin, margin // 2 + text + below)
-        draw.text(place, note, fill=WARNING if warning else MUTED, font=small, anchor="ls")
+    draw_heading(frame, "", caption, layout, text // 2, width)
     return frame
 
 

@@ -70,7 +70,7 @@ class _Layout:
         return round(1.8 * self.text)
 
 
-_SHEET = _Layout(264 * 198, 528, 168, margin=42, gap=24, text=15, title=30, widest=1960)
+SHEET = _Layout(264 * 198, 528, 168, margin=42, gap=24, text=15, title=30, widest=1960)
 _COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26, widest=1800)
 _NARROWEST_CONTENT = 520  # for the title and the footer of a sheet
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
@@ -98,14 +98,14 @@ def attention_sheet(
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    return _draw(image, [("", caption)], style, _SHEET, original_size=original_size)
+    return _draw(image, [("", caption)], style, SHEET, original_size=original_size)
 
 
 def vector_sheet(
     image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
 ) -> VectorPage:
     """Draw the same as a page to save as PDF or SVG."""
-    return _draw(image, [("", caption)], style, _SHEET, vector=True)
+    return _draw(image, [("", caption)], style, SHEET, vector=True)
 
 
 def comparison_sheet(
@@ -141,7 +141,7 @@ def vector_comparison(
     return _draw(image, captions, style, _COMPARISON, vector=True)
 
 
-def panel_size(image_size: tuple[int, int], layout: _Layout = _SHEET) -> tuple[int, int]:
+def panel_size(image_size: tuple[int, int], layout: _Layout = SHEET) -> tuple[int, int]:
     """Return width and height of a panel: the image's shape, one area, no side too long.
 
     >>> panel_size((4000, 3000)), panel_size((100, 1000))
@@ -179,7 +179,7 @@ def _draw(
     width = max(across * slot[0] - gap, _NARROWEST_CONTENT)
     tops, heads = [margin], []  # of each model, the last of the footer; heights of the headings
     for name, caption in named:
-        heads.append(_heading(None, name, caption, layout, 0, width) + text)
+        heads.append(draw_heading(None, name, caption, layout, 0, width) + text)
         lines = math.ceil((1 + len(caption.words)) / across)
         tops.append(tops[-1] + heads[-1] + lines * slot[1] + (gap if name else 0))
     footer = {"left": margin, "top": tops[-1], "width": width, "size": text}
@@ -189,7 +189,7 @@ def _draw(
     about = "photo, {} × {} px".format(*(original_size or image.size))
     about, face = fit(about, label_width, size_px=text, smallest_px=text // 2)
     for (name, caption), head, top in zip(named, heads, tops, strict=False):
-        _heading(page, name, caption, layout, top, width)
+        draw_heading(page, name, caption, layout, top, width)
         for number in range(1 + len(caption.words)):
             left = margin + number % across * slot[0]
             upper = top + head + number // across * slot[1]
@@ -206,7 +206,7 @@ def _draw(
     return page
 
 
-def _heading(
+def draw_heading(
     page: Page | None, name: str, caption: Caption, layout: _Layout, top: int, width: int
 ) -> int:
     """Draw a model's name if there is one, its caption and the note; return their height in pixels.
@@ -216,7 +216,7 @@ def _heading(
     left, text = layout.margin, layout.text
     name_line = round(1.9 * text) if name else 0
     face = font(layout.title, bold=True, text=caption.text)
-    most = 6 if layout is _SHEET else 3
+    most = 3 if layout is _COMPARISON else 6
     lines = wrap(one_line(caption.text) or "(no words)", face, width, max_lines=most)
     note, warning = caption_note(caption)
     if page is not None:
