@@ -42,17 +42,17 @@ def word_overlay(
 
 def word_panel(layers: Layers, caption: Caption, index: int) -> Image.Image:
     """Draw the map of a word over the image of these layers, with its marks."""
-    picture = _paint(layers, word_heat(caption, index, layers.photo.size, layers.style))
-    if layers.style.lines and not layers.style.smooth:
-        draw_cell_lines(
-            ImageDraw.Draw(picture), caption, index, layers.style, (0, 0, *picture.size)
-        )
+    size, smooth = layers.photo.size, layers.style.smooth
+    heat = smooth_heat = word_heat(caption, index, size)
+    if not smooth:
+        heat = word_heat(caption, index, size, smooth=False)
+    picture = _paint(layers, heat, smooth_heat)
     draw_marks(ImageDraw.Draw(picture), caption, index, (0, 0, *picture.size))
     return picture
 
 
 def word_heat(
-    caption: Caption, index: int, size: tuple[int, int], style: OverlayStyle
+    caption: Caption, index: int, size: tuple[int, int], *, smooth: bool = True
 ) -> np.ndarray:
     """Return the heat of a word over an image of this (width, height)."""
     return attention_heat(
@@ -60,7 +60,7 @@ def word_heat(
         caption.geometry,
         width_px=size[0],
         height_px=size[1],
-        smooth=style.smooth,
+        smooth=smooth,
     )
 
 
@@ -78,14 +78,14 @@ def overlay(
     """
     if heat.shape != (image.height, image.width):
         raise ValueError(f"heat {list(heat.shape)} for {image.height} x {image.width} pixels")
-    return _paint(Layers(image.convert("RGB"), OverlayStyle.of(style)), heat)
+    return _paint(Layers(image.convert("RGB"), OverlayStyle.of(style)), heat, heat)
 
 
-def _paint(layers: Layers, heat: np.ndarray) -> Image.Image:
-    """Return the layers by this heat, with lines of equal attention where the style has them."""
-    octaves = scale_octaves(heat)
-    picture = layers.paint((octaves * (255 / OCTAVES) + 0.5).astype(np.uint8))
-    if layers.style.lines and layers.style.smooth:
+def _paint(layers: Layers, heat: np.ndarray, smooth_heat: np.ndarray) -> Image.Image:
+    """Return the layers by heat, with the lines of the smooth heat where the style has them."""
+    picture = layers.paint((scale_octaves(heat) * (255 / OCTAVES) + 0.5).astype(np.uint8))
+    if layers.style.lines:
+        octaves = scale_octaves(smooth_heat)
         casing, ink = map(Image.fromarray, line_coverage(octaves, layers.style))
         if box := casing.getbbox():
             picture.paste(CASING_COLOUR, box, casing.crop(box))
@@ -127,31 +127,6 @@ def line_unit(size: tuple[int, int]) -> float:
 def casing_px(unit: float) -> float:
     """Return the width of the dark seam on each side of a line."""
     return max(0.8, 0.6 * unit)
-
-
-def draw_cell_lines(pen: Any, caption: Caption, index: int, style: OverlayStyle, box: Box) -> None:
-    """Draw the lines of equal attention along the borders of cells."""
-    cells = caption.maps[index] * caption.maps[index].size
-    columns = cells.shape[1]
-    unit = line_unit((box[2] - box[0], box[3] - box[1]))
-    for heat, width in style.lines:
-        inside = np.pad(cells >= heat, 1)
-        thick = max(1, round(width * unit))
-        half = thick // 2
-        for row, column in np.argwhere(inside[1:-1, 1:-1]).tolist():
-            x0, y0, x1, y1 = cell_box(caption, row * columns + column, box)
-            left, right = (x1, x0) if caption.geometry.flipped else (x0, x1)
-            for drawn, edge in (
-                (not inside[row, column + 1], (x0, y0 - half, x1 - 1, y0 - half + thick - 1)),
-                (not inside[row + 2, column + 1], (x0, y1 - half, x1 - 1, y1 - half + thick - 1)),
-                (not inside[row + 1, column], (left - half, y0, left - half + thick - 1, y1 - 1)),
-                (
-                    not inside[row + 1, column + 2],
-                    (right - half, y0, right - half + thick - 1, y1 - 1),
-                ),
-            ):
-                if drawn:
-                    pen.rectangle(edge, fill=LINE_COLOUR)
 
 
 def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:

@@ -21,7 +21,6 @@ from captioner.visualization.arrays import data_url
 from captioner.visualization.overlay import (
     Box,
     casing_px,
-    draw_cell_lines,
     draw_marks,
     line_unit,
     resize_captioned,
@@ -141,7 +140,7 @@ class VectorPage:
         """Draw the map of a word over the photo in a box, with its marks."""
         style, (left, top, right, bottom) = layers.style, box
         size = (right - left) // _MAP_STEP_PX + 1, (bottom - top) // _MAP_STEP_PX + 1
-        octaves = scale_octaves(word_heat(caption, index, size, style))
+        octaves = scale_octaves(word_heat(caption, index, size, smooth=style.smooth))
         levels = (octaves * (255 / OCTAVES) + 0.5).astype(np.uint8)
         self.paste(layers.base, box)
         if layers.colours is not None:
@@ -160,10 +159,7 @@ class VectorPage:
                     step = (wanted - covered) / (1 - covered)
                     self.paste(layers.photo, box, alpha=step, clip=outline)
                     covered = wanted
-        if style.smooth:
-            self._draw_lines(octaves, style, box)
-        else:
-            draw_cell_lines(self, caption, index, style, box)
+        self._draw_lines(scale_octaves(word_heat(caption, index, size)), style, box)
         draw_marks(self, caption, index, box)
 
     def _draw_lines(self, octaves: np.ndarray, style: OverlayStyle, box: Box) -> None:

@@ -160,7 +160,7 @@
   }
 
   /** Paint heat over the photo. No pixel of it is read, so it may be of another origin. */
-  function paint(context, photo, heat, display) {
+  function paint(context, photo, heat, smoothHeat, display) {
     const { width, height } = context.canvas;
     const { base } = TABLES.styles[display.style];
     context.drawImage(photo, 0, 0, width, height);
@@ -193,9 +193,9 @@
     }
     context.drawImage(upper.canvas, 0, 0);
     const lines = linesOf(display);
-    if (!lines.length || !display.smooth) return;
+    if (!lines.length) return;
     const drawn = upper.createImageData(width, height);
-    coverLines(drawn.data, heat, width, height, lines);
+    coverLines(drawn.data, smoothHeat, width, height, lines);
     upper.putImageData(drawn, 0, 0);
     context.drawImage(upper.canvas, 0, 0);
   }
@@ -232,30 +232,6 @@
         for (let k = 0; k < 3; k++)
           out[o + k] = (ink * line[k] + under * dark[k]) / (ink + under) + 0.5;
         out[o + 3] = 255 * (ink + under) + 0.5;
-      }
-    }
-  }
-
-  /** The lines along the borders of cells. */
-  function drawCellLines(context, canvas, map, geometry, lines) {
-    const [rows, columns] = [map.length, map[0].length];
-    const inside = (row, column, heat) =>
-      Boolean(map[row]) && map[row][column] * rows * columns >= heat;
-    context.fillStyle = TABLES.lines.colour;
-    for (const [heat, wide] of lines) {
-      const thick = Math.max(1, Math.round(wide * lineUnit(canvas.width, canvas.height)));
-      const from = Math.floor(thick / 2);
-      for (let cell = 0; cell < rows * columns; cell++) {
-        const [row, column] = [Math.floor(cell / columns), cell % columns];
-        if (!inside(row, column, heat)) continue;
-        const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
-        const across = (y) => context.fillRect(x0, y - from, x1 - x0, thick);
-        const down = (x) => context.fillRect(x - from, y0, thick, y1 - y0);
-        if (!inside(row - 1, column, heat)) across(y0);
-        if (!inside(row + 1, column, heat)) across(y1);
-        const [left, right] = geometry.flipped ? [x1, x0] : [x0, x1];
-        if (!inside(row, column - 1, heat)) down(left);
-        if (!inside(row, column + 1, heat)) down(right);
       }
     }
   }
@@ -825,12 +801,10 @@
         const { maps, geometry, cells, paths } = this.caption;
         const { width, height } = this.canvas;
         const [rows, columns] = [maps[index].length, maps[index][0].length];
-        this.laid = this.laid
-          || projection(geometry, rows, columns, width, height, this.display.smooth);
-        const heat = heatOf(maps[index], this.laid);
-        paint(this.context, this.image, heat, this.display);
-        const lines = this.display.smooth ? [] : linesOf(this.display);
-        drawCellLines(this.context, this.canvas, maps[index], geometry, lines);
+        this.laid = this.laid || (this.display.smooth ? [true] : [false, true]).map(
+          (smooth) => projection(geometry, rows, columns, width, height, smooth));
+        const [heat, smoothHeat = heat] = this.laid.map((laid) => heatOf(maps[index], laid));
+        paint(this.context, this.image, heat, smoothHeat, this.display);
         if (paths) drawPaths(this.context, this.canvas, paths, index, geometry, rows, columns);
         if (!cells) markPeaks(this.context, this.canvas, maps[index], geometry);
         if (cells) outlineCells(this.context, this.canvas, cells[index], geometry, rows, columns);
