@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,18 +110,7 @@ class Drawer:
         if self._pool is None or large:
             result = draw(drawing, self.settings)
             return lambda: result
-        try:
-            future = self._pool.submit(draw, drawing, self.settings)
-        except BrokenProcessPool:
-            return lambda: draw(drawing, self.settings)
-
-        def finished() -> tuple[list[Path], str | None]:
-            try:
-                return future.result()
-            except BrokenProcessPool:  # a process was killed, as for want of memory
-                return draw(drawing, self.settings)
-
-        return finished
+        return self._pool.submit(draw, drawing, self.settings).result
 
 
 def _ignore_interrupts() -> None:

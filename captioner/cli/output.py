@@ -305,12 +305,19 @@ class CaptionWriter:
         if self.drawer is None:
             yield 0
             return
+        from concurrent.futures.process import BrokenProcessPool
+
         from captioner.cli.drawing import PROCESSES_FROM
 
         if photos >= PROCESSES_FROM and self.arguments.save:
             self.drawer.start()
         try:
             yield self.drawer.ahead
+        except BrokenProcessPool:
+            raise CaptionerError(
+                "a process that drew pictures was killed, as for want of memory; the same command "
+                "with --resume does the rest"
+            ) from None
         finally:
             self.drawer.stop()
 
