@@ -198,20 +198,14 @@ def _url_host(host: str) -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; opened before the models, so that a port in use is reported."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()  # clients that connect before the models are loaded wait
+        return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CaptionerError(
             f"cannot listen at {host}:{port} ({reason}); choose another with --host and --port"
         ) from None
-    return listening
 
 
 def _load_models(arguments: argparse.Namespace) -> dict[str, Captioner]:
