@@ -284,18 +284,15 @@ def _attention_settings(
     objects = None
     if arguments.objects:
         objects = Objects(*arguments.objects)
-        files = ", ".join(map(str, arguments.objects))
         known = object_keys(objects, images)
         if not known:
             raise DataError(
-                f"--objects {files}: none of the {len(images)} photos is in there; they are found "
-                f"by their names, such as {images[0].path.name if images else 'none'}; name the "
-                "file of these photos"
+                f"--objects: none of the {len(images)} photos is in there, found by its name; name "
+                "the file of these photos"
             )
         if len(known) < len(images):
             logger.info(
-                f"--objects {files}: {len(known)} of the {len(images)} photos are in there; "
-                "grounding is measured on these"
+                f"--objects: grounding is measured on {len(known)} of the {len(images)} photos"
             )
     return AttentionSettings(objects, arguments.regions == "boxes", arguments.faithfulness)
 
