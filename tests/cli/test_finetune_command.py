@@ -81,8 +81,9 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
 
 
 def test_captions_of_another_language_than_the_models_are_reported(
-    table: Path, tiny_model: Path, tmp_path: Path, capsys
+    table: Path, tiny_model: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RANK", "1")  # adds no graphs
     first, *rows = table.read_text().splitlines()
     german = [f"{row.partition(',')[0]},ein Kreis auf einer Wiese" for row in rows]
     table.write_text("\n".join([first, *german, ""]))
@@ -131,18 +132,6 @@ def test_photos_are_held_out_only_where_there_are_no_splits(table: Path, tmp_pat
     with_splits = SourceConfig(root=str(tiny.draw_table(tmp_path / "splits")), name="mine")
     found = read_sources([with_splits], val_share=0.25)
     assert (len(found.training), len(found.validation[0][1])) == (12, 3)
-
-
-def test_one_caption_for_many_photos_is_reported(tmp_path: Path) -> None:
-    folder = tiny.draw_table(tmp_path / "photos", train=20, val=3)
-    path = folder / "captions.csv"
-    first, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([first, *(f"{row.partition(',')[0]},a disc" for row in rows), ""]))
-    said: list[str] = []
-    source = SourceConfig(format="table", root=str(folder), name="mine")
-    path.write_text(path.read_text().replace("image,caption,split", "image,caption"))
-    read_sources([source], val_share=0.0, warn=said.append)
-    assert any("26 of 26 photos have the same caption, 'a disc'" in each for each in said), said
 
 
 def test_help_needs_no_model(capsys) -> None:

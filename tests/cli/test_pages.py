@@ -48,12 +48,9 @@ def test_an_empty_alt_leaves_nothing_behind(tmp_path: Path, alt: str) -> None:
     ("attribute", "is_filled"),
     [
         ("role=presentation", False),
-        ("role=' None'", False),
-        ("role=img", True),
         ('aria-hidden="true"', False),
         ('aria-hidden="false"', True),
         ('aria-label="my dog"', False),
-        ('aria-label=""', True),
         ("aria-labelledby=caption", False),
     ],
 )
@@ -79,15 +76,12 @@ def test_a_page_of_an_unusable_encoding_is_read_as_latin_1(tmp_path: Path, chars
     ("tag", "image"),
     [
         ('<img data-src="a.jpg">', "a.jpg"),
-        ('<img src="blank.gif" data-src="a.jpg">', "a.jpg"),
         ('<img src="data:image/gif;base64,R0" data-original="a.jpg">', "a.jpg"),
         ('<img srcset="a.jpg 1x, b.jpg 2x">', "a.jpg"),
         ('<img srcset="a.jpg, b.jpg 2x" src="b.jpg">', "b.jpg"),
-        ('<img data-srcset="a.jpg 480w">', "a.jpg"),
         ('<picture><source srcset="a.jpg 2x"><img src=""></picture>', "a.jpg"),
         ('<picture><source srcset="no.webp"/><img src="b.jpg"></picture>', "b.jpg"),
         ('<picture><source srcset="a.jpg"></picture><img src="https://x.org/y.jpg">', None),
-        ('<img srcset="https://x.org/a.jpg 2x">', None),
         ('<img data-src="{{ image }}.jpg" src="b.jpg">', "b.jpg"),
     ],
 )

