@@ -449,18 +449,6 @@ def test_a_java_that_hangs_is_killed_at_the_time_limit_and_the_rest_is_scored(
     assert scores.signature["METEOR"] == "not computed: not finished within 2 s"
 
 
-def test_a_meteor_that_hangs_leaves_the_scores_that_were_done(tmp_path: Path) -> None:
-    java = false_java(tmp_path, VERSION, TOKENIZER, f"*meteor*) {HANG}")
-    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=3)
-    assert has_ended(wait_for_pid(tmp_path))
-    assert scores.metrics["METEOR"] is None
-    assert scores.signature["METEOR"] == "not computed: not finished within 3 s"
-    assert scores.signature["java"] == "99.1"
-    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
-    expected = quick_scores(CANDIDATES, REFERENCES)
-    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == pytest.approx(expected)
-
-
 METEOR_ANSWERS = """*meteor*)
   head -c 1000000 /dev/zero | tr '\\0' x >&2
   while read -r line; do case "$line" in
@@ -469,19 +457,11 @@ METEOR_ANSWERS = """*meteor*)
   esac; done;;"""
 
 
-def test_a_meteor_that_fills_its_standard_error_does_not_hang(tmp_path: Path) -> None:
-    java = false_java(tmp_path, VERSION, TOKENIZER, METEOR_ANSWERS)
-    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
-    assert scores.metrics["METEOR"] == 0.5
-    assert scores.per_image["METEOR"] == {1: 0.25, 2: 0.75}
-
-
 @pytest.mark.parametrize(
     ("cases", "reason"),
     [
         (["*) echo first >&2; echo 'no memory' >&2; exit 3;;"], "ended with code 3: no memory"),
         (["-version) echo 'I am tea' >&2;;"], "gave no version: I am tea"),
-        ([VERSION, "*PTBTokenizer*) exit 1;;"], "ended with code 1"),
         ([VERSION, "*PTBTokenizer*) echo one line;;"], "gave 1 lines for 6 captions"),
     ],
 )
@@ -554,7 +534,8 @@ def test_spice_is_computed_where_its_jars_are(tmp_path: Path) -> None:
     assert scores.metrics["SPICE"] == 0.25
     assert scores.per_image["SPICE"] == {1: 0.125, 2: 0.375}
     assert scores.signature["SPICE"] == "SPICE 1.0 via pycocoevalcap 1.2"
-    assert scores.metrics["METEOR"] == 0.5
+    assert scores.metrics["METEOR"] == 0.5  # a full standard error does not stop it
+    assert scores.per_image["METEOR"] == {1: 0.25, 2: 0.75}
 
 
 def test_references_without_words_lower_no_score() -> None:
