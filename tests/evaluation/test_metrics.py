@@ -449,6 +449,18 @@ def test_a_java_that_hangs_is_killed_at_the_time_limit_and_the_rest_is_scored(
     assert scores.signature["METEOR"] == "not computed: not finished within 2 s"
 
 
+def test_a_meteor_that_hangs_leaves_the_scores_that_were_done(tmp_path: Path) -> None:
+    java = false_java(tmp_path, VERSION, TOKENIZER, f"*meteor*) {HANG}")
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=3)
+    assert has_ended(wait_for_pid(tmp_path))
+    assert scores.metrics["METEOR"] is None
+    assert scores.signature["METEOR"] == "not computed: not finished within 3 s"
+    assert scores.signature["java"] == "99.1"
+    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
+    expected = quick_scores(CANDIDATES, REFERENCES)
+    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == pytest.approx(expected)
+
+
 METEOR_ANSWERS = """*meteor*)
   head -c 1000000 /dev/zero | tr '\\0' x >&2
   while read -r line; do case "$line" in
