@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +82,6 @@ def _run(arguments: argparse.Namespace) -> int:
         for name, split in splits.items()
         for image in [*split.images, *split.uncaptioned]
     }
-    _keep_inputs(arguments, data, [path for path in of_split if isinstance(path, Path)])
     with progress_bar(total=len(of_split), unit="photo") as bar:
         facts, unreadable = read_images(images, bar.update)
     problems = [*absent, *split_problems(splits)]
@@ -146,15 +144,6 @@ def _read_splits(
         for sentence in error.rows[:NAMED]:
             show(printable(f"mend: {sentence}"))
         raise
-
-
-def _keep_inputs(arguments: argparse.Namespace, data: CaptionedData, photos: list[Path]) -> None:
-    """Refuse to write the report or the contact sheet over a captions file or a photo."""
-    inputs = [*data.data.candidates("*"), *photos]
-    for file in filter(None, (arguments.output, arguments.contact_sheet)):
-        same_name = (path for path in inputs if path.name == file.name)  # quick to tell
-        if any(os.path.realpath(path) == os.path.realpath(file) for path in same_name):
-            raise DataError(f"{file} is part of the data and would be replaced; name another file")
 
 
 def _listed(kind: str, things: list[Any]) -> list[str]:

@@ -47,21 +47,6 @@ def test_a_clean_table_has_nothing_to_mend(table: Path, tmp_path: Path, capsys) 
         assert drawn.width > drawn.height > 200
 
 
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [("--output", "captions.csv"), ("--output", "03.jpg"), ("--contact-sheet", "03.jpg")],
-)
-@pytest.mark.parametrize("root", [".", "captions.csv"])
-def test_the_table_and_the_photos_are_not_replaced(
-    table: Path, capsys, root: str, option: str, name: str
-) -> None:
-    before = (table / name).read_bytes()
-    code, text = check(table / root, capsys, option, str(table / name))
-    assert code == 2
-    assert "would be replaced; name another file" in text
-    assert (table / name).read_bytes() == before
-
-
 def test_planted_mistakes_are_found_and_named(table: Path, capsys) -> None:
     (table / "broken.jpg").write_bytes((table / "00.jpg").read_bytes()[:300])
     shutil.copy(table / "01.jpg", table / "copy.jpg")
