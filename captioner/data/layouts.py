@@ -8,7 +8,6 @@ captions that are none, and where the images lie.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import posixpath
@@ -160,11 +159,7 @@ class DataFiles:
         if not os.path.isfile(self.root):
             return Path(self.root)
         own = Path(self.root).absolute().parent
-        return (
-            own.parent
-            if own.name in ("annotations", "captions", "caption_datasets", "Flickr8k_text")
-            else own
-        )
+        return own.parent if own.name in _FOLDERS_OF_CAPTIONS else own
 
     @cached_property
     def tree(self) -> FolderTree:
@@ -399,28 +394,11 @@ class _LocatedImages:
             if there
             else f"there are no photos below {folder}"
         )
-        if not there and (path := _near(folder, names[:100])):
-            option = f" and --file {self.data.named_file}" if self.data.named_file else ""
-            found += (
-                f", but {path} is there; give {folder.absolute().parent}{option} if it is meant"
-            )
         return (
             f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
             f"expected at {self._finder.expected(first)}; {found}. Put the photos there, or "
             "correct the path or the names"
         )
-
-
-def _near(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return the first of some images that lies in a folder next to this one, or above it."""
-    above = folder.absolute().parent
-    with contextlib.suppress(OSError):
-        for place in (above, *sorted(path for path in above.iterdir() if path.is_dir())):
-            for name in names:
-                path = place / posixpath.basename(plain_name(name))
-                if os.path.isfile(path):
-                    return path
-    return None
 
 
 def held_out_for_validation(names: Sequence[str], share: float) -> set[int]:
@@ -508,12 +486,6 @@ def _not_recognised(data: DataFiles, reason: str) -> str:
     hint = next((h for f in data.candidates("*") if (h := _HINTS.get(f.suffix.lower()))), None)
     if hint:
         lines.append(hint)
-    for path in data.candidates("*.json")[:10]:
-        if b'"bbox"' in path.read_bytes()[:10_000_000]:
-            lines.append(
-                f"{data.relative(path)} has the boxes of objects, not captions; COCO's captions "
-                "are in captions_*.json"
-            )
     for path, columns in headings(data):
         lines.append(
             f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "

@@ -276,11 +276,3 @@ def test_each_form_of_a_table_or_text_gives_all_captions(
     write(tmp_path / (f"images/{name}" if name == "a.jpg.txt" else name), text)
     (image,) = CaptionedData(DataFiles(root=tmp_path)).everything().images
     assert image.captions == ("one dog", "two dogs")
-
-
-def test_photos_beside_the_folder_of_the_captions_are_named(tmp_path: Path) -> None:
-    draw(tmp_path / "photos")
-    write(tmp_path / "text" / "t.csv", "image,caption\n03.jpg,a dog\n")
-    message = sentence(root=tmp_path / "text" / "t.csv")
-    assert f"give {tmp_path} and --file" in message
-    assert read_split(root=tmp_path, file=tmp_path / "text" / "t.csv", split="all").images
