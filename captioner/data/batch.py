@@ -57,18 +57,19 @@ class Batch:
     """Captions sorted by falling length, and each image (or view of it) once.
 
     `images` and `lengths` stay on the CPU when the batch is moved to a device: they are only used
-    for counting and as indices. A batch is `padded` where it will be used.
+    for counting and as indices. For steps of fixed shapes, `pad_batch` pads it there.
 
     Args:
         inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
         images: int64 [B], indices of the images in the data set.
         image_index: int64 [N], row of `inputs` for each caption.
         targets: int64 [N, T], the words to write, the end token last, padded with zeros.
-        lengths: int64 [N], number of targets; where the batch is `padded` their mask, bool [N, T].
+        lengths: int64 [N], number of targets; in a batch of fixed shape (`pad_batch`) their mask,
+            bool [N, T].
         words: Number of words that losses are divided by: that of this batch, or, where several
             processes share a batch, the mean of theirs, so that the mean of their losses is that of
             the whole batch.
-        captions: Number of captions, likewise. Where the batch is `padded`, both are tensors.
+        captions: Number of captions, likewise. In a batch of fixed shape both are tensors.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
         seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
         image_seeds: int64 [B], seeds of random draws for the images.
@@ -108,44 +109,6 @@ class Batch:
         # float32, except in tests of exact equality
         inputs = moved.inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
         return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
-
-    def padded(self, images: int, captions: int, steps: int) -> Batch:
-        """Return the batch in a fixed shape: B = images, N = captions, T = steps.
-
-        The captions that fill it up have no words and so no weight in any loss; their image is the
-        first. Images that fill it up are empty.
-        """
-
-        def filled(name: str, size: int) -> Tensor:
-            value: Tensor = getattr(self, name)
-            return F.pad(value, [0, 0] * (value.dim() - 1) + [0, size - len(value)])
-
-        sizes = dict.fromkeys(("inputs", "images", "image_seeds"), images)
-        sizes |= dict.fromkeys(("image_index", "weights", "seeds"), captions)
-        tensors: dict[str, Any] = {
-            name: filled(name, size)
-            for name, size in sizes.items()
-            if getattr(self, name) is not None
-        }
-        device = self.targets.device
-        lengths = filled("lengths", captions).to(device, non_blocking=True)
-        missing = (0, steps - self.targets.shape[1], 0, captions - len(self.targets))
-        counts = torch.tensor([self.words, self.captions], dtype=torch.get_default_dtype())
-        words, texts = counts.to(device, non_blocking=True)
-        return replace(
-            self,
-            **tensors,
-            targets=F.pad(self.targets, missing),
-            lengths=torch.arange(steps, device=device) < lengths.unsqueeze(1),
-            words=words,
-            captions=texts,
-        )
-
-    def copy_(self, other: Batch) -> None:
-        """Copy another batch of the same shape into this one's tensors."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                value.copy_(getattr(other, name), non_blocking=True)
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (called by the DataLoader)."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from captioner.config import Config
 from captioner.data.batch import Batch
@@ -105,11 +107,13 @@ class FixedShapeStep:
         self.share.fill_(1 / len(batches))
         for batch in batches:
             shape = self._shape_of(batch)
-            padded = batch.to(self.device).padded(*shape)
+            padded = pad_batch(batch.to(self.device), *shape)
             if self.graphs is None or shape not in self.batches:
                 self.batches[shape] = padded
             else:
-                self.batches[shape].copy_(padded)
+                for name, value in vars(self.batches[shape]).items():
+                    if isinstance(value, Tensor):
+                        value.copy_(getattr(padded, name), non_blocking=True)
             torch.manual_seed(batch.seed)
             output = self._run(shape, partial(self.forward_backward, self.batches[shape]))
         gradient_norm, updated = self._run("update", self.update)
@@ -149,6 +153,37 @@ class FixedShapeStep:
             if shape[1:] == (captions, steps) and images <= shape[0] <= 2 * images
         ]
         return min(known, default=images), captions, steps
+
+
+def pad_batch(batch: Batch, images: int, captions: int, steps: int) -> Batch:
+    """Return the batch in a fixed shape: B = images, N = captions, T = steps.
+
+    The captions that fill it up have no words and so no weight in any loss; their image is the
+    first. Images that fill it up are empty.
+    """
+
+    def filled(name: str, size: int) -> Tensor:
+        value: Tensor = getattr(batch, name)
+        return F.pad(value, [0, 0] * (value.dim() - 1) + [0, size - len(value)])
+
+    sizes = dict.fromkeys(("inputs", "images", "image_seeds"), images)
+    sizes |= dict.fromkeys(("image_index", "weights", "seeds"), captions)
+    tensors: dict[str, Any] = {
+        name: filled(name, size) for name, size in sizes.items() if getattr(batch, name) is not None
+    }
+    device = batch.targets.device
+    lengths = filled("lengths", captions).to(device, non_blocking=True)
+    missing = (0, steps - batch.targets.shape[1], 0, captions - len(batch.targets))
+    counts = torch.tensor([batch.words, batch.captions], dtype=torch.get_default_dtype())
+    words, texts = counts.to(device, non_blocking=True)
+    return replace(
+        batch,
+        **tensors,
+        targets=F.pad(batch.targets, missing),
+        lengths=torch.arange(steps, device=device) < lengths.unsqueeze(1),
+        words=words,
+        captions=texts,
+    )
 
 
 class GraphCache:

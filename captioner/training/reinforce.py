@@ -15,7 +15,7 @@ from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import child_seeds
 
-Count: TypeAlias = float | Tensor  # a scalar tensor where shapes are fixed (`Batch.padded`)
+Count: TypeAlias = float | Tensor  # a scalar tensor where shapes are fixed (`pad_batch`)
 
 
 class Baseline(nn.Module, ABC):

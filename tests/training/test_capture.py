@@ -16,7 +16,7 @@ from pretend_gpu import CUDA, PretendedGPU, move
 
 from benchmarks.kernels import kernels_of_a_step
 from captioner.data.batch import Batch
-from captioner.training.capture import FixedShapeStep, step_kind
+from captioner.training.capture import FixedShapeStep, pad_batch, step_kind
 from captioner.training.distillation import Teachers
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
@@ -74,7 +74,7 @@ def test_a_padded_batch_has_the_loss_metrics_and_gradients_of_a_packed_one(
 ) -> None:
     setup = ready(table, KINDS[kind])
     batch = weighted(setup.dataset[(0, range(7))])
-    padded = batch.to(CPU).padded(images=6, captions=10, steps=11)
+    padded = pad_batch(batch.to(CPU), images=6, captions=10, steps=11)
     results = []
     for each in (batch.to(CPU), padded):
         task = copy.deepcopy(setup.task).double().train()
@@ -95,7 +95,7 @@ def test_a_padded_batch_has_the_loss_metrics_and_gradients_of_a_packed_one(
 )
 def test_the_loss_of_a_padded_batch_is_one_graph_without_a_break(table: Path, kind: str) -> None:
     setup = ready(table, KINDS[kind])
-    batch = weighted(setup.dataset[(0, range(7))]).to(CPU).padded(6, 10, 11)
+    batch = pad_batch(weighted(setup.dataset[(0, range(7))]).to(CPU), 6, 10, 11)
     torch.compiler.reset()
     task = copy.deepcopy(setup.task).train()  # a moving average remembers its batches
     compiled = torch.compile(task, fullgraph=True, dynamic=False, backend="eager")
