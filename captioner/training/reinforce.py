@@ -28,12 +28,7 @@ class Baseline(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        rewards: Tensor,
-        count: Tensor,
-        queries: Tensor,
-        lengths: Tensor,
-        words: Count,
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
     ) -> tuple[Tensor, Tensor | None]:
         """Return the baseline [N, T] without a graph, and the loss that trains it, if any.
 
@@ -57,12 +52,7 @@ class NoBaseline(Baseline):
     """Zero."""
 
     def forward(
-        self,
-        rewards: Tensor,
-        count: Tensor,
-        queries: Tensor,
-        lengths: Tensor,
-        words: Count,
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
     ) -> tuple[Tensor, None]:
         return torch.zeros_like(rewards), None
 
@@ -83,12 +73,7 @@ class MovingAverage(Baseline):
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
     def forward(
-        self,
-        rewards: Tensor,
-        count: Tensor,
-        queries: Tensor,
-        lengths: Tensor,
-        words: Count,
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
     ) -> tuple[Tensor, None]:
         average = self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
         baseline = count * average.to(rewards.dtype)
@@ -117,12 +102,7 @@ class LeaveOneOut(Baseline):
         self.samples = samples
 
     def forward(
-        self,
-        rewards: Tensor,
-        count: Tensor,
-        queries: Tensor,
-        lengths: Tensor,
-        words: Count,
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
     ) -> tuple[Tensor, None]:
         by_caption = rewards.unflatten(0, (-1, self.samples))
         others = by_caption.sum(1, keepdim=True) - by_caption
@@ -146,12 +126,7 @@ class LearnedBaseline(Baseline):
         nn.init.zeros_(self.value.bias)
 
     def forward(
-        self,
-        rewards: Tensor,
-        count: Tensor,
-        queries: Tensor,
-        lengths: Tensor,
-        words: Count,
+        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
     ) -> tuple[Tensor, Tensor]:
         value = self.value(queries.to(self.value.weight.dtype)).squeeze(-1).to(rewards.dtype)
         target = pack_by_step(rewards / count.clamp(min=1), lengths)
@@ -196,11 +171,7 @@ class Reinforce(nn.Module):
         self.entropy = entropy
 
     def forward(
-        self,
-        output: TeacherForcingOutput,
-        word_rewards: Tensor,
-        lengths: Tensor,
-        words: Count,
+        self, output: TeacherForcingOutput, word_rewards: Tensor, lengths: Tensor, words: Count
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is added to the loss, and metrics.
 
