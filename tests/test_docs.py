@@ -18,6 +18,7 @@ from captioner.cli import COMMANDS
 
 DOCS = REPOSITORY / "docs"
 PAGES = ["README.md", *(f"docs/{path.relative_to(DOCS).as_posix()}" for path in DOCS.rglob("*.md"))]
+PAGES.append("CHANGELOG.md")
 PAGES.sort()
 SCRIPTS = {"caption.py": "caption", "train.py": "train"}
 
@@ -134,7 +135,7 @@ def test_a_documented_command_runs(
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md"]:
+    for page in [*PAGES, "CONTRIBUTING.md"]:
         file = REPOSITORY / page
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
             assert (file.parent / target).exists(), f"{page} links to {target}"
@@ -148,10 +149,20 @@ def test_recipes_named_on_a_page_are_there() -> None:
                 assert (REPOSITORY / file).is_file(), f"{page} names {value}"
 
 
-def test_the_readme_fits_a_short_reading() -> None:
-    words = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()
-    assert len(words) < 1300
-    assert "make caption" in " ".join(words)
+WORDS = {
+    "README.md": 900,
+    "CHANGELOG.md": 900,
+    "docs/experiments.md": 900,
+    "docs/performance.md": 700,
+    "docs/reliability.md": 700,
+}
+
+
+@pytest.mark.parametrize(("page", "words"), WORDS.items())
+def test_pages_fit_a_short_reading(page: str, words: int) -> None:
+    """Without the bars of tables and other signs that are not read."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    assert len(re.findall(r"\S*\w\S*", text)) <= words
 
 
 def sentences(page: str) -> Iterator[str]:
