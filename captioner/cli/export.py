@@ -6,6 +6,7 @@ import argparse
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from captioner.cli import parsing, run_command, show
 from captioner.errors import CheckpointError
@@ -50,6 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.output is None and arguments.format != "onnx":
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
+    if arguments.output is None and (arguments.card or _search_settings(arguments)):
+        parser.error("search settings and --card need a folder to make, in which they are stored")
     if problem := parsing.not_a_folder(arguments.output):
         parser.error(problem)
     return run_command(lambda: _run(arguments))
@@ -84,8 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
     model, config, vocabulary = load_model(folder)
-    search = parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
-    config = replace(config, decoding=replace(config.decoding, **search))
+    config = replace(config, decoding=replace(config.decoding, **_search_settings(arguments)))
     validate(config)
     save_model(
         arguments.output,
@@ -103,6 +105,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise
     show(printable(arguments.output))
     return 0
+
+
+def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
 
 
 def _read_card(path: Path) -> str:

@@ -64,6 +64,11 @@ def test_an_export_that_fails_leaves_no_folder(
     assert not (tmp_path / "small").exists()
 
 
+def test_search_settings_without_a_folder_are_refused(commands: Commands, tiny_model: Path) -> None:
+    refused = export(commands, "--format", "onnx", tiny_model, "--beam-size", 5)
+    assert "need a folder to make" in refused.sentence()
+
+
 def test_the_files_of_a_bundled_model_are_not_rewritten(programs: Programs) -> None:
     refused = export(programs, "--format", "onnx", "soft")
     assert "soft is a bundled model" in refused.sentence()
