@@ -11,7 +11,6 @@ import numpy as np
 
 from captioner.files import save_bytes
 from captioner.visualization.typography import INK, MUTED, RULE
-from captioner.visualization.vector import figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,6 +66,8 @@ def save_curves(
     """
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot, which may search for a display
+
+    from captioner.visualization.vector import figure_bytes
 
     panels = [
         # Names of lines, unless the title says the same of the only one that there can be.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from captioner.visualization.heat import is_flat, peak
 from captioner.visualization.overlay import cells_are_visible
@@ -22,10 +23,12 @@ from captioner.visualization.style import (
     scale_position,
 )
 from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line
-from captioner.visualization.vector import Page, pen
 
 if TYPE_CHECKING:
     from captioner.types import Caption
+    from captioner.visualization.vector import VectorPage
+
+Page: TypeAlias = "Image.Image | VectorPage"
 
 # Heights and widths in multiples of the text size.
 WORD_LABEL_HEIGHT = 5.0
@@ -54,6 +57,11 @@ NOTES = {
     "below": " (a caption is marked below {threshold})",
     "flat": "Attention is spread almost evenly for every word: never above {value} × uniform",
 }
+
+
+def pen(page: Page) -> Any:
+    """Return the object that draws on the page: text, rectangle, line."""
+    return ImageDraw.Draw(page) if isinstance(page, Image.Image) else page
 
 
 def caption_note(caption: Caption) -> tuple[str, bool]:

@@ -11,7 +11,6 @@ from PIL import Image
 from captioner.visualization.labels import KEY
 from captioner.visualization.style import OCTAVES, SCALE_TICKS, OverlayStyle, scale_octaves
 from captioner.visualization.typography import INK, MUTED, font, one_line
-from captioner.visualization.vector import figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +32,8 @@ def alignment_matrix(caption: Caption, style: OverlayStyle | str | None = None) 
 
 def matrix_bytes(caption: Caption, kind: str, style: OverlayStyle | str | None = None) -> bytes:
     """Return the same as the content of a PNG, PDF or SVG file."""
+    from captioner.visualization.vector import figure_bytes
+
     figure = _figure(caption, OverlayStyle.of(style))
     return figure_bytes(figure, kind, title=caption.text, dpi=_DPI, facecolor="white")
 

@@ -14,15 +14,18 @@ from PIL import Image, ImageDraw, ImageOps
 
 from captioner.visualization.labels import (
     WORD_LABEL_HEIGHT,
+    Page,
     caption_note,
     draw_footer,
     draw_word_label,
+    pen,
 )
-from captioner.visualization.overlay import scaled_size
+from captioner.visualization.overlay import resize_captioned, scaled_size, word_panel
 from captioner.visualization.style import Layers, OverlayStyle
 from captioner.visualization.typography import (
     INK,
     MUTED,
+    RULE,
     WARNING,
     fit,
     font,
@@ -30,18 +33,10 @@ from captioner.visualization.typography import (
     one_line,
     wrap,
 )
-from captioner.visualization.vector import (
-    Page,
-    VectorPage,
-    new_page,
-    paste_photo,
-    paste_word,
-    pen,
-    photo_for,
-)
 
 if TYPE_CHECKING:
     from captioner.types import Caption
+    from captioner.visualization.vector import VectorPage
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,7 @@ class _Layout:
 
 SHEET = _Layout(264 * 198, 528, 168, margin=42, gap=24, text=15, title=30, widest=1960)
 _COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26, widest=1800)
+_VECTOR_PIXELS = 100_000  # of the photo on a vector page, about 200 dots an inch
 _NARROWEST_CONTENT = 520  # for the title and the footer of a sheet
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
 # Of a contact sheet: size and lines of a text, gaps; in pixels.
@@ -171,7 +167,14 @@ def _draw(
     margin, gap, text = layout.margin, layout.gap, layout.text
     captions = [caption for _, caption in named]
     size = panel_size(image.size, layout)
-    layers = Layers(photo_for(image, captions[0], size, vector=vector), style)
+    shown = size
+    if vector:  # finer than the panels
+        scale = min(1.0, math.sqrt(_VECTOR_PIXELS / (image.width * image.height)))
+        shown = scaled_size(image.size, scale)
+    photo = resize_captioned(image, captions[0].geometry, shown)
+    if vector:  # few colours, because matplotlib then compresses it well
+        photo = photo.quantize(255, method=Image.Quantize.FASTOCTREE).convert("RGB")
+    layers = Layers(photo, style)
     label_width = max(size[0], layout.narrowest_slot)
     slot = label_width + gap, size[1] + layout.label_height + gap
     longest = 1 + max(len(caption.words) for caption in captions)
@@ -185,7 +188,13 @@ def _draw(
     footer = {"left": margin, "top": tops[-1], "width": width, "size": text}
     height = tops[-1] + draw_footer(None, captions, style, **footer) + margin
 
-    page = new_page(width + 2 * margin, height, vector=vector, title=captions[0].text)
+    page: Any
+    if vector:
+        from captioner.visualization.vector import VectorPage  # slow to import
+
+        page = VectorPage(width + 2 * margin, height, title=captions[0].text)
+    else:
+        page = Image.new("RGB", (width + 2 * margin, height), "white")
     about = "photo, {} × {} px".format(*(original_size or image.size))
     about, face = fit(about, label_width, size_px=text, smallest_px=text // 2)
     for (name, caption), head, top in zip(named, heads, tops, strict=False):
@@ -195,11 +204,16 @@ def _draw(
             upper = top + head + number // across * slot[1]
             box = left, upper, left + size[0], upper + size[1]
             if number:
-                paste_word(page, layers, caption, number - 1, box)
+                if vector:
+                    page.draw_word(layers, caption, number - 1, box)
+                else:
+                    page.paste(word_panel(layers, caption, number - 1), box)
                 place = {"left": left, "top": box[3], "width": label_width, "size": text}
                 draw_word_label(page, caption, number - 1, **place)
             else:
-                paste_photo(page, layers.photo, box)
+                # A hairline around it: a white photo has no edge otherwise.
+                pen(page).rectangle((left - 1, upper - 1, box[2], box[3]), fill=RULE)
+                page.paste(layers.photo, box)
                 baseline = box[3] + round(1.95 * text)
                 pen(page).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
     draw_footer(page, captions, style, **footer)
