@@ -6,7 +6,7 @@ import contextlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,31 +178,16 @@ class Folder:
 
 
 def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:
-    """Read files behind URLs, concurrently where the file system can."""
-    # One byte more than is accepted: nobody reads a terabyte because a list names it.
-    names = list(dict.fromkeys(urls))
-    contents = fetch_ranges([(url, 0, MAX_FILE_BYTES + 1) for url in names])
-    return dict(zip(names, contents, strict=True))
-
-
-def fetch_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes | Exception]:
-    """Read pieces of files behind URLs, concurrently where the file system can.
-
-    Args:
-        ranges: For each the URL, the first byte and the end.
-
-    Returns:
-        The bytes of each range, or the error.
-    """
-    by_system: dict[str, list[int]] = {}
-    for number, (url, _, _) in enumerate(ranges):
-        by_system.setdefault(url.partition("://")[0], []).append(number)
-    found: dict[int, bytes | Exception] = {}
-    for numbers in by_system.values():
-        urls, starts, ends = zip(*(ranges[number] for number in numbers), strict=True)
-        system, _ = file_system(urls[0])
+    """Read files behind URLs, concurrently where the file system can; an error in place of one."""
+    by_system: dict[str, list[str]] = {}
+    for url in dict.fromkeys(urls):
+        by_system.setdefault(url.partition("://")[0], []).append(url)
+    found: dict[str, bytes | Exception] = {}
+    for names in by_system.values():
+        system, _ = file_system(names[0])
         # Not `cat`, which takes [ and * in a name for patterns.
-        paths = [system._strip_protocol(url) for url in urls]
-        contents = system.cat_ranges(paths, list(starts), list(ends), on_error="return")
-        found.update(zip(numbers, contents, strict=True))
-    return [found[number] for number in range(len(ranges))]
+        paths = [system._strip_protocol(url) for url in names]
+        # One byte more than is accepted: nobody reads a terabyte because a list names it.
+        contents = system.cat_ranges(paths, 0, MAX_FILE_BYTES + 1, on_error="return")
+        found.update(zip(names, contents, strict=True))
+    return found

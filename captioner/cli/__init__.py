@@ -41,7 +41,6 @@ COMMANDS = {
     "train": "train a model from a recipe",
     "finetune": "fine-tune a model with your own photos",
     "check-data": "find mistakes in a data set before training on it",
-    "shards": "write a data set as WebDataset shards, to train from",
     "evaluate": "score a model on a data set",
     "compare": "test whether two evaluations differ by more than chance",
     "plot": "draw a run's curves and how its attention grew",

@@ -77,7 +77,6 @@ _COMMANDS = {
     "batch": "bulk collection folder",
     "plot": "curves visualize",
     "export": "convert onnx",
-    "shards": "webdataset",
 }
 _MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
 

@@ -81,11 +81,10 @@ class DataConfig:
 
     Args:
         format: Layout of the data set; `auto` recognises it.
-        root: Its folder, or its captions file; for `webdataset` also a URL such as
-            s3://bucket/folder. On the command line, where the recipe has several sources:
-            NAME=PATH for one of them, or several, separated by commas; NAME=null leaves one out.
-        file: Captions file in that folder, where it holds several. For `webdataset` the pattern of
-            its tar files; null is `{split}-[0-9]*.tar`.
+        root: Its folder, or its captions file. On the command line, where the recipe has several
+            sources: NAME=PATH for one of them, or several, separated by commas; NAME=null leaves
+            one out.
+        file: Captions file in that folder, where it holds several.
         coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by
             image names with the `coco` format.
         image_column: Column of a table with the names of images; null takes the usual names.

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 from captioner.data.batch import Batch
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache, FeatureCrop
-from captioner.data.tars import TarMember, read_members
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.data.workers import load_items
@@ -101,13 +100,12 @@ class CaptionDataset(Dataset[Batch]):
         repeats, chosen = np.divmod(np.asarray(entries, dtype=np.int64), len(self))
         views = self.captions.image_of[chosen] + repeats * len(self.images)
         wanted = np.unique(views).tolist()
-        contents = self._from_shards({view % len(self.images) for view in wanted})
         inputs: dict[int, Tensor] = {}
         unreadable: dict[str, str] = {}
         for view in wanted:
             repeat, image = divmod(view, len(self.images))
             try:
-                inputs[view] = self._read(image, epoch, repeat, contents.get(image))
+                inputs[view] = self._read(image, epoch, repeat)
             except ImageError as error:
                 unreadable[str(self.images[image].path)] = str(error)
         order = np.argsort(-self.captions.lengths[chosen], kind="stable")
@@ -137,20 +135,13 @@ class CaptionDataset(Dataset[Batch]):
             unreadable=list(unreadable.items()),
         )
 
-    def _from_shards(self, images: set[int]) -> dict[int, bytes]:
-        """Return the bytes of those images that are in tar files, read concurrently."""
-        if self.cache is not None:
-            return {}
-        members = {i: path for i in images if isinstance(path := self.images[i].path, TarMember)}
-        return dict(zip(members, read_members(list(members.values())), strict=True))
-
-    def _read(self, image: int, epoch: int, repeat: int, content: bytes | None) -> Tensor:
+    def _read(self, image: int, epoch: int, repeat: int) -> Tensor:
         """Return a view of an image: pixels [3, H, W], or cached features [C, h, w]."""
         generator = np.random.default_rng((self.seed, epoch, image, repeat))
         if self.cache is not None:
             features = self.cache.read(image, int(generator.integers(self.cache.views)))
             return features if self.cache_crop is None else self.cache_crop(features, generator)
-        return self.transform(open_image(content or self.images[image].path), generator)[0]
+        return self.transform(open_image(self.images[image].path), generator)[0]
 
 
 class CaptionBatches:

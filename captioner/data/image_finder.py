@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import posixpath
 import re
@@ -14,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from captioner.data.codecs import HEIF_SUFFIXES
 from captioner.data.transforms import IMAGE_SUFFIXES
-from captioner.errors import DataError
 from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
@@ -65,15 +63,8 @@ class ExistingFiles:
         if folder not in self._names:
             try:
                 self._names[folder] = frozenset(os.listdir(folder or "."))
-            except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte in the name
+            except (OSError, ValueError):  # no such folder, or a zero byte in the name
                 self._names[folder] = frozenset()
-            except OSError as error:
-                if error.errno == errno.ENAMETOOLONG:  # no folder can have this name
-                    self._names[folder] = frozenset()
-                    return False
-                raise DataError(
-                    f"the folder {folder} cannot be listed ({error.strerror}); check its rights"
-                ) from error
         return name in self._names[folder]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -107,8 +108,8 @@ class Layout(Protocol):
         Example: "Kaggle's Flickr8k: captions.txt".
         """
 
-    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
-        """Return what the files say of these splits at least; of no splits, everything.
+    def read(self, data: DataFiles) -> Annotations:
+        """Return what the files say.
 
         Raises:
             DataError: One sentence that names the file and the line or entry.
@@ -132,10 +133,6 @@ class DataFiles:
     image_column: str | None = None
     caption_column: str | None = None
     strip_markers: bool = False
-
-    @property
-    def is_remote(self) -> bool:
-        return isinstance(self.root, str) and is_url(self.root)
 
     @cached_property
     def named_file(self) -> Path | None:
@@ -197,7 +194,29 @@ class CaptionedData:
         self.val_share = val_share
         self.divides_train = divides_train
         self.format, self.title = _recognised(data)
-        self._read: dict[tuple[str, ...], _LocatedImages] = {}
+
+    @cached_property
+    def _annotations(self) -> Annotations:
+        layout: Layout = DATA_FORMATS[self.format]()
+        annotations = layout.read(self.data)
+        if not annotations.images:
+            raise DataError(f"{self.data.root} is empty: its files name no image")
+        return annotations
+
+    @cached_property
+    def _finder(self) -> ImageFinder:
+        return ImageFinder(self._annotations.folders, self.data.tree)
+
+    @cached_property
+    def _files(self) -> list[ImagePath | None]:
+        """The file of each image."""
+        names = [image.name for image in self._annotations.images]
+        found = iter(self._finder.find([name for name in names if isinstance(name, str)]))
+        return [next(found) if isinstance(name, str) else name for name in names]
+
+    @cached_property
+    def _markers(self) -> Markers:
+        return Markers.of(text for image in self._annotations.images for text in image.captions)
 
     def split(self, name: str) -> Split:
         """Return a split, or several joined with "+".
@@ -209,138 +228,77 @@ class CaptionedData:
             DataError: Something is missing, malformed or empty, or no image is on disk; one
                 sentence that names the file and, where it has lines, the line.
         """
-        names = list(dict.fromkeys(part.strip() for part in name.split("+")))
-        if not all(names):
-            raise DataError(
-                f'{name!r} is no split name; give one such as "train", or several joined with "+"'
-            )
-        return self._located(names).split(names)
+        chosen = self._indices(name)
+        ids: dict[int | str, NamedImage] = {}
+        for image in (self._annotations.images[index] for index in chosen):
+            other = ids.setdefault(image.image_id, image)
+            if other.name != image.name:
+                raise DataError(
+                    f"{self.data.root}: the image id {image.image_id} is that of {other.name} and "
+                    f"of {image.name}; number the images apart, or take one split at a time"
+                )
+        return self._split(chosen)
 
     def everything(self) -> Split:
         """Return all images of all splits."""
-        return self._located([]).split([])
+        return self._split(range(len(self._annotations.images)))
 
     def captions(self, name: str) -> list[str]:
         """Return all captions of a split, also of images that are not on disk."""
-        names = [part.strip() for part in name.split("+")]
-        return [text for image in self._located(names).of_splits(names) for text in image.captions]
+        images = self._annotations.images
+        return [text for index in self._indices(name) for text in images[index].captions]
 
     def references(self, name: str) -> list[CaptionedImage]:
         """Return the captioned images of a split, whether they are on disk or not."""
-        names = [part.strip() for part in name.split("+")]
-        return [image for image in self._located(names).captioned(names) if image.captions]
+        return [image for image in self._with_words(self._indices(name))[0] if image.captions]
 
     @property
     def has_splits(self) -> bool:
-        """Whether what was read has splits."""
-        return any(located.has_splits for located in self._read.values())
+        return bool(self.split_names)
 
-    @property
+    @cached_property
     def split_names(self) -> list[str]:
-        """The splits in what was read."""
-        found: dict[str, str] = {}  # Train and training are one
-        for image in (image for located in self._read.values() for image in located.images):
+        """The splits, each once: train and training are one."""
+        found: dict[str, str] = {}
+        for image in self._annotations.images:
             found.setdefault(split_name(image.split), image.split)
         return [name for name in found.values() if name]
 
     def description(self) -> str:
         """Return in one line what was recognised and read."""
-        parts = [f"{self.data.root}: {self.title}"]
-        for located in self._read.values():
-            parts.append(f"{located.on_disk:,} photos{located.places()}")
-        if not self._read:
-            return parts[0]
-        names = ", ".join(self.split_names)
-        parts.append(f"splits {names}" if self.has_splits else "no splits")
-        if self.val_share and (not self.has_splits or (names == "train" and self.divides_train)):
-            parts[-1] += (
-                f" ({self.val_share:.0%} are held out for validation, by a hash of their names)"
-            )
-        return ", ".join(parts)
-
-    def _located(self, names: Sequence[str]) -> _LocatedImages:
-        layout: Layout = DATA_FORMATS[self.format]()
-        splittable = self.format in ("coco", "webdataset")  # a split is a file of its own
-        key = tuple(names) if splittable else ()
-        if () in self._read and set(names) <= {i.split for i in self._read[()].images}:
-            return self._read[()]
-        if key not in self._read:
-            annotations = layout.read(self.data, key)
-            if not annotations.images:
-                raise DataError(f"{self.data.root} is empty: its files name no image")
-            self._read[key] = _LocatedImages(
-                self.data,
-                annotations,
-                self.val_share,
-                divides_train=self.divides_train and not splittable,
-            )
-        return self._read[key]
-
-
-class _LocatedImages:
-    """The images that files name, with usable captions, and where they lie."""
-
-    def __init__(
-        self, data: DataFiles, annotations: Annotations, val_share: float, *, divides_train: bool
-    ) -> None:
-        self.data = data
-        self.images = annotations.images
-        self.problems = list(annotations.problems)
-        self.val_share = val_share
-        self.divides_train = divides_train
-        self.has_splits = any(image.split for image in self.images)
-        self._markers = Markers.of(text for image in self.images for text in image.captions)
-        self._finder = ImageFinder(annotations.folders, data.tree)
-
-    @cached_property
-    def files(self) -> list[ImagePath | None]:
-        """The file of each image."""
-        names = [image.name for image in self.images if isinstance(image.name, str)]
-        found = iter(self._finder.find(names))
-        return [next(found) if isinstance(i.name, str) else i.name for i in self.images]
-
-    @property
-    def on_disk(self) -> int:
-        return sum(path is not None for path in self.files)
-
-    def places(self) -> str:
-        """Say where images were found that do not lie where their names say."""
+        on_disk = sum(path is not None for path in self._files)
         places = [place for place, _ in self._finder.elsewhere.most_common(3)]
-        return f" in {' and '.join(places)}" if places else ""
+        found = f" in {' and '.join(places)}" if places else ""
+        names = ", ".join(self.split_names)
+        splits = f"splits {names}" if names else "no splits"
+        if self.val_share and (not names or (names == "train" and self.divides_train)):
+            share = f"{self.val_share:.0%}"
+            splits += f" ({share} are held out for validation, by a hash of their names)"
+        return f"{self.data.root}: {self.title}, {on_disk:,} photos{found}, {splits}"
 
-    def of_splits(self, names: Sequence[str]) -> list[NamedImage]:
-        """Return the images of some splits; of none, all."""
-        return [self.images[index] for index in self._indices(names)]
-
-    def split(self, names: Sequence[str]) -> Split:
-        """Return the captioned images of some splits; of none, all."""
-        chosen = self._indices(names)
+    def _split(self, chosen: Sequence[int]) -> Split:
         named, wordless = self._with_words(chosen)
-        present = [i for i, at in zip(named, chosen, strict=True) if self.files[at] is not None]
-        missing = [i.path for i, at in zip(named, chosen, strict=True) if self.files[at] is None]
+        present = [i for i, at in zip(named, chosen, strict=True) if self._files[at] is not None]
         if not present:
-            raise DataError(self._none_on_disk([self.images[index] for index in chosen]))
+            raise DataError(self._none_on_disk([self._annotations.images[at] for at in chosen]))
         return Split(
             images=[image for image in present if image.captions],
-            missing=missing,
+            missing=[i.path for i, at in zip(named, chosen, strict=True) if not self._files[at]],
             uncaptioned=[image for image in present if not image.captions],
             wordless=wordless,
-            problems=self.problems,
+            problems=self._annotations.problems,
             markers=None if self.data.strip_markers else self._markers,
         )
-
-    def captioned(self, names: Sequence[str]) -> list[CaptionedImage]:
-        """Return the images of some splits, on disk or not, with the captions that have words."""
-        return self._with_words(self._indices(names))[0]
 
     def _with_words(
         self, indices: Sequence[int]
     ) -> tuple[list[CaptionedImage], list[tuple[ImagePath, str]]]:
+        images = self._annotations.images
         return with_words(
             CaptionedImage(
-                self.files[index] or self._finder.expected(str(self.images[index].name)),
-                tuple(map(self._caption, self.images[index].captions)),
-                self.images[index].image_id,
+                self._files[index] or self._finder.expected(str(images[index].name)),
+                tuple(map(self._caption, images[index].captions)),
+                images[index].image_id,
             )
             for index in indices
         )
@@ -350,32 +308,44 @@ class _LocatedImages:
         text = " ".join(text.split())
         return self._markers.stripped(text) if self.data.strip_markers else text
 
-    def _indices(self, names: Sequence[str]) -> list[int]:
-        if not names:
-            return list(range(len(self.images)))
-        available = {split_name(image.split): image.split for image in self.images}
-        wanted = set(map(split_name, names))
-        divided = set(available) == {"train"} and (self.divides_train or wanted == {"val"})
-        if not self.has_splits or divided:
-            return self._without_splits(names)
-        for name in names:
-            if split_name(name) not in available:
-                raise DataError(
-                    f"{self.data.root} has no split {name!r}; the splits there are: "
-                    + ", ".join(sorted(available.values()))
-                    + "; choose with --split (data.train_split and data.val_split in a recipe)"
-                )
-        return [i for i, image in enumerate(self.images) if split_name(image.split) in wanted]
+    def _indices(self, name: str) -> Sequence[int]:
+        """Return which images are of a split, or of several joined with "+"."""
+        wanted = {split_name(part) for part in name.split("+")}
+        if "" in wanted:
+            raise DataError(
+                f'{name!r} is no split name; give one such as "train", or several joined with "+"'
+            )
+        available = set(map(split_name, self.split_names))
+        divided = available == {"train"} and (self.divides_train or wanted == {"val"})
+        if not available or divided:
+            return self._without_splits(wanted)
+        chosen = {self._available(part) for part in wanted}
+        images = self._annotations.images
+        return [i for i, image in enumerate(images) if split_name(image.split) in chosen]
 
-    def _without_splits(self, names: Sequence[str]) -> list[int]:
+    def _available(self, wanted: str) -> str:
+        """Return the name of a split that is there; COCO's year may be left out."""
+        available = list(map(split_name, self.split_names))
+        if wanted in available:
+            return wanted
+        of_years = [name for name in available if re.sub(r"\d{4}$", "", name) == wanted]
+        if len(of_years) == 1:
+            return of_years[0]
+        raise DataError(
+            f"{self.data.root} has no split {wanted!r}; the splits there are: "
+            + ", ".join(sorted(self.split_names))
+            + "; choose with --split (data.train_split and data.val_split in a recipe)"
+        )
+
+    def _without_splits(self, wanted: set[str]) -> Sequence[int]:
         """Return the images of `train`, of `val`, or all, in a data set that has no splits."""
-        wanted = set(map(split_name, names))
-        everything = range(len(self.images))
+        names = [str(image.name) for image in self._annotations.images]
+        everything = range(len(names))
         if not self.val_share or wanted not in ({"train"}, {"val"}):
-            return list(everything)
-        held_out = held_out_for_validation([str(i.name) for i in self.images], self.val_share)
-        if len(held_out) >= len(self.images):  # too few to divide
-            return list(everything)
+            return everything
+        held_out = held_out_for_validation(names, self.val_share)
+        if len(held_out) >= len(names):  # too few to divide
+            return everything
         return [index for index in everything if (index in held_out) == (wanted == {"val"})]
 
     def _none_on_disk(self, images: Sequence[NamedImage]) -> str:
@@ -442,13 +412,8 @@ def _recognised(data: DataFiles) -> tuple[str, str]:
         raise DataError(
             f"unknown data format {data.format!r}; use {AUTO} or one of {', '.join(DATA_FORMATS)}"
         )
-    if data.is_remote:
-        if data.format not in (AUTO, "webdataset"):
-            raise DataError(
-                f"{data.root}: format {data.format} reads folders of this machine alone; copy the "
-                "data set, or write it as shards (captioner shards) and train from these"
-            )
-        return "webdataset", "WebDataset shards"
+    if is_url(str(data.root)):
+        raise DataError(f"{data.root}: data sets are read from folders; copy it to this machine")
     if not os.path.exists(data.root):  # Path.exists raises for some names
         raise DataError(f"there is no file or folder {data.root}; correct the path of the data")
     if data.format != AUTO:

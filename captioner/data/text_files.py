@@ -56,11 +56,6 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def normalize_spaces(text: str) -> str:
-    """Make every run of white space one space, and strip the ends."""
-    return " ".join(text.split())
-
-
 def quoted(text: str) -> str:
     """Quote a piece of a file for a message, cut if it is long."""
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -83,7 +83,6 @@ def test_a_command_that_does_not_exist_names_the_nearest(
         "score a.jpg dog --output result.pdf",
         "batch photos --output captions.parquet",
         "plot run --output curves.png",
-        "shards --root x --output shard.tar",
         "export soft model.onnx",
         "finetune x.csv --output model.pth",
     ],

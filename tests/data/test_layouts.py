@@ -171,7 +171,7 @@ def test_of_two_years_of_coco_one_is_asked_for(tmp_path: Path) -> None:
     LAYOUTS["coco_2017"][0](tmp_path)
     LAYOUTS["coco_2014"][0](tmp_path)
     message = sentence(root=tmp_path)
-    assert "train2014 and train2017" in message
+    assert "has no split 'train'; the splits there are: train2014, train2017" in message
     assert "--split" in message
     assert len(read_split(root=tmp_path, split="train2017").images) == 8
 

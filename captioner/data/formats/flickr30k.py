@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage
 from captioner.data.text_files import numbered_lines, quoted
@@ -29,7 +28,7 @@ class Flickr30k:
                 return f"Kaggle's Flickr30k: {data.relative(path)}"
         return None
 
-    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+    def read(self, data: DataFiles) -> Annotations:
         path = data.candidates("results_*.token", "results.token", "results.csv")[0]
         captions: dict[str, list[str]] = {}
         for number, line in numbered_lines(path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ class Flickr8k:
                 return f"Kaggle's Flickr8k: {data.relative(path)}"
         return None
 
-    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+    def read(self, data: DataFiles) -> Annotations:
         found = data.candidates("Flickr8k.token.txt") or data.candidates("captions.txt")
         annotations = read_tables(data, [(found[0], "")])
         folders = [data.folder / "images", *annotations.folders, data.folder]

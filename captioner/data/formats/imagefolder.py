@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ class ImageFolder:
         names = listed([data.relative(path) for path in files], 3)
         return f"Hugging Face's imagefolder: {names}" if files else None
 
-    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+    def read(self, data: DataFiles) -> Annotations:
         images: list[NamedImage] = []
         for path in data.candidates(*_METADATA):
             folder = data.relative(path.parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ class Karpathy:
         found = [data.relative(path) for path in _files(data)]
         return f"Karpathy's JSON: {listed(found)}" if found else None
 
-    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+    def read(self, data: DataFiles) -> Annotations:
         path, *others = _files(data)
         if others:
             raise DataError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_of_folder
@@ -26,7 +25,7 @@ class Sidecars:
             return None
         return f"{count} text files beside photos of the same name"
 
-    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+    def read(self, data: DataFiles) -> Annotations:
         texts = _texts(data)
         images = []
         for image in data.tree.images:

@@ -72,7 +72,7 @@ class Table:
         tables = [data.relative(path) for path in _tables(data)]
         return f"table {listed(tables)}" if tables else None
 
-    def read(self, data: DataFiles, splits: Sequence[str]) -> Annotations:
+    def read(self, data: DataFiles) -> Annotations:
         tables = _tables(data)
         if len(tables) > 1 and not all(map(_split_of_file, tables)):
             raise DataError(
