@@ -37,7 +37,6 @@ from captioner.visualization import Caption
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
@@ -469,16 +468,6 @@ class Captioner:
         read = partial(network_input, transform=self.transform)
         ready = all(isinstance(image, tuple) for image in images)  # prepared already
         return list(map(read, images) if ready else prefetch(read, images, self.device))
-
-    def mix_cells(self, grid: Grid) -> Tensor:
-        """Apply the encoder's self-attention to a grid's cells; return them, [B, L, D]."""
-        import torch
-
-        mix = self.model.encoder.self_attention
-        if mix is None:
-            return grid.features
-        with torch.inference_mode():
-            return mix(grid.features.to(self.dtype), grid.height, grid.width).float()
 
     def _seed_cells(self, seed: int | None) -> None:
         """Seed the cells that hard attention samples, where a seed is given."""

@@ -126,6 +126,5 @@ METRICS = Registry(
         "METEOR": "captioner.evaluation.java_metrics:METEOR",
         "ROUGE_L": "captioner.evaluation.metrics:ROUGE_L",
         "CIDEr": "captioner.evaluation.metrics:CIDER",
-        "SPICE": "captioner.evaluation.java_metrics:SPICE",
     },
 )

@@ -18,7 +18,7 @@ from captioner.evaluation.results import (
     read_captions,
     write_json,
 )
-from captioner.evaluation.tables import BIAS, cell_text, result_tables
+from captioner.evaluation.tables import cell_text, result_tables
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger
 
@@ -78,12 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="for the scorers, in seconds (default: 600)",
     )
-    parser.add_argument(
-        "--bias",
-        action="store_true",
-        help="show how often man and woman, adult and child, and the colours of clothes are right "
-        "where the references agree (English captions; --output always has it)",
-    )
+    parser.add_argument("--bias", action="store_true", help=argparse.SUPPRESS)
     _add_attention_options(parser)
     parsing.add_model_options(parser)
     add_at_test(parser)
@@ -122,8 +117,9 @@ def _run(arguments: argparse.Namespace) -> int:
     files = [file for file in (arguments.output, arguments.report, arguments.captions) if file]
     for file in files:
         check_writable(file)  # before hours of captioning
-    if arguments.removal:
-        logger.warning("--removal is gone: --faithfulness always deletes cells from the grid")
+    for name in ("removal", "bias"):
+        if getattr(arguments, name):
+            logger.warning(f"--{name} is gone and does nothing; leave it out")
     return _score_file(arguments) if arguments.results else _caption_and_score(arguments)
 
 
@@ -144,7 +140,7 @@ def _score_file(arguments: argparse.Namespace) -> int:
     )
     if arguments.output:
         write_json(arguments.output, results)
-    _show_results(results, bias=arguments.bias)
+    _show_results(results)
     if arguments.output:
         show(str(arguments.output))
     return 0
@@ -251,7 +247,6 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
             beam_size=arguments.beam_size,
             at_test=arguments.at_test,
             training_captions=training,
-            objects=attention.objects,
             time_limit_s=arguments.time_limit,
             signature={
                 "model": str(parsing.chosen_model(arguments)),
@@ -267,7 +262,7 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
             write_json(arguments.output, results)
         if arguments.report:
             _report(arguments.report, results, images, captions)
-        _show_results(results, bias=arguments.bias)
+        _show_results(results)
     for file in (arguments.output, arguments.report, arguments.captions):
         if file and (images or file == arguments.captions):
             show(str(file))
@@ -297,8 +292,8 @@ def _attention_settings(
     return AttentionSettings(objects, arguments.regions == "boxes", arguments.faithfulness)
 
 
-def _show_results(results: dict[str, Any], *, bias: bool) -> None:
-    """Print the tables of the results, without the scores by groups of photos."""
+def _show_results(results: dict[str, Any]) -> None:
+    """Print the tables of the results."""
     signature = results["signature"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
         logger.warning(
@@ -311,8 +306,7 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
         else:
             show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name]))
     for table in result_tables(results)[1:]:
-        if not table.title.startswith("Scores by") and (bias or table.title != BIAS):
-            show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
+        show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
 
 
 def _report(
@@ -345,7 +339,7 @@ def _report(
             references=image.captions,
             scores={
                 name: scores[image.image_id][name]
-                for name in ("CIDEr", "METEOR", "Bleu_4", "SPICE")
+                for name in ("CIDEr", "METEOR", "Bleu_4")
                 if name in scores[image.image_id]
             },
         )

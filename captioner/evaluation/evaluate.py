@@ -14,7 +14,6 @@ from captioner.data.captioned import CaptionedImage, Split, with_words
 from captioner.data.image_batches import opened
 from captioner.data.tars import ImagePath
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
-from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.calibration import calibration_report
 from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words
 from captioner.evaluation.grounding import summary as grounding_summary
@@ -22,12 +21,7 @@ from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
 from captioner.evaluation.metrics import score_captions
 from captioner.evaluation.objects import ImageKey, Objects
 from captioner.evaluation.results import digest_of, results_of
-from captioner.evaluation.statistics import (
-    OBJECTS,
-    corpus_statistics,
-    scores_by_group,
-    scores_by_length,
-)
+from captioner.evaluation.statistics import corpus_statistics
 from captioner.log import logger, progress_bar
 from captioner.runtime.parallel import parallel_map
 from captioner.types import Caption
@@ -124,7 +118,6 @@ def evaluate(
         beam_size=beam_size,
         at_test=at_test,
         training_captions=training_captions,
-        objects=attention.objects,
         time_limit_s=time_limit_s,
         signature=signature,
     )
@@ -184,7 +177,6 @@ def score_texts(
     confidence: Mapping[ImageId, float | None] | None = None,
     calibrator: Calibrator | None = None,
     training_captions: Sequence[str] | None = None,
-    objects: Objects | None = None,
     time_limit_s: float = 600.0,
     signature: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
@@ -195,7 +187,6 @@ def score_texts(
         images: The images, with references.
         confidence, calibrator: The captions' confidence, and what gave it.
         training_captions, time_limit_s, signature: As for `evaluate`.
-        objects: Also score by the number of objects in an image.
 
     Raises:
         DataError: There is nothing to score.
@@ -204,15 +195,7 @@ def score_texts(
     names = {image.image_id: image.path.name for image in images}
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
     per_image = ImageScores.of(scores.per_image, scores.counts)
-    groups = {
-        "words in the references": scores_by_length(per_image, references),
-        "words in the caption": scores_by_length(per_image, {i: [t] for i, t in texts.items()}),
-    }
-    if objects:
-        counts = {i: objects.count(key) for i, key in object_keys(objects, images).items()}
-        if by_objects := scores_by_group(per_image, counts, OBJECTS):
-            groups["objects in the photo"] = by_objects
-    further: dict[str, object] = {"bias": bias_counts(texts, references)}
+    further: dict[str, object] = {}
     if calibrator and confidence and "CIDEr" in scores.per_image:
         known = {i: sure for i, sure in confidence.items() if sure is not None}
         right = [scores.per_image["CIDEr"][i] >= calibrator.right_from for i in known]
@@ -233,7 +216,6 @@ def score_texts(
         names=names,
         intervals=bootstrap_intervals(per_image),
         statistics=corpus_statistics(list(texts.values()), training_captions),
-        groups=groups,
         **further,
     )
 
@@ -329,7 +311,7 @@ def _replacements(
     """Measure what reference captions lose when attention or the attended cells are replaced."""
     from captioner.evaluation.faithfulness import AttentionMeasure, attention_summary
 
-    measure = AttentionMeasure(captioner.model.decoder, captioner.mix_cells)
+    measure = AttentionMeasure(captioner.model.decoder)
     rows = []
     for image in progress_bar(images, desc="attention", unit="photo"):
         words = [captioner.vocabulary.tokenizer.split(text) for text in image.captions]

@@ -8,7 +8,7 @@ deleted (Petsiuk et al. 2018, "RISE", section 4.1). docs/evaluation.md has the t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,7 @@ from captioner.types import AttentionOutput, Grid
 
 Replacement = Literal["frozen", "random_cell", "uniform"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
-DELETIONS = ("deleted_in_grid", "deleted_before_mixing")
+DELETION = "deleted_in_grid"
 DELETED_SHARE = 0.2
 
 
@@ -81,17 +81,10 @@ class AttentionMeasure:
     """Measures what captions lose when the attention or the attended cells are taken away.
 
     The decoder is copied, not changed.
-
-    Args:
-        mix: Self-attention of the encoder: cells before it [1, L, D] to cells after it. None where
-            the encoder has none; then `deleted_before_mixing` is the same as `deleted_in_grid`.
     """
 
-    def __init__(
-        self, decoder: Decoder, mix: Callable[[Grid], Tensor] | None = None, *, seed: int = 0
-    ) -> None:
+    def __init__(self, decoder: Decoder, *, seed: int = 0) -> None:
         self.decoder = decoder
-        self.mix = mix
         self.numpy_generator = np.random.default_rng(seed)
         generator = torch.Generator().manual_seed(seed)
         self.replaced = {
@@ -131,21 +124,13 @@ class AttentionMeasure:
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
         for suffix, removed in (("", attended), ("_control", at_random)):
-            for name, delete in zip(DELETIONS, (_in_grid, self._before_mixing), strict=True):
-                grids = [delete(grid, cells) for cells in removed]
-                losses[name + suffix] = loss(self.decoder, grids)
+            grids = [_without_cells(grid, cells) for cells in removed]
+            losses[DELETION + suffix] = loss(self.decoder, grids)
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
         losses["cell_changes"] = np.concatenate(
             [(cells[1:] != cells[:-1]).astype(float) for cells in likeliest]
         )
         return losses
-
-    def _before_mixing(self, grid: Grid, removed: np.ndarray) -> Grid:
-        """Return the grid after removal of cells, bool [L], before the encoder's self-attention."""
-        if self.mix is None or grid.local is None:
-            return _in_grid(grid, removed)
-        local = replace(grid, features=_deleted(grid.local, removed), local=None)
-        return replace(grid, features=self.mix(local), local=local.features)
 
 
 def _with_replaced_attention(
@@ -167,16 +152,15 @@ def _most_attended(attention: np.ndarray) -> np.ndarray:
     return removed
 
 
-def _in_grid(grid: Grid, removed: np.ndarray) -> Grid:
-    """Return the grid of one image without removed cells, bool [L]."""
-    local = None if grid.local is None else _deleted(grid.local, removed)
-    return replace(grid, features=_deleted(grid.features, removed), local=local)
+def _without_cells(grid: Grid, removed: np.ndarray) -> Grid:
+    """Return the grid of one image with its mean in place of removed cells, bool [L]."""
+    gone = torch.from_numpy(removed).to(grid.features.device)[..., None]
 
+    def deleted(features: Tensor) -> Tensor:
+        return torch.where(gone, features.mean(1, keepdim=True), features)
 
-def _deleted(features: Tensor, removed: np.ndarray) -> Tensor:
-    """Return features [1, L, D] with the mean of all cells in place of the removed ones, [L]."""
-    gone = torch.from_numpy(removed).to(features.device)[..., None]
-    return torch.where(gone, features.mean(1, keepdim=True), features)
+    local = None if grid.local is None else deleted(grid.local)
+    return replace(grid, features=deleted(grid.features), local=local)
 
 
 def attention_summary(
@@ -188,8 +172,8 @@ def attention_summary(
         images: For each image what `AttentionMeasure` returned.
 
     Returns:
-        For each name `value` and `interval`, and for deletions `control` and `control_interval`,
-        those of as many random cells. Nothing where there are no words.
+        For each name `value` and `interval`, and for the deletion `control` and
+        `control_interval`, those of as many random cells. Nothing where there are no words.
     """
 
     def mean_and_interval(name: str) -> tuple[float, tuple[float, float]]:
@@ -197,11 +181,11 @@ def attention_summary(
         return float(np.concatenate(groups).mean()), interval_of_mean(groups)
 
     found: dict[str, dict[str, Any]] = {}
-    for name in (*REPLACEMENTS, *DELETIONS, "cell_changes"):
+    for name in (*REPLACEMENTS, DELETION, "cell_changes"):
         if any(len(image[name]) for image in images):
             value, interval = mean_and_interval(name)
             found[name] = {"value": value, "interval": interval}
-            if name in DELETIONS:
+            if name == DELETION:
                 control, interval = mean_and_interval(f"{name}_control")
                 found[name] |= {"control": control, "control_interval": interval}
     return found

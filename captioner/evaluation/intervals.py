@@ -15,12 +15,10 @@ import numpy as np
 
 from captioner.errors import DataError
 
-# METEOR 1.5 as pycocoevalcap runs it: weights of exact, stem, synonym and paraphrase matches;
-# alpha, beta, gamma, delta of English (Denkowski and Lavie 2014, table 3, task "rank") and of other
-# languages (from its answers to -l other).
+# METEOR 1.5 as pycocoevalcap runs it: weights of exact, stem, synonym and paraphrase matches, and
+# the parameters of English (Denkowski and Lavie 2014, table 3, task "rank").
 _MODULES = np.array([1.0, 0.6, 0.8, 0.6])
-_ENGLISH = (0.85, 0.2, 0.6, 0.75)
-_OTHER = (0.75, 1.4, 0.7, 0.5)
+_ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 
 RESAMPLES = 2000  # a multiple of 100
 LEVEL = 0.95
@@ -44,20 +42,19 @@ def meteor(counts: np.ndarray) -> np.ndarray:
 
     counts: words of caption and reference, function words of both; for each of four modules the
     content words matched in both and the function words matched in both; chunks (0 for a perfect
-    match), all words matched in both. In languages other than English there is a 24th, not read.
+    match), all words matched in both.
     """
-    alpha, beta, gamma, delta = _ENGLISH if counts.shape[-1] == 23 else _OTHER
     words, functions = counts[..., 0:2], counts[..., 2:4]
     matched = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)  # module, kind, side
     chunks, aligned = counts[..., 20], counts[..., 21:23]
-    weights = np.array([delta, 1 - delta])
+    weights = np.array([_DELTA, 1 - _DELTA])
     found = np.einsum("...mks,m,k->...s", matched, _MODULES, weights)
-    present = delta * (words - functions) + (1 - delta) * functions
+    present = _DELTA * (words - functions) + (1 - _DELTA) * functions
     with np.errstate(divide="ignore", invalid="ignore"):
         precision, recall = np.moveaxis(np.nan_to_num(found / present), -1, 0)
-        mean = 1 / ((1 - alpha) / precision + alpha / recall)
+        mean = 1 / ((1 - _ALPHA) / precision + _ALPHA / recall)
         fragments = np.nan_to_num(chunks / aligned.mean(-1))
-    return mean * (1 - gamma * fragments**beta)
+    return mean * (1 - _GAMMA * fragments**_BETA)
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class ImageScores:
     """The statistics of N images from which the corpus figures of any selection follow.
 
     image_ids: N of them. means: metric -> float64 [N], for metrics that are means over images.
-    counts: "Bleu_4" [N, 10] and "METEOR" [N, 23 or 24], those that were computed.
+    counts: "Bleu_4" [N, 10] and "METEOR" [N, 23], those that were computed.
     """
 
     image_ids: list[Hashable]

@@ -1,4 +1,4 @@
-"""METEOR, SPICE and the PTB tokenizer, which are Java programs, in a process of their own.
+"""METEOR and the PTB tokenizer, which are Java programs, in a process of their own.
 
 `main` reads {"candidates": [...], "references": [[...], ...]} from standard input and writes one
 JSON object a line as each stage ends, so that what is done stays done when the process is killed:
@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from pycocoevalcap.meteor.meteor import METEOR_JAR, Meteor
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, STANFORD_CORENLP_3_4_1_JAR
@@ -29,7 +28,6 @@ from captioner.evaluation.metrics import (
     Scored,
     clean,
     compute_score,
-    meteor_language,
     metrics,
     package,
     pycocoevalcap_folder,
@@ -42,7 +40,6 @@ def main() -> None:
     java = sys.argv[1]
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what the scorers print
-    os.environ["PATH"] = os.pathsep.join((str(Path(java).parent), os.environ.get("PATH", "")))
 
     def report(**stage: object) -> None:
         print(json.dumps(stage), file=lines, flush=True)
@@ -112,16 +109,13 @@ class _Meteor(Meteor):
     scoring fails, and its destructor would wait for it for ever: hence the reentrant lock.
     """
 
-    def __init__(self, java: str, language: str) -> None:
+    def __init__(self, java: str) -> None:
         command = [java, "-Dfile.encoding=UTF-8", "-jar", "-Xmx2G", METEOR_JAR]
-        # It has no rules to normalise other languages; our captions are tokenised in any case.
-        normalise = ["-norm"] if language == "en" else []
         self.counts: list[list[float]] = []
-        self.language = language
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as METEOR is)
         self.lock = threading.RLock()
         self.meteor_p = subprocess.Popen(
-            [*command, "-", "-", "-stdio", "-l", language, *normalise],
+            [*command, "-", "-", "-stdio", "-l", "en", "-norm"],
             cwd=pycocoevalcap_folder() / "meteor",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -135,16 +129,15 @@ class _Meteor(Meteor):
         words, matched, chunks = counts[0:2], counts[21:23], counts[20]
         if matched == words and chunks == 1:
             counts[20] = 0.0  # METEOR neither penalises nor adds up the chunk of a perfect match
-        # A 24th number tells `intervals.meteor` that other parameters hold.
-        self.counts.append(counts if self.language == "en" else [*counts, 1.0])
+        self.counts.append(counts)
         return line
 
 
 def meteor_scores(
     candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
 ) -> MetricTable:
-    """Return METEOR 1.5 (Denkowski and Lavie 2014) of tokenised captions, by `meteor_language`."""
-    meteor = _Meteor(java, meteor_language(references))
+    """Return METEOR 1.5 for English (Denkowski and Lavie 2014) of tokenised captions."""
+    meteor = _Meteor(java)
     try:
         corpus, images = compute_score(meteor, candidates, references)
     except (ValueError, OSError, IndexError) as error:
@@ -154,28 +147,4 @@ def meteor_scores(
     return {"METEOR": Scored(corpus, images, meteor.counts)}
 
 
-def spice_scores(
-    candidates: Sequence[str], references: Sequence[Sequence[str]], java: str
-) -> MetricTable:
-    """Return SPICE (Anderson et al. 2016): F-score over all tuples, of tokenised captions."""
-    del java  # SPICE calls "java" by its name, which `main` puts on the path
-    from pycocoevalcap.spice.spice import Spice
-
-    corpus, images = compute_score(Spice(), candidates, references)
-    return {"SPICE": Scored(float(corpus), [float(image["All"]["f"]) for image in images])}
-
-
-def spice_is_installed() -> bool:
-    """Return whether the jars of SPICE, which pycocoevalcap does not ship, are in its folder."""
-    jars = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-    return all((pycocoevalcap_folder() / "spice" / "lib" / jar).is_file() for jar in jars)
-
-
 METEOR = Metric(("METEOR",), meteor_scores, lambda: f"METEOR 1.5 via {package()}", needs_java=True)
-SPICE = Metric(
-    ("SPICE",),
-    spice_scores,
-    lambda: f"SPICE 1.0 via {package()}",
-    needs_java=True,
-    available=spice_is_installed,
-)

@@ -64,24 +64,18 @@ class Metric:
             a `Scored` for every name. With `needs_java` it also gets the path of a Java and runs in
             the process of java_metrics.py.
         signature: Returns what computes it, with its version.
-        available: Returns whether what it needs is installed; otherwise it is left out.
     """
 
     names: tuple[str, ...]
     compute: Callable[..., MetricTable]
     signature: Callable[[], str]
     needs_java: bool = False
-    available: Callable[[], bool] = lambda: True
 
 
 def metrics(*, needs_java: bool | None = None) -> dict[str, Metric]:
-    """Return the available metrics by name: all, those that need Java, or those that do not."""
+    """Return the metrics by name: all, those that need Java, or those that do not."""
     found: dict[str, Metric] = {name: METRICS[name] for name in METRICS}
-    return {
-        name: metric
-        for name, metric in found.items()
-        if metric.available() and needs_java in (None, metric.needs_java)
-    }
+    return {n: m for n, m in found.items() if needs_java in (None, m.needs_java)}
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,8 @@ class Scores:
 
     Attributes:
         metrics: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all images, as fractions (CIDEr on
-            pycocoevalcap's scale, where 10 is the most); SPICE too where its jars are installed.
-            None is "not computed" or "not defined"; the signature says why.
+            pycocoevalcap's scale, where 10 is the most). None is "not computed" or "not defined";
+            the signature says why.
         per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU
             and METEOR are not the means of these.
         counts: metric -> image id -> statistics, of Bleu_4 and METEOR; the corpus score is a
@@ -168,8 +162,6 @@ def score_captions(
         signature["nltk"] = importlib.metadata.version("nltk")
     if left_out := sum(map(len, references.values())) - sum(map(len, truths)):
         signature["references_without_words"] = f"{left_out} left out"  # they would lower scores
-    if meteor_language(truths) == "other":
-        signature["METEOR"] += ", -l other (equal words only)"
     signature |= {name: f"not computed: {why[name]}" for name in names if name not in table}
     if len(ids) == 1:
         del table["CIDEr"]
@@ -280,16 +272,6 @@ def tokenize(text: str) -> str:
     words = TreebankWordTokenizer().tokenize(clean(text), convert_parentheses=True)
     # Lower-cased first, as PTBTokenizer does, so that "-lrb-" stays though "-LRB-" is in its list.
     return " ".join(word for word in map(str.lower, words) if word not in PUNCTUATIONS)
-
-
-def meteor_language(references: Sequence[Sequence[str]]) -> str:
-    """Return METEOR's language for references: `en`, or `other` where most letters are not Latin.
-
-    METEOR's stems and paraphrases are of English; in `other` languages it matches equal words only.
-    """
-    letters = [each for texts in references for text in texts for each in text if each.isalpha()]
-    latin = sum(each < "\u0250" for each in letters)
-    return "en" if 2 * latin >= len(letters) else "other"
 
 
 # --- metrics without Java -------------------------------------------------------------------------

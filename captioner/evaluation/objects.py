@@ -127,10 +127,6 @@ class Objects:
         names = (path.name, _number_in(path.name))
         return next((self._by_name[name] for name in names if name in self._by_name), None)
 
-    def count(self, image: ImageKey) -> int:
-        """Return the number of annotated objects in an image."""
-        return len(self._files[image[0]].imgToAnns.get(image[1], ()))
-
     def mask(self, image: ImageKey, category: str, *, boxes: bool = False) -> np.ndarray | None:
         """Return where an image shows objects of a category.
 

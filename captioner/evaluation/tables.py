@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from captioner.evaluation.bias import bias_rows
-
-BIAS = "People and clothes"
 Cell = str | float | None  # None is "not defined"
 
 
@@ -46,16 +43,11 @@ def result_tables(results: Mapping[str, Any]) -> list[Table]:
     tables = [_scores(results), _statistics(results["statistics"])]
     if "calibration" in results:
         tables.append(_calibration(results["calibration"]))
-    if results.get("bias"):
-        head = ["", "photos", "right", "wrong", "neither"]
-        tables.append(Table(BIAS, head, bias_rows(results["bias"])))
     if any(found["num_words"] for found in results.get("grounding", {}).values()):
         tables.append(_grounding(results["grounding"]))
     if results.get("attention"):
         tables.append(_attention(results["attention"]))
-    return tables + [
-        _groups(f"Scores by {name}", groups) for name, groups in results["groups"].items()
-    ]
+    return tables
 
 
 def _scores(results: Mapping[str, Any]) -> Table:
@@ -112,14 +104,3 @@ def _attention(found: Mapping[str, Any]) -> Table:
         "(cell_changes: a share of the words)"
     )
     return Table(title, ["", "loss", "from", "to", "random cells"], rows)
-
-
-def _groups(title: str, groups: Sequence[Mapping[str, Any]]) -> Table:
-    names = [name for name in groups[0] if name not in ("from", "to")]
-    rows: list[list[Cell]] = []
-    for group in groups:
-        low, high = group["from"], group["to"]
-        bounds = [] if low is None else [f"{low:.4g} or more"]
-        bounds += [] if high is None else [f"under {high:.4g}"]
-        rows.append([" and ".join(bounds) or "all", *(group[name] for name in names)])
-    return Table(title, ["", *(name.replace("num_images", "photos") for name in names)], rows)

@@ -16,7 +16,6 @@ from torch import Tensor
 import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
 from captioner.errors import CheckpointError, error_summary
-from captioner.evaluation.bias import Counts
 from captioner.log import logger
 from captioner.runtime.distributed import rank
 from captioner.training.model_card import model_card
@@ -31,16 +30,13 @@ COUNTERS = tuple("epoch batch step best bad_epochs lr_drops figures last_validat
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
 
 
-def save_checkpoint(
-    trainer: Trainer, folder: Path, *, with_state: bool, bias: Counts | None = None
-) -> None:
+def save_checkpoint(trainer: Trainer, folder: Path, *, with_state: bool) -> None:
     """Write the evaluated model as a model folder, with the training state if asked for.
 
     Args:
         trainer: State of the run.
         folder: The folder to write.
         with_state: Also write what a resumed run needs.
-        bias: Counts of `bias_counts` for the model card.
 
     Raises:
         CheckpointError: The disk cannot hold it.
@@ -51,7 +47,7 @@ def save_checkpoint(
         trainer.evaluated_model,
         trainer.config,
         trainer.setup.vocabulary,
-        card=model_card(trainer.config, trainer.figures, origin, bias),
+        card=model_card(trainer.config, trainer.figures, origin),
         training_state=_training_state(trainer) if with_state else None,
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from captioner.config import Config, data_sources, to_yaml
-from captioner.evaluation.bias import Counts, bias_table
 from captioner.training.validation import validation_decoding
 
 # What model hubs read; the licence is for the owner of the data to add.
@@ -23,7 +22,6 @@ def model_card(
     config: Config,
     figures: dict[str, Any],
     origin: Mapping[str, str] | None = None,
-    bias: Counts | None = None,
 ) -> str:
     """Return the card: what the model was trained on and how, and its validation figures.
 
@@ -31,7 +29,6 @@ def model_card(
         config: The recipe.
         figures: Figures of the best validation; empty before the first.
         origin: Facts by name: versions, threads, revision, and hashes of the data.
-        bias: `bias_counts` of its captions.
     """
     lines = [
         *FRONT_MATTER,
@@ -55,16 +52,6 @@ def model_card(
         ]
     else:
         lines.append("Not validated yet.")
-    if bias:
-        lines += [
-            "",
-            "## People and clothes",
-            "",
-            "Captions of validation photos whose references agree (neither: no group, several, or "
-            "another colour that a reference has):",
-            "",
-            *bias_table(bias),
-        ]
     if origin:
         lines += ["", "## Made with", "", "| | |", "| --- | --- |"]
         lines += [f"| {name} | {value} |" for name, value in origin.items()]

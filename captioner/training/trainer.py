@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from captioner.errors import CaptionerError
-from captioner.evaluation.bias import bias_counts
 from captioner.log import logger
 from captioner.models.model import CaptionModel
 from captioner.runtime.device import autocast
@@ -184,9 +183,7 @@ class Trainer(TrainingLoop):
         if metric > self.best:
             self.best, self.bad_epochs = metric, 0
             self.figures = {"epoch": self.epoch, **validation.figures}
-            references = {image.image_id: image.captions for image in self.setup.validation}
-            bias = bias_counts(validation.captions, references)  # empty except in process 0
-            self._write("best", with_state=False, bias=bias)
+            self._write("best", with_state=False)
             return
         self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
@@ -196,5 +193,5 @@ class Trainer(TrainingLoop):
         """Write the `last` folder, with all that a resumed run needs."""
         self._write("last", with_state=True)
 
-    def _write(self, name: str, **options: Any) -> None:
-        from_first_process(lambda: save_checkpoint(self, self.run / name, **options))
+    def _write(self, name: str, *, with_state: bool) -> None:
+        from_first_process(lambda: save_checkpoint(self, self.run / name, with_state=with_state))

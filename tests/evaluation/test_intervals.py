@@ -48,21 +48,16 @@ def test_bleu_of_any_multiset_of_images_follows_from_summed_counts(seed: int) ->
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="METEOR needs Java")
 @pytest.mark.slow
-@pytest.mark.parametrize("language", ["en", "other"])
-def test_meteor_of_any_multiset_of_images_follows_from_summed_counts(language: str) -> None:
+def test_meteor_of_any_multiset_of_images_follows_from_summed_counts() -> None:
     from captioner.evaluation.java_metrics import meteor_scores
 
     java = shutil.which("java")
     assert java is not None
     candidates, references = sentences(1, 40)
-    if language == "other":
-        cyrillic = {ord("a") + place: ord("а") + place for place in range(26)}
-        candidates = [text.translate(cyrillic) for text in candidates]
-        references = [[text.translate(cyrillic) for text in texts] for texts in references]
     candidates[3] = references[3][0]  # a perfect one: a single chunk is no fragmentation
     scored = meteor_scores(candidates, references, java)["METEOR"]
     counts = np.array(scored.counts)
-    assert counts.shape == (40, 23 if language == "en" else 24)
+    assert counts.shape == (40, 23)
     assert meteor(counts) == pytest.approx(scored.images, abs=1e-12)
     assert scored.images[3] == pytest.approx(1)
     assert 0.0 in scored.images

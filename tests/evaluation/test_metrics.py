@@ -7,20 +7,15 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from captioner.errors import DataError
 from captioner.evaluation import metrics
-from captioner.evaluation.intervals import ImageScores
 from captioner.evaluation.metrics import Scores, quick_scores, score_captions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -87,18 +82,6 @@ GOLDEN_SCORES = {
 }
 GOLDEN_METEOR = [0.518761998, 0.480046477, 0.330856862, 0.057553957, 0.456258903, 0.283050186]
 GOLDEN_CIDER = [4.100550993, 1.592413716, 0.748810464, 0.0, 2.454567238, 0.500503146]
-
-
-@pytest.mark.java
-@pytest.mark.parametrize(
-    ("caption", "reference"), [("собака бежит", "собака бежит по снегу"), ("一只狗", "一只狗跑")]
-)
-def test_meteor_compares_equal_words_of_other_languages(caption: str, reference: str) -> None:
-    scores = score_captions({1: caption}, {1: [reference]})
-    assert scores.metrics["METEOR"] is not None, scores.signature["METEOR"]
-    assert 0 < scores.metrics["METEOR"] < 1
-    whole = ImageScores.of(scores.per_image, scores.counts).corpus(np.ones(1))
-    assert float(whole["METEOR"]) == pytest.approx(scores.metrics["METEOR"], abs=1e-12)
 
 
 @pytest.mark.java
@@ -281,26 +264,6 @@ def test_text_that_differs_in_white_space_case_or_punctuation_scores_the_same() 
     assert quick_scores(messy, REFERENCES) == quick_scores(CANDIDATES, REFERENCES)
 
 
-def test_text_of_any_alphabet_is_scored() -> None:
-    caption = "un café ☕ près d'une fenêtre 窓 \udcff"
-    same = quick_scores({"é": caption, "b": "a"}, {"é": [caption], "b": ["b"]})
-    less = quick_scores({"é": "un cafe", "b": "a"}, {"é": [caption], "b": ["b"]})
-    assert same["CIDEr"] > less["CIDEr"] > 0
-
-
-def test_ids_may_be_numbers_and_texts_together() -> None:
-    candidates: dict[int | str, str] = {"1": f"{CANDIDATES[1]} zebra", 1: CANDIDATES[2], "a b": ""}
-    references: dict[int | str, list[str]] = {
-        "a b": REFERENCES[1],
-        1: REFERENCES[2],
-        "1": REFERENCES[1],
-    }
-    scores = score_captions(candidates, references, java=NO_JAVA)
-    assert list(scores.per_image["ROUGE_L"]) == ["1", 1, "a b"]
-    assert scores.per_image["Bleu_1"]["1"] == pytest.approx(7 / 8, abs=1e-6)
-    assert scores.per_image["Bleu_1"][1] == pytest.approx(1, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("candidates", "references", "complaint"),
     [
@@ -320,18 +283,6 @@ def test_captions_that_cannot_be_scored_are_refused_in_one_sentence(
         assert "\n" not in str(caught.value)
 
 
-def test_the_modules_import_no_scorer_until_one_is_needed() -> None:
-    code = (
-        "import sys, captioner.evaluation.metrics; "
-        "print([name for name in sys.modules if name.split('.')[0] in "
-        "('pycocoevalcap', 'pycocotools', 'nltk', 'torch')])"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert output.stdout == "[]\n"
-
-
 # ---------------------------------------------------------------------- With Java, real and false
 
 
@@ -339,7 +290,6 @@ def test_the_modules_import_no_scorer_until_one_is_needed() -> None:
 def test_meteor_takes_empty_captions_line_breaks_and_its_own_separator(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    # Russian, because METEOR reads its English tables for seconds.
     references = {key: ["пёс бежит | сюда", "||| тот\nпёс ||| бежит"] for key in range(1, 9)}
     candidates = {
         1: "тот пёс бежит",
@@ -461,20 +411,11 @@ def test_a_meteor_that_hangs_leaves_the_scores_that_were_done(tmp_path: Path) ->
     assert {name: scores.metrics[name] for name in NGRAM_METRICS} == pytest.approx(expected)
 
 
-METEOR_ANSWERS = """*meteor*)
-  head -c 1000000 /dev/zero | tr '\\0' x >&2
-  while read -r line; do case "$line" in
-    SCORE*) echo 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23;;
-    EVAL*) echo 0.25; echo 0.75; echo 0.5;;
-  esac; done;;"""
-
-
 @pytest.mark.parametrize(
     ("cases", "reason"),
     [
         (["*) echo first >&2; echo 'no memory' >&2; exit 3;;"], "ended with code 3: no memory"),
         (["-version) echo 'I am tea' >&2;;"], "gave no version: I am tea"),
-        ([VERSION, "*PTBTokenizer*) echo one line;;"], "gave 1 lines for 6 captions"),
     ],
 )
 def test_a_java_that_fails_before_tokens_leaves_the_python_tokenizer(
@@ -486,68 +427,16 @@ def test_a_java_that_fails_before_tokens_leaves_the_python_tokenizer(
     assert reason in scores.signature["METEOR"]
 
 
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [
-        ("*meteor*) echo 'no memory for METEOR' >&2; exit 1;;", "no memory for METEOR"),
-        ("*meteor*) while read -r line; do echo Error: specify SCORE; done;;", "METEOR failed: "),
-    ],
-)
-def test_a_meteor_that_fails_costs_only_meteor(tmp_path: Path, case: str, reason: str) -> None:
+def test_a_meteor_that_fails_costs_only_meteor(tmp_path: Path) -> None:
+    case = "*meteor*) echo 'no memory for METEOR' >&2; exit 1;;"
     java = false_java(tmp_path, VERSION, TOKENIZER, case)
     start = time.monotonic()
     scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
     assert time.monotonic() - start < 60  # a failed METEOR is not waited for
     assert scores.metrics["METEOR"] is None
-    assert reason in scores.signature["METEOR"]
+    assert "no memory for METEOR" in scores.signature["METEOR"]
     assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
     assert scores.metrics["CIDEr"] == pytest.approx(quick_scores(CANDIDATES, REFERENCES)["CIDEr"])
-
-
-# -------------------------------------------------------------------------------------------- SPICE
-
-
-@pytest.fixture
-def spice_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A pycocoevalcap, linked to the real one, that has the jars of SPICE, here empty files."""
-    from captioner.evaluation.metrics import pycocoevalcap_folder
-
-    package = tmp_path / "path" / "pycocoevalcap"
-    package.mkdir(parents=True)
-    for part in pycocoevalcap_folder().iterdir():
-        if part.name not in ("spice", "__pycache__"):
-            (package / part.name).symlink_to(part)
-    spice = package / "spice"
-    spice.mkdir()
-    for part in (pycocoevalcap_folder() / "spice").glob("*.py"):
-        (spice / part.name).write_bytes(part.read_bytes())
-    for jar in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
-        (spice / "lib").mkdir(exist_ok=True)
-        (spice / "lib" / jar).touch()
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    loaded = [name for name in sys.modules if name.split(".")[0] == "pycocoevalcap"]
-    for name in loaded:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(package.parent)
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "pycocoevalcap"]:
-        del sys.modules[name]
-
-
-SPICE_ANSWERS = """*spice*) while [ "$1" != -out ]; do shift; done
-  echo '[{"image_id": 0, "scores": {"All": {"f": 0.125}}},
-         {"image_id": 1, "scores": {"All": {"f": 0.375}}}]' > "$2";;"""
-
-
-@pytest.mark.usefixtures("spice_jars")
-def test_spice_is_computed_where_its_jars_are(tmp_path: Path) -> None:
-    java = false_java(tmp_path, VERSION, TOKENIZER, METEOR_ANSWERS, SPICE_ANSWERS)
-    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
-    assert scores.metrics["SPICE"] == 0.25
-    assert scores.per_image["SPICE"] == {1: 0.125, 2: 0.375}
-    assert scores.signature["SPICE"] == "SPICE 1.0 via pycocoevalcap 1.2"
-    assert scores.metrics["METEOR"] == 0.5  # a full standard error does not stop it
-    assert scores.per_image["METEOR"] == {1: 0.25, 2: 0.75}
 
 
 def test_references_without_words_lower_no_score() -> None:

@@ -39,16 +39,6 @@ def test_results_have_the_promised_keys(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
 
 
-def test_further_fields_are_written_as_given(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    statistics = {"num_captions": 2, "novel_ratio": None}
-    write_json(
-        path,
-        results_of(SCORES, CAPTIONS, signature=SIGNATURE, statistics=statistics),
-    )
-    assert json.loads(path.read_text())["statistics"] == statistics
-
-
 def test_scores_of_each_image_come_back_and_give_the_whole(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     captions = {7: "a dog runs in the park", "x": "two men sit on a bench", 3: ""}

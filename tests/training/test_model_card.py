@@ -47,10 +47,3 @@ def test_a_model_that_was_not_validated_says_so() -> None:
 def test_the_recipe_in_the_card_can_be_run_again() -> None:
     recipe = model_card(CONFIG, {}).partition("```yaml\n")[2].partition("```")[0]
     assert from_yaml(Config, recipe) == CONFIG
-
-
-def test_the_card_says_how_often_people_are_named_right() -> None:
-    row = {"photos": 4, "right": 3, "wrong": 1, "silent": 0}
-    card = model_card(CONFIG, {"epoch": 1, "CIDEr": 0.5}, bias={"gender": {"woman": row}})
-    assert "| gender: woman | 4 | 75% | 25% | 0% |" in card
-    assert "People and clothes" not in model_card(CONFIG, {"epoch": 1, "CIDEr": 0.5}, bias={})
