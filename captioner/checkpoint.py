@@ -281,8 +281,7 @@ def clean_run_folder(run: Path) -> None:
 
     A model that was about to be replaced when the process was killed gets its name back.
     """
-    for folder in (run, *run.glob("samples/*")):
-        remove_temporary_files(folder, older_than_s=0)
+    remove_temporary_files(run, older_than_s=0)
     for name in ("best", *CHECKPOINTS):
         shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
         aside = run / f".{name}.old"

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image, ImageOps
@@ -16,7 +17,7 @@ from PIL import Image, ImageOps
 from captioner import Captioner
 from captioner.data.transforms import open_image
 from captioner.types import Caption
-from captioner.visualization import OverlayStyle, caption_gif, shrunk
+from captioner.visualization import OverlayStyle, caption_gif
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.sheet import contact_sheet
 from captioner.visualization.style import STYLES
@@ -46,7 +47,7 @@ def main() -> None:
     _save_styles(first)
     flower = soft.caption(PHOTOS / "flower.jpg")
     flower_photo = open_image(PHOTOS / "flower.jpg")
-    small = shrunk(flower_photo, flower, longest_side_px=320)
+    small = _shrunk(flower_photo, flower, 320)
     (PICTURES / "animation.gif").write_bytes(caption_gif(*small))
     photo = str(PHOTOS / f"{FIRST}.jpg")
     with tempfile.TemporaryDirectory() as folder:
@@ -101,9 +102,15 @@ def _save_six(captioner: Captioner) -> None:
     sheet.save(PICTURES / "six.jpg", quality=JPEG_QUALITY, optimize=True)
 
 
+def _shrunk(image: Image.Image, caption: Caption, side_px: int) -> tuple[Image.Image, Caption]:
+    """Return the image at this size at most, and its caption with the geometry of that size."""
+    small = ImageOps.contain(image, (side_px, side_px), Image.Resampling.LANCZOS)
+    return small, replace(caption, geometry=caption.geometry.scaled(*small.size))
+
+
 def _save_styles(caption: Caption) -> None:
     """Save one word in every style, and as cells."""
-    image, small = shrunk(open_image(PHOTOS / f"{FIRST}.jpg"), caption, longest_side_px=360)
+    image, small = _shrunk(open_image(PHOTOS / f"{FIRST}.jpg"), caption, 360)
     styles = {f"--style {kind}": OverlayStyle(kind) for kind in STYLES}
     styles["--cells"] = OverlayStyle(smooth=False)
     word = _noun(caption)

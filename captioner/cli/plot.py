@@ -1,4 +1,4 @@
-"""`captioner plot`: the curves of a run, and its attention epoch by epoch."""
+"""`captioner plot`: the curves of a run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import contextlib
 import json
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
-
-import numpy as np
 
 from captioner.cli import parsing, run_command, show
-from captioner.errors import CheckpointError, ImageError
-from captioner.log import logger
+from captioner.errors import CheckpointError
 
-CURVE_KINDS = ("png", "pdf", "svg")
+KINDS = ("png", "pdf", "svg")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = parsing.CommandParser(
         prog="captioner plot",
-        description="Draw a run's curves (losses, rates, metrics, entropy of attention), and for "
-        "each of its sample photos a GIF of the caption and its attention, epoch by epoch.",
+        description="Draw a run's curves: losses, rates, metrics, entropy of attention.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
@@ -30,43 +25,27 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--save",
-        type=parsing.names_of((*CURVE_KINDS, "gif", "all")),
-        default=("png", "gif"),
+        type=parsing.names_of((*KINDS, "all")),
+        default=("png",),
         metavar="KINDS",
-        help="kinds to save, separated by commas: png, pdf, svg (curves), gif (growth), or all "
-        "(default: png,gif)",
+        help="kinds to save, separated by commas: png, pdf, svg, or all (default: png)",
     )
     arguments = parser.parse_args(argv)
-    arguments.kinds = (*CURVE_KINDS, "gif") if "all" in arguments.save else arguments.save
+    arguments.kinds = KINDS if "all" in arguments.save else arguments.save
     if problem := parsing.not_a_folder(arguments.output):
         parser.error(f"argument --output: {problem}")
     return run_command(lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.files import save_bytes
-    from captioner.visualization import growth_gif
     from captioner.visualization.curves import save_curves
 
     entries = read_metrics(arguments.run)
     output = arguments.output or arguments.run / "plots"
-    curves = [output / f"curves.{kind}" for kind in arguments.kinds if kind != "gif"]
-    if curves:
-        save_curves(entries, curves, title=arguments.run.resolve().name)
-        for path in curves:
-            show(str(path))
-    if "gif" in arguments.kinds:
-        folders = sorted(path for path in (arguments.run / "samples").glob("*") if path.is_dir())
-        for folder in folders:
-            image, captions = read_samples(folder)
-            file = output / f"growth-{folder.name}.gif"
-            save_bytes(growth_gif(image, captions), file)
-            show(str(file))
-        if not folders:
-            logger.warning(
-                f"{arguments.run}: keeps no maps of sample photos (train.samples is 0, or an older "
-                "captioner trained it), so there is no growth of attention to draw"
-            )
+    curves = [output / f"curves.{kind}" for kind in arguments.kinds]
+    save_curves(entries, curves, title=arguments.run.resolve().name)
+    for path in curves:
+        show(str(path))
     return 0
 
 
@@ -90,27 +69,3 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     if not entries:
         raise CheckpointError(f"{path}: has no entries yet; wait until the run has logged some")
     return entries
-
-
-def read_samples(folder: Path) -> tuple[Any, list[tuple[str, Any]]]:
-    """Read a sample image of a run, and the names and captions of its epochs.
-
-    Raises:
-        CheckpointError: The files of the run are damaged.
-    """
-    from captioner.data.transforms import open_image
-    from captioner.visualization import caption_from_arrays
-
-    captions = []
-    try:
-        image = open_image(folder / "photo.jpg")
-        for file in sorted(folder.glob("epoch-*.npz")):
-            with np.load(file) as arrays:
-                epoch = int(file.stem.removeprefix("epoch-"))
-                captions.append((f"epoch {epoch}", caption_from_arrays(dict(arrays))))
-    # np.load raises errors of several kinds on a file that is cut short.
-    except (ImageError, OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise CheckpointError(f"{folder}: is damaged ({error}); take it away") from None
-    if not captions:
-        raise CheckpointError(f"{folder}: has no maps of any epoch; take it away")
-    return image, captions

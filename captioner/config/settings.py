@@ -478,7 +478,7 @@ class TrainConfig:
         log_every: Steps between log entries.
         calibrate_from: At the end, the calibrator of `best` (the confidence of its captions) is
             fitted on the validation images where there are at least so many; 0 fits none.
-        samples: Validation images whose maps are shown in TensorBoard, and kept in RUN/samples.
+        samples: Validation images whose attention sheets are shown in TensorBoard, epoch by epoch.
     """
 
     output: str = "runs/captioner"

@@ -1,23 +1,15 @@
-"""Reports of a validation: on the terminal, and as sample pictures."""
+"""Reports of a validation: on the terminal, and as sheets in TensorBoard."""
 
 from __future__ import annotations
-
-from pathlib import Path
-
-from PIL import Image
 
 from captioner.config import Config
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
-from captioner.files import save_bytes
 from captioner.log import logger
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.validation import Validation, validation_decoding
-from captioner.types import Caption
-from captioner.visualization import attention_sheet, caption_arrays, jpeg, save_npz, shrunk
-
-SAMPLE_PX = 640  # longer side of the sample photos that a run keeps
+from captioner.visualization import attention_sheet
 
 EARLY_STEPS = 500  # before these, attention that is flat is no alarm: it begins so
 FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
@@ -77,7 +69,7 @@ def warnings(
 
 
 def log_samples(
-    log: RunLog, setup: Setup, validation: Validation, epoch: int, step: int, samples: int
+    log: RunLog, setup: Setup, validation: Validation, step: int, samples: int
 ) -> list[tuple[str, str]]:
     """Log the attention of the first validation images.
 
@@ -86,7 +78,7 @@ def log_samples(
     """
     sheets = []
     unreadable = []
-    for index, entry in enumerate(setup.validation[:samples], start=1):
+    for entry in setup.validation[:samples]:
         if entry.image_id not in validation.hypotheses:
             continue
         try:
@@ -103,15 +95,5 @@ def log_samples(
             width=width,
         )
         sheets.append(attention_sheet(image, caption))
-        _keep(caption, image, log.run / "samples" / str(index), epoch)
     log.pictures(step, sheets)
     return unreadable
-
-
-def _keep(caption: Caption, image: Image.Image, folder: Path, epoch: int) -> None:
-    """Keep the caption of a sample after an epoch, and its image once, for `captioner plot`."""
-    small, caption = shrunk(image, caption, longest_side_px=SAMPLE_PX)
-    if not (folder / "photo.jpg").exists():
-        save_bytes(jpeg(small), folder / "photo.jpg")
-    # A resumed run writes its epochs anew.
-    save_npz(caption_arrays(caption), folder / f"epoch-{epoch:04d}.npz")

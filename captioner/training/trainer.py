@@ -150,9 +150,7 @@ class Trainer(TrainingLoop):
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
                 samples = self.config.train.samples
-                self.report_unreadable(
-                    log_samples(log, self.setup, validation, self.epoch, self.step, samples)
-                )
+                self.report_unreadable(log_samples(log, self.setup, validation, self.step, samples))
         finally:
             self.save()  # a failure to draw loses no work
         if log is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from captioner.types import Caption
 from captioner.visualization import notebook
-from captioner.visualization.animation import caption_gif, growth_gif
-from captioner.visualization.arrays import caption_arrays, caption_from_arrays, jpeg, shrunk
+from captioner.visualization.animation import caption_gif
+from captioner.visualization.arrays import caption_arrays, caption_from_arrays
 from captioner.visualization.files import (
     is_picture_of,
     output_names,
@@ -40,9 +40,7 @@ __all__ = [
     "caption_page",
     "comparison_sheet",
     "gallery_page",
-    "growth_gif",
     "is_picture_of",
-    "jpeg",
     "matrix_bytes",
     "output_names",
     "overlay",
@@ -52,7 +50,6 @@ __all__ = [
     "save_caption",
     "save_npz",
     "save_png",
-    "shrunk",
     "vector_comparison",
     "viewer_script",
     "word_images",

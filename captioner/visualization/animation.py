@@ -1,4 +1,4 @@
-"""Animated GIFs: a caption word by word, and the attention of a run epoch by epoch."""
+"""Animated GIFs: a caption word by word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw
 
 from captioner.visualization.overlay import resize_captioned
-from captioner.visualization.sheet import SHEET, comparison_sheet, draw_heading
+from captioner.visualization.sheet import SHEET, draw_heading
 from captioner.visualization.style import OverlayStyle
 from captioner.visualization.typography import RULE
 from captioner.visualization.words import word_image_size, word_images
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from captioner.types import Caption
 
 LONGEST_SIDE_PX = 512  # of the image in an animation
-WIDEST_GROWTH_PX = 1400
-_GROWTH_ACROSS = 6  # panels in a line
-WORD_SECONDS, STILL_SECONDS, EPOCH_SECONDS = 0.9, 1.6, 1.2
+WORD_SECONDS, STILL_SECONDS = 0.9, 1.6
 
 
 def gif(frames: Sequence[Image.Image], seconds: Sequence[float]) -> bytes:
@@ -91,25 +89,3 @@ def _under_caption(picture: Image.Image, caption: Caption) -> Image.Image:
     frame.paste(picture, (0, top))
     draw_heading(frame, "", caption, layout, text // 2, width)
     return frame
-
-
-def growth_gif(image: Image.Image, captions: Sequence[tuple[str, Caption]]) -> bytes:
-    """Return a GIF of a model's captions of one image with their attention, one frame a name.
-
-    Args:
-        captions: Names (such as `epoch 3`) and captions, at least one.
-
-    Raises:
-        ImageError: An image of another size than a caption's.
-    """
-    sheets = [comparison_sheet(image, [named], across=_GROWTH_ACROSS) for named in captions]
-    width = min(WIDEST_GROWTH_PX, sheets[0].width)
-    height = max(sheet.height for sheet in sheets)
-    frames = []
-    for sheet in sheets:
-        frame = Image.new("RGB", (sheet.width, height), "white")
-        frame.paste(sheet, (0, 0))
-        size = width, round(height * width / sheet.width)
-        frames.append(frame.resize(size, Image.Resampling.LANCZOS))
-    seconds = [EPOCH_SECONDS] * (len(frames) - 1) + [2 * EPOCH_SECONDS]
-    return gif(frames, seconds)

@@ -7,13 +7,12 @@ import io
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 
 import numpy as np
 from PIL import Image
 
 from captioner.types import Caption, Geometry
-from captioner.visualization.overlay import scaled_size
 
 _FIELDS = (
     *("text", "maps", "log_probs", "end_log_prob", "beta", "cells", "heads", "paths"),
@@ -64,18 +63,6 @@ def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
         confidence_threshold=number("confidence_threshold"),
         text=str(arrays.get("text", "")),
     )
-
-
-def shrunk(
-    image: Image.Image, caption: Caption, *, longest_side_px: int
-) -> tuple[Image.Image, Caption]:
-    """Return the image at this size at most, and its caption with the geometry of that size."""
-    scale = min(1.0, longest_side_px / max(image.size))
-    if scale == 1.0:
-        return image, caption
-    size = scaled_size(image.size, scale)
-    small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
-    return small, replace(caption, geometry=caption.geometry.scaled(*size))
 
 
 def jpeg(image: Image.Image) -> bytes:
