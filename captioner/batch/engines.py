@@ -1,4 +1,4 @@
-"""What distributes the shards: processes of this machine, or actors of a Ray cluster."""
+"""Engines that distribute shards: processes of this machine, or actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,6 +15,7 @@ from dataclasses import asdict
 from multiprocessing.queues import Queue
 from typing import Any
 
+from captioner.batch.inputs import Shard
 from captioner.batch.shard import Job, Part, ShardWorker
 from captioner.errors import CaptionerError, needs_extra
 from captioner.runtime.cores import available_cores
@@ -27,12 +26,12 @@ _device = ""
 _worker: ShardWorker | None = None
 
 
-def run_local(job: Job, shards: Sequence[int], workers: int | None) -> Iterator[Part]:
+def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterator[Part]:
     """Process shards in worker processes; yield those that are done, in any order.
 
     Args:
         job: What to do.
-        shards: Numbers of the shards.
+        shards: The photos.
         workers: Number of processes, where one is this one; None starts one for each GPU, or else
             for each core.
 
@@ -44,11 +43,7 @@ def run_local(job: Job, shards: Sequence[int], workers: int | None) -> Iterator[
     if workers == 1:
         yield from map(ShardWorker(job).run, shards)
         return
-    # Workers are forked from a server that has imported the slow modules, so they start at once.
-    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    if sys.platform != "win32":
-        modules = ["captioner.captioner", "captioner.batch.shard"]
-        context.set_forkserver_preload(modules + (["timm"] if job.engine == "torch" else []))
+    context = multiprocessing.get_context("spawn")
     devices: Queue[str] = context.Queue()
     for number in range(workers):
         # With several GPUs, each worker has one of them.
@@ -90,7 +85,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(job: Job, shard: int) -> Part:
+def _run(job: Job, shard: Shard) -> Part:
     global _worker
     if _worker is None:
         _worker = ShardWorker(job, _device)
@@ -104,15 +99,23 @@ class ShardActor:
     """Holds the model in a worker process of Ray Data and captions the shards that it gets."""
 
     def __init__(self, job: Job) -> None:
-        self.worker = ShardWorker(job)
+        self.job = job
+        self.worker: ShardWorker | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        parts = [self.worker.run(int(shard)) for shard in batch["shard"]]
-        return {"part": [json.dumps(asdict(part)) for part in parts]}
+        results = []
+        for number, rows in zip(batch["number"], batch["rows"], strict=True):
+            try:
+                self.worker = self.worker or ShardWorker(self.job)
+                shard = Shard(int(number), [(each, path) for each, path in json.loads(rows)])
+                results.append(asdict(self.worker.run(shard)))
+            except CaptionerError as error:  # Ray would wrap it in tracebacks
+                results.append({"problem": str(error)})
+        return {"result": list(map(json.dumps, results))}
 
 
 def run_ray(
-    job: Job, shards: Sequence[int], workers: int | None, address: str | None
+    job: Job, shards: Sequence[Shard], workers: int | None, address: str | None
 ) -> Iterator[Part]:
     """Process shards on Ray; yield those that are done, in any order.
 
@@ -121,7 +124,7 @@ def run_ray(
     Args:
         job: What to do. Every node must reach the photos, the model and the output by the names
             that it has, and have captioner installed.
-        shards: Numbers of the shards.
+        shards: The photos.
         workers: Number of actors; None starts as many as there are free resources for.
         address: Address of the cluster; None starts Ray on this machine for this run.
 
@@ -132,14 +135,11 @@ def run_ray(
     with needs_extra("--engine ray", "batch"):
         import ray
         import ray.data
-        from ray.exceptions import RayTaskError
     local: dict[str, Any] = {}
     if address is None:
         # With Ray's default of 15, workers would only get the time that other programs leave.
         os.environ.setdefault("RAY_worker_niceness", "0")
         local = {"include_dashboard": False, "num_cpus": workers or available_cores()}
-    else:
-        _check_reachable(address)
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except Exception as error:  # noqa: BLE001  Ray raises Exception itself, too
@@ -153,8 +153,9 @@ def run_ray(
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         # One block per shard, so that little work is lost when an actor dies.
-        parts = ray.data.from_items(
-            [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
+        results = ray.data.from_items(
+            [{"number": shard.number, "rows": json.dumps(shard.rows)} for shard in shards],
+            override_num_blocks=len(shards),
         ).map_batches(
             ShardActor,
             fn_constructor_args=(job,),
@@ -163,34 +164,13 @@ def run_ray(
             num_cpus=1,
             num_gpus=1 if gpus else None,
         )
-        for row in parts.iter_rows():
-            yield Part(**json.loads(row["part"]))
-    except RayTaskError as error:
-        # Ray's error is also an instance of its cause's class, but its message is a traceback.
-        cause: BaseException | None = error
-        while cause is not None and (
-            isinstance(cause, RayTaskError) or not isinstance(cause, CaptionerError)
-        ):
-            cause = getattr(cause, "cause", None) or cause.__cause__
-        if cause is None:
-            raise
-        raise cause from None
+        for row in results.iter_rows():
+            result = json.loads(row["result"])
+            if "problem" in result:
+                raise CaptionerError(result["problem"])
+            yield Part(**result)
     finally:
         ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Refuse an address where nothing listens: Ray would end the process after a minute."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():  # `auto` and other names that Ray understands
-        return
-    try:
-        socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), 10).close()
-    except (OSError, OverflowError) as error:
-        raise CaptionerError(
-            f"the Ray cluster at {address} cannot be reached ({error}); start one with ray start, "
-            "or correct --ray-address"
-        ) from None
 
 
 def _actor_count(ray: Any, workers: int | None, kinds: list[str]) -> int:

@@ -1,8 +1,4 @@
-"""Inputs of `captioner batch`, and the shards that they are divided into.
-
-`plan.parquet` of the output has a row for each photo and a row group for each shard. So a worker
-reads the rows of its shard alone, and no process holds those of all shards.
-"""
+"""Inputs of `captioner batch`, and the shards that they are divided into."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import os
 import posixpath
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,13 +25,22 @@ from captioner.data.formats.table import (
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.errors import DataError
 from captioner.log import logger
-from captioner.storage import Folder, expand, file_system, is_url, os_errors
-
-PLAN = "plan.parquet"
-# As bytes: a path on Linux need not be UTF-8.
-_SCHEMA = pa.schema([("id", pa.binary()), ("path", pa.binary())])
+from captioner.storage import expand, file_system, is_url, os_errors
 
 Row = tuple[str, str]  # id and path or URL of a photo, or of a tar file of photos
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Photos that a worker does at once, for one part of the output."""
+
+    number: int
+    rows: list[Row]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the rows, by which a part is known as complete."""
+        return hashlib.sha256(repr(self.rows).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def is_tar(name: str) -> bool:
@@ -42,48 +48,20 @@ def is_tar(name: str) -> bool:
     return name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
 
-def write_plan(source: str, shard_size: int, output: Folder) -> list[str]:
-    """Divide an input into shards; write their rows into the output and return their digests.
-
-    The same input gives the same plan.
+def shards_of(source: str, shard_size: int) -> list[Shard]:
+    """Divide an input into shards, always in the same way; a tar file is a shard.
 
     Raises:
         DataError: The input cannot be read, or holds no photos.
     """
     rows = input_rows(source)
     size = 1 if is_tar(source) else shard_size
-    shard = list(islice(rows, size))
-    if not shard:
+    shards: list[Shard] = []
+    while part := list(islice(rows, size)):
+        shards.append(Shard(len(shards), part))
+    if not shards:
         raise DataError(f"{source}: holds no photos")
-    digests = []
-    with (
-        output.system.open(output.path(PLAN), "wb") as file,
-        pq.ParquetWriter(file, _SCHEMA) as writer,
-    ):
-        while shard:
-            columns = [[os.fsencode(text) for text in texts] for texts in zip(*shard, strict=True)]
-            writer.write_table(pa.table(columns, schema=_SCHEMA), row_group_size=len(shard))
-            digests.append(rows_digest(shard))
-            shard = list(islice(rows, size))
-    return digests
-
-
-def rows_digest(rows: list[Row]) -> str:
-    """Return a digest of a shard's rows."""
-    return hashlib.sha256(repr(rows).encode(errors="surrogatepass")).hexdigest()[:16]
-
-
-class Plan:
-    """The shards of an output, as `write_plan` wrote them."""
-
-    def __init__(self, output: Folder) -> None:
-        self._file = pq.ParquetFile(output.system.open(output.path(PLAN), "rb"))
-
-    def rows(self, shard: int) -> list[Row]:
-        """Return the rows of a shard."""
-        columns = self._file.read_row_group(shard).to_pydict()
-        ids, paths = (map(os.fsdecode, columns[name]) for name in ("id", "path"))
-        return list(zip(ids, paths, strict=True))
+    return shards
 
 
 def input_rows(name: str) -> Iterator[Row]:

@@ -1,10 +1,11 @@
-"""Caption a collection: plan its shards, skip those that are done, give the others to an engine."""
+"""Caption a collection: divide it into shards, and give those that are not done to an engine."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner import __version__
-from captioner.batch.inputs import is_tar, write_plan
+from captioner.batch.inputs import Shard, is_tar, shards_of
 from captioner.batch.shard import MAX_EXAMPLES, Job, Part, part_name, read_part
 from captioner.checkpoint import MANIFEST, model_folder, verify
 from captioner.engines.choice import choose_engine
@@ -22,7 +23,7 @@ from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
 from captioner.storage import Folder, absolute
 
-Engine = Callable[[Job, Sequence[int]], Iterator[Part]]
+Engine = Callable[[Job, Sequence[Shard]], Iterator[Part]]
 
 SETTINGS = "settings.json"
 SUMMARY = "summary.json"
@@ -75,17 +76,17 @@ def run_batch(
     with lock:
         job = replace(job, output=output.name, model=model, tars=is_tar(source))
         job, settings = _settled(output, job, shard_size)
-        digests = write_plan(source, shard_size, output)
+        shards = shards_of(source, shard_size)
         output.write(SETTINGS, json.dumps(settings, indent=1).encode())
         totals = Totals()
-        done = _finished(output, digests, job, retry_errors=retry_errors)
+        done = _finished(output, shards, job, retry_errors=retry_errors)
         if done:
-            logger.info(f"{len(done)} of {len(digests)} shards were done before")
+            logger.info(f"{len(done)} of {len(shards)} shards were done before")
         for part in done.values():
             totals.add(part)
         before, started = totals.photos, time.monotonic()
-        todo = [shard for shard in range(len(digests)) if shard not in done]
-        with progress_bar(total=len(digests), initial=len(done), unit="shard") as bar:
+        todo = [shard for shard in shards if shard.number not in done]
+        with progress_bar(total=len(shards), initial=len(done), unit="shard") as bar:
             reported = started
             for part in engine(job, todo) if todo else ():
                 totals.add(part)
@@ -93,10 +94,9 @@ def run_batch(
                 bar.set_postfix(photos=totals.photos, failed=totals.errors, refresh=False)
                 if bar.disable and time.monotonic() - reported >= _LOG_INTERVAL_S:
                     reported = time.monotonic()
-                    rate = (totals.photos - before) / (reported - started)
                     logger.info(
-                        f"{totals.shards} of {len(digests)} shards, {totals.photos} photos, "
-                        f"{totals.errors} failed, {rate:.1f} photos a second"
+                        f"{totals.shards} of {len(shards)} shards, {totals.photos} photos, "
+                        f"{totals.errors} failed"
                     )
         if totals.errors > totals.named:
             logger.warning(
@@ -156,17 +156,15 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
 
 
 def _finished(
-    output: Folder, digests: list[str], job: Job, *, retry_errors: bool
+    output: Folder, shards: list[Shard], job: Job, *, retry_errors: bool
 ) -> dict[int, Part]:
     """Return the complete parts by shard; remove parts of no shard, as of a longer input before."""
-    shards = []
-    for name in sorted(output.names("parts")):
-        stem = name.partition(".")[0]
-        if stem.isdigit() and part_name(int(stem)) == f"parts/{name}":
-            if int(stem) < len(digests):
-                shards.append(int(stem))
-            else:
-                output.remove(f"parts/{name}")
+    present = output.names("parts")
+    names = {part_name(shard.number).removeprefix("parts/"): shard for shard in shards}
+    for name in present - names.keys():
+        if re.fullmatch(r"\d{6,}\.parquet", name):
+            output.remove(f"parts/{name}")
     with ThreadPoolExecutor(_CHECKS) as pool:
-        parts = pool.map(lambda k: read_part(output, k, digests[k], job.settings), shards)
+        begun = [shard for name, shard in names.items() if name in present]
+        parts = pool.map(lambda shard: read_part(output, shard, job.settings), begun)
         return {part.shard: part for part in parts if part and not (retry_errors and part.errors)}

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from captioner.batch.inputs import Plan, Row, rows_digest
+from captioner.batch.inputs import Row, Shard
 from captioner.engines.choice import EngineName, Precision
 from captioner.errors import ImageError
 from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
@@ -44,7 +44,7 @@ class Job:
     Attributes:
         output: Folder or URL that is written to.
         model: Bundled name, or the path of a model folder.
-        tars: Whether the plan's rows are tar files.
+        tars: Whether the rows are tar files.
         settings: Digest of all that decides the captions.
         search: Search settings that differ from the model's.
         device, precision, engine: As for `Captioner.from_pretrained`. `run_batch` resolves the
@@ -86,24 +86,20 @@ def part_name(shard: int) -> str:
     return f"parts/{shard:06d}.parquet"
 
 
-def read_part(output: Folder, shard: int, rows: str, settings: str) -> Part | None:
-    """Return a part that is complete and of these rows and settings, or None.
-
-    Args:
-        rows: Digest of the shard's rows in the plan.
-    """
+def read_part(output: Folder, shard: Shard, settings: str) -> Part | None:
+    """Return the part of a shard if it is complete and of these rows and settings, or None."""
     try:
-        with output.system.open(output.path(part_name(shard)), "rb") as file:
+        with output.system.open(output.path(part_name(shard.number)), "rb") as file:
             part = pq.ParquetFile(file)
             facts = json.loads((part.schema_arrow.metadata or {}).get(b"captioner", b"{}"))
-            if (facts.get("rows"), facts.get("settings")) != (rows, settings):
+            if (facts.get("rows"), facts.get("settings")) != (shard.digest, settings):
                 return None
             failed = []
             if facts["errors"]:
                 table = part.read(columns=["path", "error"]).to_pylist()
                 failed = [(row["path"], row["error"]) for row in table if row["error"] is not None]
             photos = part.metadata.num_rows
-            return Part(shard, photos, facts["errors"], failed[:MAX_EXAMPLES])
+            return Part(shard.number, photos, facts["errors"], failed[:MAX_EXAMPLES])
     except (OSError, pa.ArrowInvalid):  # missing, or cut short on a file system without renaming
         return None
 
@@ -137,28 +133,27 @@ class ShardWorker:
             engine=job.engine,
         )
         self.output = Folder(job.output)
-        self.plan = Plan(self.output)
 
-    def run(self, shard: int) -> Part:
+    def run(self, shard: Shard) -> Part:
         """Caption a shard and write its part.
 
         Raises:
             CaptionerError: The output cannot be written.
         """
-        rows = self.plan.rows(shard)
-        self.captioner.engine.seed(shard)  # for hard attention that samples
+        rows = shard.rows
+        self.captioner.engine.seed(shard.number)  # for hard attention that samples
         photos = _tar_photos(rows) if self.job.tars else _photos(rows, self.job.batch_size)
         written: list[dict[str, Any]] = []
         while batch := list(islice(photos, self.job.batch_size)):
             written += self._caption(batch)
         failed = [(row["path"], row["error"]) for row in written if "error" in row]
-        facts = {"rows": rows_digest(rows), "settings": self.job.settings, "errors": len(failed)}
+        facts = {"rows": shard.digest, "settings": self.job.settings, "errors": len(failed)}
         schema = pa.schema([*_SCHEMA, *(_MAPS if self.job.maps else [])])
         schema = schema.with_metadata({"captioner": json.dumps(facts)})
         file = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(written, schema=schema), file, compression="zstd")
-        self.output.write(part_name(shard), file.getvalue())
-        return Part(shard, len(written), len(failed), failed[:MAX_EXAMPLES])
+        self.output.write(part_name(shard.number), file.getvalue())
+        return Part(shard.number, len(written), len(failed), failed[:MAX_EXAMPLES])
 
     def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:
         """Return the output rows of a batch, in its order."""

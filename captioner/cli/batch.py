@@ -11,6 +11,7 @@ from captioner.errors import DataError, needs_extra
 from captioner.log import printable, shows_notes
 
 if TYPE_CHECKING:
+    from captioner.batch.inputs import Shard
     from captioner.batch.shard import Part
 
 SHARD_SIZE = 1000
@@ -115,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
         maps=arguments.maps,
     )
 
-    def engine(job: Job, shards: Sequence[int]) -> Iterator[Part]:
+    def engine(job: Job, shards: Sequence[Shard]) -> Iterator[Part]:
         if arguments.engine == "ray":
             return run_ray(job, shards, arguments.workers, arguments.ray_address)
         return run_local(job, shards, arguments.workers)

@@ -219,15 +219,6 @@ def test_where_every_photo_fails_nothing_was_done(batch: Batch, tmp_path: Path) 
     ]
 
 
-def test_the_first_twenty_failed_photos_are_named(
-    batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "photos.txt").write_text("".join(f"none{n:02d}.jpg\n" for n in range(25)))
-    assert batch(tmp_path / "photos.txt", tmp_path / "out", "--shard-size", 25) == 2
-    told = capsys.readouterr().err
-    assert [n for n in range(25) if f"none{n:02d}.jpg" in told] == list(range(20))
-
-
 def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     for number in range(2):
         members = {f"{number}{n}.png": png(10 * number + n) for n in range(5)}
@@ -236,14 +227,6 @@ def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     found = rows(tmp_path / "out")
     assert [row["id"] for row in found] == [f"{n:02d}" for n in [*range(5), *range(10, 15)]]
     assert all(row["caption"] for row in found)
-
-
-def test_tar_files_without_photos_are_no_success(
-    batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_tar(tmp_path / "0.tar", {"a.txt": b"a caption", "a.json": b"{}"})
-    assert batch(tmp_path / "0.tar", tmp_path / "out") == 2
-    assert f"error: {tmp_path / '0.tar'}: holds no photos" in capsys.readouterr().err
 
 
 def test_input_and_output_may_be_urls(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,23 +316,3 @@ def test_what_cannot_be_done_is_one_sentence(
     assert fact in told
     assert told.startswith("error: ")
     assert len(told.splitlines()) == 1
-
-
-def test_a_full_disk_is_one_sentence(
-    batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out"
-    output.mkdir()
-    (output / "parts").write_text("a file, where the workers would make a folder")
-    assert batch(collection, output) == 2
-    told = capsys.readouterr().err
-    assert "parts" in told
-    assert "Traceback" not in told
-
-
-def test_the_same_photo_may_be_listed_twice(batch: Batch, tmp_path: Path) -> None:
-    tiny.photo(1)[0].save(tmp_path / "one.png")
-    (tmp_path / "photos.txt").write_text("one.png\none.png\n")
-    assert batch(tmp_path / "photos.txt", tmp_path / "out") == 0
-    one, two = rows(tmp_path / "out")
-    assert one == two

@@ -31,12 +31,6 @@ def test_a_folder_is_read_with_its_folders_by_name_without_what_is_no_photo(
     assert all(path == str(collection / identity) for identity, path in photos)
 
 
-def test_heic_photos_are_of_the_collection_whether_they_can_be_read_or_not(tmp_path: Path) -> None:
-    for name in ("a.heic", "b.JPG", "c.HEIF", "d.txt"):
-        (tmp_path / name).touch()
-    assert [identity for identity, _ in found(tmp_path)] == ["a.heic", "b.JPG", "c.HEIF"]
-
-
 def test_paths_of_a_list_begin_at_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "photos.txt"
     file.write_text("\ufeffone, two.jpg\r\n\n/far/three.jpg\ns3://bucket/four.jpg", "utf-8")

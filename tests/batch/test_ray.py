@@ -88,13 +88,3 @@ def test_more_workers_than_cpus_are_refused_at_once(
     )
     assert "3 workers need 3 CPUs, but only 2 of the Ray cluster are free" in outcome.sentence()
     assert time.monotonic() - began < 60
-
-
-def test_a_cluster_that_is_not_there_is_one_sentence(
-    programs: Programs, collection: Path, model: Path, tmp_path: Path
-) -> None:
-    outcome = programs.run(
-        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", model),
-        *("--engine", "ray", "--ray-address", "127.0.0.1:1"),
-    )
-    assert "Ray cluster at 127.0.0.1:1 cannot be reached" in outcome.sentence()
