@@ -1,4 +1,4 @@
-"""What `--write` writes: sidecars, text files, a table, and pages with alternative texts."""
+"""Files that `--write` writes: sidecars, text files, a table, and pages with alternative texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from captioner.cli import parsing
 from captioner.cli.output import is_withheld
 from captioner.cli.pages import Page
-from captioner.cli.xmp import remove_sidecar, save_sidecar, sidecar_of
+from captioner.cli.xmp import save_sidecar, sidecar_of
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.log import logger
@@ -88,21 +88,11 @@ def add_write_options(parser: argparse.ArgumentParser) -> None:
         "(default: append)",
     )
     files.add_argument(
-        "--in-place", action="store_true", help="with --write html: change the page itself"
-    )
-    files.add_argument(
         "--site-root",
         type=Path,
         metavar="DIR",
         help="where addresses in pages that begin with / begin (default: the page's folder, or "
         "one above it, whichever has the file)",
-    )
-    files.add_argument(
-        "--max-length",
-        type=parsing.whole_number_from(1, 10_000),
-        default=MAX_LENGTH,
-        metavar="N",
-        help=f"cut alternative texts to N characters, at a word (default: {MAX_LENGTH})",
     )
 
 
@@ -114,7 +104,6 @@ def check_write_options(parser: argparse.ArgumentParser, arguments: argparse.Nam
     if write and arguments.compare:
         parser.error("argument --write: takes the captions of one model, so not with --compare")
     for option, kinds in {
-        "in_place": ("html",),
         "site_root": ("html",),
         "prefix": ("txt",),
         "suffix": ("txt",),
@@ -140,7 +129,6 @@ class TextWriter:
         self.arguments, self.failed = arguments, failed
         # The alternative text of each photo (empty where it is withheld) and its confidence.
         self.rows: dict[Path | str, tuple[str, float | None]] = {}
-        self._owners: dict[Path, Path] = {}  # which photo each sidecar is of
         self._kept: list[Path] = []  # files that have a text already
         if "csv" in arguments.write:
             check_table(arguments.output / TABLE)
@@ -153,53 +141,33 @@ class TextWriter:
         """
         arguments = self.arguments
         withheld = is_withheld(confidence, arguments.min_confidence)
-        alternative = "" if withheld else alt_text(caption, arguments.max_length)
+        alternative = "" if withheld else alt_text(caption)
         self.rows[photo] = (alternative, confidence)
-        written = []
-        if isinstance(photo, Path):
-            for kind, write in (("xmp", self._write_xmp), ("txt", self._write_txt)):
-                if kind in arguments.write:
-                    try:
-                        file = write(photo, "" if withheld else caption)
-                    except CaptionerError as error:
-                        self.failed(error)
-                    else:
-                        written += [file] if file else []
+        if withheld or not isinstance(photo, Path):
+            return []
+        written: list[Path] = []
+        try:
+            if "xmp" in arguments.write:
+                file = sidecar_of(photo, arguments.xmp_name)
+                merge, overwrite = arguments.xmp_merge, arguments.overwrite
+                saved = save_sidecar(file, alternative, merge=merge, overwrite=overwrite)
+                (written if saved else self._kept).append(file)
+            if "txt" in arguments.write:
+                file = photo.with_suffix(".txt")
+                if os.path.lexists(file) and not arguments.overwrite:
+                    self._kept.append(file)
+                else:
+                    save_bytes(self._training_text(caption), file)
+                    written.append(file)
+        except CaptionerError as error:
+            self.failed(error)
         return written
 
-    def _write_xmp(self, photo: Path, caption: str) -> Path | None:
-        arguments = self.arguments
-        file = self._claim(sidecar_of(photo, arguments.xmp_name), photo)
-        if caption:
-            text = alt_text(caption, arguments.max_length)
-            merge, overwrite = arguments.xmp_merge, arguments.overwrite
-            if save_sidecar(file, text, merge=merge, overwrite=overwrite):
-                return file
-            self._kept.append(file)
-        elif remove_sidecar(file):
-            logger.warning(f"{file}: removed, because its caption is now withheld")
-        return None
-
-    def _write_txt(self, photo: Path, caption: str) -> Path | None:
-        arguments = self.arguments
-        file = self._claim(photo.with_suffix(".txt"), photo)
-        if not caption:
-            return None
-        if os.path.lexists(file) and not arguments.overwrite:
-            self._kept.append(file)
-            return None
-        prefix, suffix = arguments.prefix.rstrip(), arguments.suffix
+    def _training_text(self, caption: str) -> bytes:
+        prefix, suffix = self.arguments.prefix.rstrip(), self.arguments.suffix
         text = f"{prefix} {caption}" if prefix else caption
         text += f" {suffix}" if suffix[:1].isalnum() else suffix
-        save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
-        return file
-
-    def _claim(self, file: Path, photo: Path) -> Path:
-        """Return a photo's sidecar; refuse one that another photo of this run has."""
-        owner = self._owners.setdefault(file, photo)
-        if owner != photo:
-            raise CaptionerError(f"{photo}: {file.name} is of {owner.name}, so it is not written")
-        return file
+        return f"{text}\n".encode(errors="backslashreplace")
 
     def finish(self, photos: Iterable[Path | str], pages: Collection[Page]) -> list[Path]:
         """Write the table and the pages, and return their files.
@@ -218,31 +186,26 @@ class TextWriter:
             rows = [(p, *self.rows[p]) for p in dict.fromkeys(photos) if p in self.rows]
             save_bytes(table(rows, file.parent), file)
             written.append(file)
-        return [*written, *self._save_pages(pages)]
+        return [*written, *(self._save_pages(pages) if pages else [])]
 
     def _save_pages(self, pages: Collection[Page]) -> list[Path]:
-        """Write the pages with the texts filled in, and return their files.
+        """Write copies of the pages with the texts filled in, and return their files.
 
-        With --in-place that is the page itself, else a copy: in --output, where none replaces
-        another, or next to it.
+        They go next to the pages, or to --output, where none replaces another.
         """
-        if not pages:
-            return []
         from captioner.visualization import output_names
 
-        arguments = self.arguments
+        output = self.arguments.output
         texts = {path: text for path, (text, _) in self.rows.items() if isinstance(path, Path)}
         names = output_names([page.file for page in pages], with_suffix=True)
         written = []
         for page, name in zip(pages, names, strict=True):
             file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
-            if arguments.in_place:
-                file = page.file
-            elif arguments.output is not None:
-                file = arguments.output / name
-                if os.path.abspath(file) == os.path.abspath(page.file):
-                    self.failed(f"{file}: would be replaced; add --in-place if that is meant")
-                    continue
+            if output is not None:
+                file = output / name
+            if os.path.abspath(file) == os.path.abspath(page.file):
+                self.failed(f"{file}: would be replaced; choose another --output")
+                continue
             try:
                 save_bytes(page.filled(texts), file)
             except CaptionerError as error:
@@ -266,9 +229,7 @@ def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) ->
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for image, caption, confidence in rows:
-        path = str(image)
-        if isinstance(image, Path):
-            path = os.path.relpath(image, folder)
+        path = os.path.relpath(image, folder) if isinstance(image, Path) else image
         shown = "" if confidence is None else f"{confidence:.4f}"
         writer.writerow([_no_formula(path, "./"), _no_formula(caption, " "), shown])
     return text.getvalue().encode(errors="backslashreplace")
@@ -282,15 +243,12 @@ def check_table(file: Path) -> None:
     """Check that the table of an earlier run, or nothing, would be replaced.
 
     Raises:
-        CaptionerError: The file has another heading than `table` writes, or cannot be read.
+        CaptionerError: The file has another heading than `table` writes.
     """
-    try:
-        with file.open("rb") as content:
-            heading = content.readline()
-    except (FileNotFoundError, NotADirectoryError):
+    if not file.is_file():
         return
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
+    with file.open("rb") as content:
+        heading = content.readline()
     if heading.rstrip() != ",".join(_COLUMNS).encode():
         raise CaptionerError(
             f"{file} is no table of captioner, so it is left as it is; choose another --output"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,12 +18,15 @@ from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.alt_text import TextWriter, add_write_options, check_write_options
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
 from captioner.cli.output import (
-    CaptionWriter,
     add_output_options,
     attention_options,
+    caption_content,
+    caption_note,
     check_attention_options,
     check_output_options,
+    files_note,
     is_withheld,
+    of_head,
 )
 from captioner.cli.pages import PAGE_SUFFIXES, Page
 from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in, refusal_of
@@ -31,17 +36,17 @@ from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
+    from captioner.cli.drawing import PictureWriter
     from captioner.types import Caption
 
 _Photo: TypeAlias = Path | str  # a file; an address or standard input
 _Batch: TypeAlias = "list[tuple[_Photo, Image.Image]]"
 _Found: TypeAlias = "list[tuple[str, list[Caption]]]"  # captions by the models' names, best first
-_Models: TypeAlias = "list[tuple[str, Captioner]]"
 
 # Options that change neither a caption nor a picture, so that --resume may be given others.
 _NOT_SETTINGS = frozenset(
     "photos output model checkpoint compare device engine json quiet verbose resume recursive "
-    "write in_place max_length min_confidence overwrite prefix suffix xmp_merge xmp_name site_root "
+    "write min_confidence overwrite prefix suffix xmp_merge xmp_name site_root "
     "allow_urls".split()
 )
 _SEARCH = "beam_size max_words min_words length_penalty num_captions temperature top_p seed".split()
@@ -141,14 +146,12 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     if "html" in arguments.write and not any(map(_is_page, arguments.photos)):
         parser.error("argument --write: html needs a page among the photos, such as index.html")
     if arguments.sample:
-        for name in ("beam_size", "length_penalty", "min_confidence"):
-            if getattr(arguments, name) is not None:
-                option = name.replace("_", "-")
-                parser.error(f"argument --{option}: is for the search, so not with --sample")
+        names, problem = ("beam_size", "length_penalty", "min_confidence"), "is not for --sample"
     else:
-        for name in ("temperature", "top_p", "seed"):
-            if getattr(arguments, name) is not None:
-                parser.error(f"argument --{name.replace('_', '-')}: needs --sample")
+        names, problem = ("temperature", "top_p", "seed"), "needs --sample"
+    for name in names:
+        if getattr(arguments, name) is not None:
+            parser.error(f"argument --{name.replace('_', '-')}: {problem}")
     count, beams = arguments.num_captions or 1, arguments.beam_size
     if count > 1 and arguments.compare:
         parser.error("argument --num-captions: shows one model, so not with --compare")
@@ -170,6 +173,7 @@ class _CaptionRun:
         self.pages: list[Page] = []
         self.texts = TextWriter(arguments, lambda reason: self._failed(None, reason))
         self.journal: Journal | None = None
+        self.pictures: PictureWriter | None = None
 
     def run(self) -> int:
         """Caption the photos, write all output, and return the exit code."""
@@ -181,14 +185,17 @@ class _CaptionRun:
         todo = [photo for photo in photos if photo not in records]
         models = self._load_models() if todo else []
         if self.journal is not None:  # not before: a call that is refused leaves no folder behind
+            from captioner.cli.drawing import PictureWriter
+
             check_writable(self.journal.file)
             self.journal.begin()
-        writer = CaptionWriter(arguments, names, self._failed)
+            self.pictures = PictureWriter(arguments, names, self._failed)
         for photo, record in records.items():
-            self._restore(photo, record, writer)
+            self._restore(photo, record)
         if todo:
-            self._caption(todo, models, writer)
-        writer.finish()
+            self._caption(todo, models)
+        if self.pictures is not None:
+            self.pictures.finish()
         for file in self.texts.finish(photos, self.pages):
             if not arguments.json:
                 show(printable(file))
@@ -224,7 +231,7 @@ class _CaptionRun:
                     )
                 )
                 if not found and self.failures == failures:
-                    self._failed(Path(name), "the folder holds no photos")
+                    self._failed(name, "the folder holds no photos")
                 photos += found
             elif _is_page(name) and "html" not in arguments.write:
                 self._failed(name, "is a page; to fill in the texts of its images add --write html")
@@ -251,8 +258,8 @@ class _CaptionRun:
         known = set(photos)
         return [image for image in page.images if image not in known]
 
-    def _load_models(self) -> _Models:
-        """Load the models, and refuse options that they cannot follow."""
+    def _load_models(self) -> list[tuple[str, Captioner]]:
+        """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
         models = [(str(name), load_captioner(name, arguments)) for name in self._model_names()]
         check_attention_options(arguments, [captioner for _, captioner in models])
@@ -307,16 +314,21 @@ class _CaptionRun:
 
     # ------------------------------------------------------------------------------- during
 
-    def _caption(self, photos: list[_Photo], models: _Models, writer: CaptionWriter) -> None:
+    def _caption(self, photos: list[_Photo], models: list[tuple[str, Captioner]]) -> None:
         """Open the photos, caption them in batches by every model, and write the output."""
         from captioner.data.image_batches import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments
         captioners = [captioner for _, captioner in models]
+        device = captioners[0].device
+        at_random = arguments.sample or any(
+            each.samples_cells(arguments.at_test, arguments.paths) for each in captioners
+        )
+        drawing = self.pictures.processes(len(photos)) if self.pictures else nullcontext(0)
         with (
             progress_bar(total=len(photos), unit="photo", disable=len(photos) == 1) as bar,
-            writer.drawing(len(photos)) as ahead,
+            drawing as ahead,
         ):
             waiting: deque[tuple[_Photo, _Found, Callable[[], list[Path]]]] = deque()
 
@@ -328,27 +340,28 @@ class _CaptionRun:
                 images = [image for _, image in batch]
                 return batch, [self._captions_by(captioner, images) for captioner in captioners]
 
-            device = captioners[0].device
+            def write_first() -> None:
+                self._write(*waiting.popleft())
+                bar.update()
+
             batches = opened(((p, p) for p in photos), unreadable, device, read=open_photo)
-            at_random = arguments.sample or any(
-                each.samples_cells(arguments.at_test, arguments.paths) for each in captioners
-            )
             for batch, by_model in (
                 map(captioned, batches) if at_random else parallel_map(captioned, batches, device)
             ):
                 for place, (photo, image) in enumerate(batch):
-                    captions = [
-                        (name, found[place])
-                        for (name, _), found in zip(models, by_model, strict=True)
+                    found = [
+                        (name, captions[place])
+                        for (name, _), captions in zip(models, by_model, strict=True)
                     ]
-                    best = [(name, found[0]) for name, found in captions]
-                    waiting.append((photo, captions, writer.begin_to_draw(photo, image, best)))
+                    shown = self._not_withheld(found)
+                    drawn: Callable[[], list[Path]] = list
+                    if self.pictures and shown:
+                        drawn = self.pictures.begin(photo, image, shown)
+                    waiting.append((photo, found, drawn))
                     while len(waiting) > ahead:
-                        self._write(*waiting.popleft(), writer)
-                        bar.update()
+                        write_first()
             while waiting:
-                self._write(*waiting.popleft(), writer)
-                bar.update()
+                write_first()
 
     def _captions_by(self, captioner: Captioner, images: list[Image.Image]) -> list[list[Caption]]:
         """Return a model's captions of each image, best first, or as they were drawn."""
@@ -359,42 +372,61 @@ class _CaptionRun:
         options |= attention_options(arguments, captioner)
         return captioner.captions(images, captioner.options(sample=arguments.sample, **options))
 
-    def _write(
-        self,
-        photo: _Photo,
-        found: _Found,
-        drawn: Callable[[], list[Path]],
-        writer: CaptionWriter,
-    ) -> None:
+    def _not_withheld(self, found: _Found) -> list[tuple[str, Caption]]:
+        """Return the best caption of each model, if its confidence suffices."""
+        least = self.arguments.min_confidence
+        best = [(name, captions[0]) for name, captions in found]
+        return [each for each in best if not is_withheld(each[1].confidence, least)]
+
+    def _write(self, photo: _Photo, found: _Found, drawn: Callable[[], list[Path]]) -> None:
         """Print a photo's captions, by one model or several, and record them."""
         arguments = self.arguments
         failures = self.failures
-        least = arguments.min_confidence
-        captions = [(name, several[0]) for name, several in found]
         pictures = drawn()
-        caption = captions[0][1]
+        caption = found[0][1][0]
         files = self.texts.add(photo, caption.text, caption.confidence) if arguments.write else []
-        others = [] if arguments.compare else found[0][1][1:]
-        writer.show(photo, captions, others=others, pictures=pictures, files=files)
+        if arguments.json:
+            self._show_json(photo, found, pictures)
+        else:
+            self._show_text(photo, found, [*pictures, *files])
         self.done += 1
-        for name, each in captions:
-            if is_withheld(each.confidence, least):
-                by = f" by {name}" if len(captions) > 1 else ""
-                logger.warning(
-                    f"{photo}: no caption{by}, because the confidence {each.confidence:.2f} is "
-                    f"below {least:g}"
-                )
         if self.journal is None or self.failures > failures or not isinstance(photo, Path):
             return
         content: dict[str, Any] = {"caption": caption.text, "confidence": caption.confidence}
         if arguments.compare:
-            shown = [each for each in captions if not is_withheld(each[1].confidence, least)]
+            shown = self._not_withheld(found)
             content = {"captions": {name: each.text for name, each in shown}}
             caption = shown[0][1] if shown else caption
         content["unsure"] = caption.is_unsure
-        self.journal.add(photo, writer.names[photo], content, pictures)
+        assert self.pictures is not None
+        self.journal.add(photo, self.pictures.names[photo], content, pictures)
 
-    def _restore(self, photo: _Photo, record: dict[str, Any], writer: CaptionWriter) -> None:
+    def _show_text(self, photo: _Photo, found: _Found, files: list[Path]) -> None:
+        """Print a photo's captions and files; further captions or models have a line each."""
+        note = partial(caption_note, min_confidence=self.arguments.min_confidence)
+        first, *others = found[0][1]
+        head = f"{printable(photo)}: {note(first)}{files_note(files)}"
+        lines = [f"{place}. {note(each)}" for place, each in enumerate(others, start=2)]
+        if len(found) > 1:
+            head = f"{printable(photo)}{files_note(files)}"
+            lines = [f"{printable(name)}: {note(best)}" for name, (best, *_) in found]
+        show("\n  ".join([head, *lines]))
+
+    def _show_json(self, photo: _Photo, found: _Found, pictures: list[Path]) -> None:
+        """Print one JSON object a model, in ASCII, so that it is JSON in every locale."""
+        arguments = self.arguments
+        content = partial(caption_content, min_confidence=arguments.min_confidence)
+        for name, captions in found:
+            ((_, best),) = of_head([(name, captions[0])], arguments)
+            line: dict[str, Any] = {"model": name} if arguments.compare else {}
+            line |= {"image": str(photo), **content(best)}
+            if arguments.num_captions is not None:
+                line["captions"] = [content(each, with_total=True) for each in captions]
+            if pictures:
+                line["pictures"] = [str(picture) for picture in pictures]
+            show(json.dumps(line))
+
+    def _restore(self, photo: _Photo, record: dict[str, Any]) -> None:
         """Add a photo that an earlier run captioned to the files that list all photos."""
         self.done += 1
         text = record.get("caption")
@@ -405,10 +437,10 @@ class _CaptionRun:
         if self.arguments.write:
             self.texts.add(photo, text, record.get("confidence"))
         withheld = is_withheld(record.get("confidence"), self.arguments.min_confidence)
-        if "html" in self.arguments.save and not withheld:
+        if self.pictures is not None and self.pictures.gallery and not withheld:
             try:
                 unsure = record.get("unsure", False)
-                writer.add_to_gallery(photo, open_photo(photo), text, unsure=unsure)
+                self.pictures.add_to_gallery(photo, open_photo(photo), text, unsure=unsure)
             except CaptionerError as error:
                 self._failed(photo, error)
 

@@ -1,12 +1,15 @@
-"""The pictures of a photo's captions, drawn in this process or in others next to the captioning."""
+"""Pictures of captions, drawn in this process or in others next to the captioning."""
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +17,17 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from captioner import visualization as v
+from captioner.cli import show
+from captioner.cli.output import of_head
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
+from captioner.log import printable
 from captioner.runtime.cores import usable_cores
 
 if TYPE_CHECKING:
     from captioner.types import Caption
 
+GALLERY = "gallery.html"
 # Photos from which other processes draw: they take half a second to start. Threads do not help,
 # because much of the drawing holds Python's lock.
 PROCESSES_FROM = 12
@@ -29,35 +36,15 @@ LARGEST_APART_PX = 16_000_000
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How all photos of a run are drawn.
-
-    Args:
-        compare: Several models on one sheet or page.
-        gallery: File name of the gallery that the pages lead back to, if there is one.
-    """
-
-    kinds: tuple[str, ...]
-    folder: Path
-    style: v.OverlayStyle
-    compare: bool = False
-    layer: int | None = None
-    head: int | None = None
-    gallery: str | None = None
-
-    @property
-    def content(self) -> str:
-        """What the file names of sheets and pages call their content."""
-        return "comparison" if self.compare else "attention"
-
-
-@dataclass(frozen=True)
 class Drawing:
-    """A photo whose captions are to be drawn: `name` begins the names of its files.
+    """A photo whose captions are to be drawn, and how.
 
     Args:
+        name: Begins the names of the files.
+        content: What the files' names call sheets and pages: `attention` or `comparison`.
         shown: Names of models and their captions, of the layer and head that are drawn.
         with_heads: The same with all layers and heads, for pages.
+        gallery: File name of the gallery that the page leads back to, if there is one.
     """
 
     name: str
@@ -65,52 +52,136 @@ class Drawing:
     image: Image.Image
     shown: list[tuple[str, Caption]]
     with_heads: list[tuple[str, Caption]]
+    kinds: tuple[str, ...]
+    folder: Path
+    style: v.OverlayStyle
+    content: str = "attention"
+    layer: int | None = None
+    head: int | None = None
+    gallery: str | None = None
 
 
-def draw(drawing: Drawing, settings: Settings) -> tuple[list[Path], str | None]:
-    """Save the pictures of a photo's captions.
+class PictureWriter:
+    """Draws the captions of a run's photos into `--output`, as the options say.
 
-    Returns:
-        The files that were saved, and why it ended before the last, or None.
+    Args:
+        names: NAME under which the pictures of each photo are saved.
+        failed: Called with a photo whose pictures cannot be saved, and the reason.
     """
-    pictures: list[Path] = []
-    try:
-        for kind in settings.kinds:
-            pictures.extend(_save(kind, drawing, settings))
-    except CaptionerError as error:
-        return pictures, str(error)
-    return pictures, None
 
-
-class Drawer:
-    """Draws in this process, or between `start` and `stop` in one process a core."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.ahead = 0  # photos that may wait for their pictures
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        names: Mapping[Path | str, str],
+        failed: Callable[[Path | str, object], None],
+    ) -> None:
+        self.arguments, self.names, self.failed = arguments, names, failed
+        self.style = v.OverlayStyle(
+            kind=arguments.style,
+            smooth=not arguments.cells,
+            colour_map=arguments.colour_map,
+            opacity=arguments.opacity,
+            threshold=arguments.threshold,
+        )
+        self.content = "comparison" if arguments.compare else "attention"
+        several = len(set(names.values())) > 1
+        self.gallery = GALLERY if several and "html" in arguments.save else None
+        self.entries: dict[Path | str, v.Entry] = {}
         self._pool: ProcessPoolExecutor | None = None
 
-    def start(self) -> None:
-        """Start the processes."""
+    @contextmanager
+    def processes(self, photos: int) -> Iterator[int]:
+        """Draw so many photos in other processes, if they are worth it.
+
+        Yields:
+            How many photos may wait for their pictures.
+
+        Raises:
+            CaptionerError: A process was killed.
+        """
+        if photos < PROCESSES_FROM or not self.arguments.save:
+            yield 0
+            return
         context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
-            context.set_forkserver_preload([__name__, "matplotlib"])
-        self.ahead = 2 * usable_cores() + 2
+            context.set_forkserver_preload(["captioner.cli.drawing", "matplotlib"])
         self._pool = ProcessPoolExecutor(usable_cores(), context, _ignore_interrupts)
-
-    def stop(self) -> None:
-        """End the processes; what they have not begun is not drawn."""
-        if self._pool is not None:
+        try:
+            yield 2 * usable_cores() + 2
+        except BrokenProcessPool:
+            raise CaptionerError(
+                "a process that drew pictures was killed, as for want of memory; the same command "
+                "with --resume does the rest"
+            ) from None
+        finally:
             self._pool.shutdown(cancel_futures=True)
-            self._pool, self.ahead = None, 0
+            self._pool = None
 
-    def begin(self, drawing: Drawing) -> Callable[[], tuple[list[Path], str | None]]:
-        """Begin to draw; what it returns waits for the end and has the result of `draw`."""
-        large = drawing.image.width * drawing.image.height > LARGEST_APART_PX
-        if self._pool is None or large:
-            result = draw(drawing, self.settings)
-            return lambda: result
-        return self._pool.submit(draw, drawing, self.settings).result
+    def begin(
+        self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
+    ) -> Callable[[], list[Path]]:
+        """Begin to draw a photo's captions.
+
+        Args:
+            captions: Names of models and their captions.
+
+        Returns:
+            A function that waits for the files and returns them. It reports why some are missing.
+        """
+        # The image is sent once, next to the captions.
+        bare = [(name, replace(caption, image=None)) for name, caption in captions]
+        drawing = Drawing(
+            name=self.names[photo],
+            title=Path(photo).name,
+            image=image,
+            shown=of_head(bare, self.arguments),
+            with_heads=bare,
+            kinds=self.arguments.save,
+            folder=self.arguments.output,
+            style=self.style,
+            content=self.content,
+            layer=self.arguments.layer,
+            head=self.arguments.head,
+            gallery=self.gallery,
+        )
+        if self._pool is None or image.width * image.height > LARGEST_APART_PX:
+            result = draw(drawing)
+            waiting = None
+        else:
+            waiting = self._pool.submit(draw, drawing)
+
+        def finished() -> list[Path]:
+            pictures, problem = result if waiting is None else waiting.result()
+            if problem is not None:
+                self.failed(photo, problem)
+            else:
+                first = captions[0][1]
+                self.add_to_gallery(photo, image, first.text, unsure=first.is_unsure)
+            return pictures
+
+        return finished
+
+    def add_to_gallery(
+        self, photo: Path | str, image: Image.Image, text: str, *, unsure: bool
+    ) -> None:
+        """List the page of a photo in the gallery, if there is one."""
+        if self.gallery is not None:
+            page = v.picture_name(self.names[photo], self.content, "html")
+            self.entries[photo] = v.Entry.of(
+                image, name=Path(photo).name, page=page, caption=text, unsure=unsure
+            )
+
+    def finish(self) -> None:
+        """Save the gallery of several photos' pages.
+
+        Raises:
+            CaptionerError: It cannot be saved.
+        """
+        if self.entries:
+            file = self.arguments.output / GALLERY
+            save_bytes(v.gallery_page(list(self.entries.values())).encode(errors="replace"), file)
+            if not self.arguments.json:
+                show(printable(file))
 
 
 def _ignore_interrupts() -> None:
@@ -118,11 +189,26 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _save(kind: str, drawing: Drawing, settings: Settings) -> Iterator[Path]:
+def draw(drawing: Drawing) -> tuple[list[Path], str | None]:
+    """Save the pictures of a photo's captions.
+
+    Returns:
+        The files that were saved, and why it ended before the last, or None.
+    """
+    pictures: list[Path] = []
+    try:
+        for kind in drawing.kinds:
+            pictures.extend(_save(kind, drawing))
+    except CaptionerError as error:
+        return pictures, str(error)
+    return pictures, None
+
+
+def _save(kind: str, drawing: Drawing) -> Iterator[Path]:
     """Save one kind of picture, yielding the name of each file once it is there."""
-    style, name, folder, image = settings.style, drawing.name, settings.folder, drawing.image
+    style, name, folder, image = drawing.style, drawing.name, drawing.folder, drawing.image
     caption = replace(drawing.shown[0][1], image=image)
-    file = folder / v.picture_name(name, settings.content, kind)
+    file = folder / v.picture_name(name, drawing.content, kind)
     if kind == "words":
         pictures = v.word_images(image, caption, style)
         for picture, word in zip(pictures, v.word_names(name, caption.words), strict=True):
@@ -130,7 +216,7 @@ def _save(kind: str, drawing: Drawing, settings: Settings) -> Iterator[Path]:
             yield folder / word
         return
     if kind == "matrix":
-        for form in ("png", *sorted({"pdf", "svg"} & set(settings.kinds))):
+        for form in ("png", *sorted({"pdf", "svg"} & set(drawing.kinds))):
             file = folder / v.picture_name(name, "matrix", form)
             save_bytes(v.matrix_bytes(caption, form, style), file)
             yield file
@@ -141,12 +227,12 @@ def _save(kind: str, drawing: Drawing, settings: Settings) -> Iterator[Path]:
             drawing.with_heads,
             name=drawing.title,
             style=style,
-            layer=settings.layer,
-            head=settings.head,
-            gallery=settings.gallery,
+            layer=drawing.layer,
+            head=drawing.head,
+            gallery=drawing.gallery,
         )
         save_bytes(text.encode(errors="replace"), file)
-    elif not settings.compare:
+    elif drawing.content == "attention":
         v.save_caption(caption, file, style)
     elif kind == "png":
         v.save_png(v.comparison_sheet(image, drawing.shown, style), file)

@@ -27,8 +27,6 @@ PhotoT = TypeVar("PhotoT", Path, str, Path | str)
 class Journal:
     """The records of one output folder, by the absolute path of their photo.
 
-    Nothing is written before `begin`.
-
     Args:
         folder: The output folder.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
@@ -108,32 +106,30 @@ class Journal:
 
 
 def read_journal(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of a journal by their photo.
+    """Return the records of a journal by their photo; none where the file is missing.
 
-    A line that a killed run cut short is left out. A file that is missing has no records.
+    A line that a killed run cut short is left out.
 
     Raises:
         CaptionerError: It cannot be read, or holds other things than records.
     """
     try:
-        lines = file.read_bytes().splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+        lines = file.read_bytes().splitlines() if file.is_file() else []
     except OSError as error:
         raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
     records: dict[str, dict[str, Any]] = {}
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
-            if line.startswith(b'{"image": '):  # cut short by a kill
+            if not {"image", "name", "pictures"} <= record.keys():
+                raise ValueError
+        except (ValueError, AttributeError):
+            if line.startswith(b'{"image": ') and not line.endswith(b"}"):  # cut short by a kill
                 continue
-            record = None
-        if not (isinstance(record, dict) and {"image", "name", "pictures"} <= record.keys()):
             raise CaptionerError(
                 f"{file} is no journal of captioner, so it is left as it is; choose another "
                 "--output"
-            )
+            ) from None
         records[record["image"]] = record
     return records
 

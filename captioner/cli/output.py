@@ -1,34 +1,23 @@
-"""Options and output that `captioner caption` and `captioner score` share: text, JSON, pictures."""
+"""What `captioner caption` and `captioner score` share: options, and captions as text and JSON."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from PIL import Image
-
-from captioner.cli import parsing, show
+from captioner.cli import parsing
 from captioner.config import HardAttentionMode
 from captioner.errors import CaptionerError
-from captioner.files import save_bytes
 from captioner.log import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from captioner.captioner import Captioner
-    from captioner.cli.drawing import Drawer
     from captioner.types import Caption
-    from captioner.visualization import Entry
 
 KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
 COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
-GALLERY = "gallery.html"
 
 
 def is_withheld(confidence: float | None, least: float | None) -> bool:
@@ -39,7 +28,12 @@ def is_withheld(confidence: float | None, least: float | None) -> bool:
 def caption_note(
     caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
 ) -> str:
-    """Return a caption with its figures, for people."""
+    """Return a caption with its figures, for people.
+
+    Args:
+        with_total: Also its log-probability with the caption's end.
+        min_confidence: Below it, the caption is withheld.
+    """
     confidence, notes = caption.confidence, []
     withheld = is_withheld(confidence, min_confidence)
     if confidence is not None:
@@ -55,85 +49,29 @@ def caption_note(
     return f"{text} ({'; '.join(notes)})" if notes else text
 
 
-def json_line(
-    photo: Path | str,
-    captions: Sequence[Caption],
-    pictures: Sequence[Path] = (),
-    *,
-    min_confidence: float | None = None,
-    model: str | None = None,
-    as_list: bool = False,
-    own: Caption | None = None,
-) -> str:
-    """Return a caption as a line of JSON: `image`, `pictures`, and the keys of `Caption.to_dict`.
+def files_note(files: Sequence[Path]) -> str:
+    """Return the first file of a photo and how many more there are, for the end of a line."""
+    if not files:
+        return ""
+    more = f" and {len(files) - 1} more file{'s' if len(files) > 2 else ''}"
+    return f" -> {printable(files[0])}{more if len(files) > 1 else ''}"
+
+
+def caption_content(
+    caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
+) -> dict[str, Any]:
+    """Return a caption for JSON; of one that is withheld all is null but its confidence.
 
     Args:
-        captions: Captions of the photo, best first. Of one that is withheld all is null but its
-            confidence.
-        model: Name of the model, where several are compared.
-        as_list: Also give all captions, as `captions`.
-        own: With a caption that was given to the model, the one that it writes itself.
+        with_total: Also `log_prob`, with the caption's end.
+        min_confidence: Below it, the caption is withheld.
     """
-    contents = []
-    for caption in captions:
-        content = caption.to_dict()
-        if is_withheld(caption.confidence, min_confidence):
-            content |= {key: None for key in content if not key.startswith("confidence")}
-        contents.append(content)
-    line: dict[str, Any] = {} if model is None else {"model": model}
-    line |= {"image": str(photo), **contents[0]}
-    if as_list:
-        line["captions"] = [
-            {**content, "log_prob": None if content["words"] is None else _log_prob(each)}
-            for content, each in zip(contents, captions, strict=True)
-        ]
-    if own is not None:
-        line["log_prob"] = _log_prob(captions[0])
-        line["model_caption"] = {**own.to_dict(), "log_prob": _log_prob(own)}
-    if pictures:
-        line["pictures"] = [str(picture) for picture in pictures]
-    return json.dumps(line)  # in ASCII, so that it is JSON in every locale
-
-
-def _log_prob(caption: Caption) -> float:
-    return round(caption.log_prob, 6)
-
-
-def text_lines(
-    photo: Path | str,
-    captions: Sequence[tuple[str, Caption]],
-    files: Sequence[Path] = (),
-    *,
-    others: Sequence[Caption] = (),
-    min_confidence: float | None = None,
-    with_total: bool = False,
-) -> str:
-    """Return what a person reads: the photo, its caption and its files on one line.
-
-    Args:
-        captions: Names of models and their captions. Several have a line each.
-        others: Further captions of the same model, a line each.
-        with_total: Also log-probabilities, with the caption's end. `others` is then the caption
-            that the model writes itself, as a yardstick.
-    """
-    texts = [
-        caption_note(caption, with_total=with_total, min_confidence=min_confidence)
-        for caption in [*(caption for _, caption in captions), *others]
-    ]
-    written = ""
-    if files:
-        written = f" -> {printable(files[0])}"
-        if len(files) > 1:
-            written += f" and {len(files) - 1} more files" if len(files) > 2 else " and 1 more file"
-    if len(captions) > 1:
-        names = [name for name, _ in captions]
-        lines = [f"{printable(name)}: {text}" for name, text in zip(names, texts, strict=True)]
-        return "\n  ".join([f"{printable(photo)}{written}", *lines])
-    lines = [
-        f"the model's own: {text}" if with_total else f"{place}. {text}"
-        for place, text in enumerate(texts[1:], start=2)
-    ]
-    return "\n  ".join([f"{printable(photo)}: {texts[0]}{written}", *lines])
+    content = caption.to_dict()
+    if with_total:
+        content["log_prob"] = round(caption.log_prob, 6)
+    if is_withheld(caption.confidence, min_confidence):
+        content |= {key: None for key in content if not key.startswith("confidence")}
+    return content
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -252,188 +190,10 @@ def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> di
     return {"at_test": arguments.at_test, "paths": arguments.paths}
 
 
-class CaptionWriter:
-    """Prints captions and saves pictures as the options say.
-
-    Args:
-        names: NAME under which the pictures of each photo are saved.
-        failed: Called with a photo whose pictures cannot be saved, and the reason.
-    """
-
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        names: Mapping[Path | str, str],
-        failed: Callable[[Path | str, object], None],
-    ) -> None:
-        self.arguments, self.names, self.failed = arguments, names, failed
-        self.entries: dict[Path | str, Entry] = {}
-        self.several = len(set(names.values())) > 1  # then a gallery leads to the pages
-        self.content = "comparison" if arguments.compare else "attention"  # in the files' names
-        self.drawer: Drawer | None = None
-        if arguments.output is None:
-            return
-        from captioner.cli.drawing import Drawer, Settings
-        from captioner.visualization import OverlayStyle
-
-        style = OverlayStyle(
-            kind=arguments.style,
-            smooth=not arguments.cells,
-            colour_map=arguments.colour_map,
-            opacity=arguments.opacity,
-            threshold=arguments.threshold,
-        )
-        self.drawer = Drawer(
-            Settings(
-                kinds=arguments.save,
-                folder=arguments.output,
-                style=style,
-                compare=bool(arguments.compare),
-                layer=arguments.layer,
-                head=arguments.head,
-                gallery=GALLERY if self.several else None,
-            )
-        )
-
-    @contextmanager
-    def drawing(self, photos: int) -> Iterator[int]:
-        """Draw so many photos next to what this process does meanwhile, if they are worth it.
-
-        Yields:
-            How many photos may wait for their pictures.
-        """
-        if self.drawer is None:
-            yield 0
-            return
-        from concurrent.futures.process import BrokenProcessPool
-
-        from captioner.cli.drawing import PROCESSES_FROM
-
-        if photos >= PROCESSES_FROM and self.arguments.save:
-            self.drawer.start()
-        try:
-            yield self.drawer.ahead
-        except BrokenProcessPool:
-            raise CaptionerError(
-                "a process that drew pictures was killed, as for want of memory; the same command "
-                "with --resume does the rest"
-            ) from None
-        finally:
-            self.drawer.stop()
-
-    def begin_to_draw(
-        self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
-    ) -> Callable[[], list[Path]]:
-        """Begin to save the pictures of captions; a caption that is withheld is not drawn.
-
-        Args:
-            captions: Names of models and their captions: of one, or of those to compare.
-
-        Returns:
-            A function that waits for the files and returns them. It reports why some are missing.
-        """
-        least = self.arguments.min_confidence
-        drawn = [each for each in captions if not is_withheld(each[1].confidence, least)]
-        if self.drawer is None or not drawn:
-            return list
-        from captioner.cli.drawing import Drawing
-
-        # The image is sent once, next to the captions.
-        bare = [(name, replace(caption, image=None)) for name, caption in drawn]
-        title = Path(photo).name
-        finish = self.drawer.begin(
-            Drawing(self.names[photo], title, image, self._of_head(bare), bare)
-        )
-
-        def finished() -> list[Path]:
-            pictures, problem = finish()
-            if problem is not None:
-                self.failed(photo, problem)
-            elif "html" in self.arguments.save and self.several:
-                first = drawn[0][1]
-                self.add_to_gallery(photo, image, first.text, unsure=first.is_unsure)
-            return pictures
-
-        return finished
-
-    def draw(
-        self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
-    ) -> list[Path]:
-        """Save the pictures of captions, and return their files."""
-        return self.begin_to_draw(photo, image, captions)()
-
-    def show(
-        self,
-        photo: Path | str,
-        captions: Sequence[tuple[str, Caption]],
-        *,
-        others: Sequence[Caption] = (),
-        pictures: Sequence[Path] = (),
-        files: Sequence[Path] = (),
-        scored: bool = False,
-    ) -> None:
-        """Print captions.
-
-        Args:
-            others: Further captions of the same model.
-            files: Other files that were written for the photo.
-            scored: The caption was given; `others` is the one that the model writes itself.
-        """
-        arguments = self.arguments
-        least = arguments.min_confidence
-        if not arguments.json:
-            written = [*pictures, *files]
-            show(
-                text_lines(
-                    photo,
-                    captions,
-                    written,
-                    others=others,
-                    min_confidence=least,
-                    with_total=scored,
-                )
-            )
-            return
-        for name, caption in self._of_head(captions):
-            show(
-                json_line(
-                    photo,
-                    [caption] if scored else [caption, *others],
-                    pictures,
-                    min_confidence=least,
-                    model=name if arguments.compare else None,
-                    as_list=not scored and arguments.num_captions is not None,
-                    own=others[0] if scored else None,
-                )
-            )
-
-    def _of_head(self, captions: Sequence[tuple[str, Caption]]) -> list[tuple[str, Caption]]:
-        """Return captions with the maps of the layer and head that the options choose."""
-        layer, head = self.arguments.layer, self.arguments.head
-        if layer is None and head is None:
-            return list(captions)
-        return [(name, caption.of_head(layer, head)) for name, caption in captions]
-
-    def add_to_gallery(
-        self, photo: Path | str, image: Image.Image, text: str, *, unsure: bool
-    ) -> None:
-        """List the page of a photo in the gallery."""
-        from captioner.visualization import Entry, picture_name
-
-        page = picture_name(self.names[photo], self.content, "html")
-        entry = Entry.of(image, name=Path(photo).name, page=page, caption=text, unsure=unsure)
-        self.entries[photo] = entry
-
-    def finish(self) -> None:
-        """Save the gallery of several photos' pages.
-
-        Raises:
-            CaptionerError: It cannot be saved.
-        """
-        if self.several and self.entries:
-            from captioner.visualization import gallery_page
-
-            file = self.arguments.output / GALLERY
-            save_bytes(gallery_page(list(self.entries.values())).encode(errors="replace"), file)
-            if not self.arguments.json:
-                show(printable(file))
+def of_head(
+    captions: Sequence[tuple[str, Caption]], arguments: argparse.Namespace
+) -> list[tuple[str, Caption]]:
+    """Return captions with the maps of the layer and head that the options choose."""
+    if arguments.layer is None and arguments.head is None:
+        return list(captions)
+    return [(name, each.of_head(arguments.layer, arguments.head)) for name, each in captions]

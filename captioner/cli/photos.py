@@ -33,20 +33,16 @@ class Skipped:
         from captioner.data.codecs import HEIF_SUFFIXES
 
         parts = []
-        if self.files:
-            count = sum(self.files.values())
-            kinds = ", ".join(sorted(self.files))
+        if count := self.files.total():
             heic = HEIF_SUFFIXES & set(self.files)
             remedy = "; to read HEIC, install pillow-heif or convert the photos" if heic else ""
-            parts.append(f"{count} {_plural('file', count)} skipped: {kinds}{remedy}")
-        if self.folders:
-            word = _plural("folder", self.folders)
-            parts.append(f"{self.folders} {word} skipped: add --recursive to go into them")
+            kinds = ", ".join(sorted(self.files))
+            parts.append(f"{count} file{'s' * (count > 1)} skipped: {kinds}{remedy}")
+        if count := self.folders:
+            parts.append(
+                f"{count} folder{'s' * (count > 1)} skipped: add --recursive to go into them"
+            )
         return "; ".join(parts)
-
-
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"
 
 
 def photos_in(
@@ -119,9 +115,8 @@ def open_photo(photo: Path | str) -> Image.Image:
     return open_image(photo)
 
 
-# Files that name photos, or hold them, by their suffix; and what to do with them.
-_LISTS = dict.fromkeys((".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet"), "a list of photos")
-_ARCHIVES = dict.fromkeys((".tar", ".zip", ".gz", ".tgz", ".7z", ".rar"), "an archive")
+_LISTS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
+_ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".7z", ".rar")
 
 
 def refusal_of(name: str, *, allow_urls: bool) -> str | None:
@@ -129,18 +124,20 @@ def refusal_of(name: str, *, allow_urls: bool) -> str | None:
     from captioner.data.download import is_url
 
     if is_url(name):
-        if allow_urls:
-            return None
         return (
-            "is an address, from which nothing is fetched without --allow-urls (or: curl -L "
-            "ADDRESS | captioner caption -)"
+            None
+            if allow_urls
+            else (
+                "is an address, from which nothing is fetched without --allow-urls (or: curl -L "
+                "ADDRESS | captioner caption -)"
+            )
         )
     if "://" in name and not os.path.exists(name):
         return "is an address that is not fetched; captioner batch reads those of fsspec, such as s3://"
     suffix = Path(name).suffix.lower()
-    kind = _LISTS.get(suffix) or _ARCHIVES.get(suffix)
-    if kind is None or not os.path.isfile(name):
+    if suffix not in _LISTS + _ARCHIVES or not os.path.isfile(name):
         return None
+    kind = "a list of photos" if suffix in _LISTS else "an archive"
     if suffix in (*_LISTS, ".tar"):
         return f"is {kind}, not a photo; captioner batch {name} --output DIR reads such files"
     return f"is {kind}, not a photo; unpack it and give its folder"

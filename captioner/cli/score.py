@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 import unicodedata
 from pathlib import Path
 
-from captioner.cli import load_captioner, parsing, run_command
+from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.output import (
-    CaptionWriter,
     add_output_options,
     attention_options,
+    caption_content,
+    caption_note,
     check_attention_options,
     check_output_options,
+    files_note,
+    of_head,
 )
 from captioner.errors import CaptionerError, ImageError
-from captioner.log import logger
+from captioner.log import logger, printable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,9 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
     parsing.add_model_options(parser, search=False)
     add_output_options(parser)
-    parser.set_defaults(
-        compare=None, min_confidence=None, write=()
-    )  # as `captioner caption` has them
+    parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
     arguments = parser.parse_args(argv)
     check_output_options(parser, arguments)
     return run_command(lambda: _run(arguments))
@@ -40,22 +42,17 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.transforms import open_image
 
-    failures = 0
-
-    def failed(path: Path | str, reason: object) -> None:
-        nonlocal failures
-        failures += 1
-        logger.warning(f"{path}: {reason}")
-
+    photo, problems = arguments.photo, []
     try:
-        image = open_image(arguments.photo)
+        image = open_image(photo)
     except ImageError as error:
-        raise CaptionerError(f"{arguments.photo}: {error}") from None
+        raise CaptionerError(f"{photo}: {error}") from None
     model = parsing.chosen_model(arguments)
     captioner = load_captioner(model, arguments)
     check_attention_options(arguments, [captioner])
-    caption = captioner.score(image, arguments.text, **attention_options(arguments, captioner))
-    own = captioner.caption(image, **attention_options(arguments, captioner))
+    options = attention_options(arguments, captioner)
+    caption = captioner.score(image, arguments.text, **options)
+    own = captioner.caption(image, **options)
     words = captioner.vocabulary.tokenizer.split(arguments.text)
     unknown = [word for word in words if word not in captioner.vocabulary]
     if unknown:
@@ -63,11 +60,30 @@ def _run(arguments: argparse.Namespace) -> int:
     left_out = _left_out(arguments.text, words)
     if left_out:
         logger.info(f"left out, because the model reads no such characters: {' '.join(left_out)}")
-    writer = CaptionWriter(arguments, {arguments.photo: arguments.photo.stem}, failed)
     captions = [(str(model), caption)]
-    pictures = writer.draw(arguments.photo, image, captions)
-    writer.show(arguments.photo, captions, others=[own], pictures=pictures, scored=True)
-    return 1 if failures else 0
+    pictures: list[Path] = []
+    if arguments.output is not None:
+        from captioner.cli.drawing import PictureWriter
+
+        writer = PictureWriter(
+            arguments, {photo: photo.stem}, lambda _, reason: problems.append(reason)
+        )
+        pictures = writer.begin(photo, image, captions)()
+    for problem in problems:
+        logger.warning(f"{photo}: {problem}")
+    if arguments.json:
+        ((_, shown),) = of_head(captions, arguments)
+        line = {"image": str(photo), **caption_content(shown, with_total=True)}
+        line["model_caption"] = caption_content(own, with_total=True)
+        if pictures:
+            line["pictures"] = [str(picture) for picture in pictures]
+        show(json.dumps(line))
+    else:
+        show(
+            f"{printable(photo)}: {caption_note(caption, with_total=True)}{files_note(pictures)}\n"
+            f"  the model's own: {caption_note(own, with_total=True)}"
+        )
+    return 1 if problems else 0
 
 
 def _left_out(text: str, words: list[str]) -> list[str]:

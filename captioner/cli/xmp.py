@@ -36,9 +36,7 @@ def sidecar_of(photo: Path, name: SidecarName = "append") -> Path:
     return photo.with_suffix(".xmp") if name == "replace" else photo.with_name(f"{photo.name}.xmp")
 
 
-def save_sidecar(
-    file: Path, text: str, *, merge: bool = False, overwrite: bool = False
-) -> Path | None:
+def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool = False) -> bool:
     """Write a text as `dc:description` and as IPTC's `AltTextAccessibility` into a sidecar.
 
     Args:
@@ -47,14 +45,17 @@ def save_sidecar(
         overwrite: With `merge`, replace its texts, too.
 
     Returns:
-        The file; None if it has both texts already, so that nothing was written.
+        Whether it was written; not if it has both texts already.
 
     Raises:
         CaptionerError: It is of another program and `merge` is false, or cannot be read or written.
     """
-    found = _read(file)
     content = xmp(text).encode()
-    if found is not None and not _is_ours(found):
+    try:
+        found = file.read_bytes() if file.exists() else None
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
+    if found is not None and f'x:xmptk="{_TOOLKIT}"'.encode() not in found:
         if not merge:
             raise CaptionerError(
                 f"{file} was written by another program, so it is left as it is; --xmp-merge adds "
@@ -65,38 +66,9 @@ def save_sidecar(
         except ValueError as error:
             raise CaptionerError(f"{file}: {error}, so it is left as it is") from None
         if content == found:
-            return None
+            return False
     save_bytes(content, file)
-    return file
-
-
-def remove_sidecar(file: Path) -> bool:
-    """Remove a sidecar that captioner wrote, and return whether there was one.
-
-    Raises:
-        CaptionerError: It can be neither read nor removed.
-    """
-    content = _read(file)
-    if content is None or not _is_ours(content):
-        return False
-    try:
-        file.unlink()
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be removed ({error.strerror})") from None
     return True
-
-
-def _read(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
-
-
-def _is_ours(content: bytes) -> bool:
-    return f'x:xmptk="{_TOOLKIT}"'.encode() in content
 
 
 def xmp(text: str) -> str:
@@ -123,18 +95,6 @@ def _property(name: str, text: str) -> str:
     )
 
 
-_TAG = re.compile(rb"""<(?:"[^"]*"|'[^']*'|[^'">])*>""")  # a quoted `>` does not end it
-
-
-@dataclass
-class _Layout:
-    """Where the elements of a sidecar stand, as offsets of bytes."""
-
-    inside: int | None = None  # the end of the content of the first description
-    empty: tuple[int, int] | None = None  # the first description's tag, if it has no content
-    properties: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # and their text
-
-
 def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
     """Return a sidecar with the description and the alternative text that it lacks.
 
@@ -144,38 +104,52 @@ def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
     Raises:
         ValueError: It is no XMP; the message is the end of a sentence.
     """
-    layout = _layout(content)
-    changes: list[tuple[int, int, str]] = []  # first byte, end, and what comes instead
-    new = ""
-    for name in _PROPERTIES:
-        if name not in layout.properties:
+    description = f"{_RDF} Description"
+    elements = _elements(content)
+    new, changes = "", []  # first byte, end, and what comes instead
+    for name, namespace in _PROPERTIES.items():
+        full_name = f"{namespace} {name.partition(':')[2]}"
+        found = [e for e in elements if (e.name, e.parent) == (full_name, description)]
+        if not found:
             new += _property(name, text)
-            continue
-        start, end, existing = layout.properties[name]
-        if overwrite or not existing.strip():
-            changes.append((start, end, _property(name, text)))
-    if new and layout.empty:
-        start, end = layout.empty
-        tag = content[start:end].decode()
-        name = tag[1:].replace("/", " ").split()[0]
-        changes.append((start, end, f"{tag[:-2].rstrip()}>{new}</{name}>"))
-    elif new and layout.inside is not None:
-        changes.append((layout.inside, layout.inside, new))
-    elif new:
-        raise ValueError("holds no rdf:Description")
+        elif overwrite or not "".join(found[0].texts).strip():
+            changes.append((found[0].start, found[0].end, _property(name, text)))
+    if new:
+        first = next((each for each in elements if each.name == description), None)
+        if first is None:
+            raise ValueError("holds no rdf:Description")
+        tag = content[first.start : first.inside].decode()
+        if tag.endswith("/>"):
+            name = tag[1:].replace("/", " ").split()[0]
+            changes.append((first.start, first.end, f"{tag[:-2].rstrip()}>{new}</{name}>"))
+        else:
+            changes.append((first.inside, first.inside, new))
     for start, end, replacement in sorted(changes, reverse=True):
         content = content[:start] + replacement.encode() + content[end:]
     return content
 
 
-def _layout(content: bytes) -> _Layout:
-    """Find the first description, and the properties that captioner writes."""
+_TAG = re.compile(rb"""<(?:"[^"]*"|'[^']*'|[^'">])*>""")  # a quoted `>` does not end it
+
+
+@dataclass
+class _Element:
+    """An element of a sidecar, with offsets of bytes."""
+
+    name: str  # and `parent`: the namespace, a blank, the local name
+    parent: str
+    start: int
+    inside: int  # the end of the start tag
+    end: int = 0
+    texts: list[str] = field(default_factory=list)  # also of the elements in it
+
+
+def _elements(content: bytes) -> list[_Element]:
+    """Return the elements of a sidecar, in the order of their start tags."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ValueError("is in UTF-16, not UTF-8")
-    names = {f"{uri} {name.partition(':')[2]}": name for name, uri in _PROPERTIES.items()}
-    description = f"{_RDF} Description"
-    layout = _Layout()
-    open_elements: list[tuple[str, int, list[str]]] = []  # their names, first bytes and texts
+    elements: list[_Element] = []
+    opened: list[_Element] = []
     parser = expat.ParserCreate(namespace_separator=" ")
 
     def tag_end(start: int) -> int:
@@ -183,26 +157,19 @@ def _layout(content: bytes) -> _Layout:
         return found.end() if found else len(content)
 
     def start_element(name: str, _: object) -> None:
-        open_elements.append((name, parser.CurrentByteIndex, []))
+        start = parser.CurrentByteIndex
+        parent = opened[-1].name if opened else ""
+        opened.append(_Element(name, parent, start, tag_end(start)))
+        elements.append(opened[-1])
+
+    def end_element(_: str) -> None:
+        element = opened.pop()
+        is_empty = content[: element.inside].endswith(b"/>")
+        element.end = element.inside if is_empty else tag_end(parser.CurrentByteIndex)
 
     def character_data(data: str) -> None:
-        for _, _, texts in open_elements:
-            texts.append(data)
-
-    def end_element(name: str) -> None:
-        _, start, texts = open_elements.pop()
-        start_end = tag_end(start)
-        is_empty = content[:start_end].endswith(b"/>")
-        position = parser.CurrentByteIndex
-        if name in names and open_elements and open_elements[-1][0] == description:
-            end = start_end if is_empty else tag_end(position)
-            layout.properties[names[name]] = (start, end, "".join(texts))
-        nested = any(each == description for each, _, _ in open_elements)
-        if name == description and not nested and not (layout.inside or layout.empty):
-            if is_empty:
-                layout.empty = (start, start_end)
-            else:
-                layout.inside = position
+        for element in opened:
+            element.texts.append(data)
 
     parser.StartElementHandler = start_element
     parser.EndElementHandler = end_element
@@ -211,4 +178,4 @@ def _layout(content: bytes) -> _Layout:
         parser.Parse(content, True)
     except expat.ExpatError as error:
         raise ValueError(f"is no XML ({error})") from None
-    return layout
+    return elements

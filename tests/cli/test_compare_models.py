@@ -79,20 +79,6 @@ def test_a_comparison_that_is_resumed_keeps_the_photos_before_in_its_gallery(
     assert gallery.count("(unsure)") == 1
 
 
-def test_each_model_whose_caption_is_withheld_is_named(
-    commands: Commands, photo: Path, tmp_path: Path
-) -> None:
-    options = ("--compare", "soft", "hard", "--min-confidence", "1", "--device", "cpu")
-    outcome = commands.run("caption.py", photo, *options, cwd=tmp_path)
-    lines = outcome.stdout.splitlines()[1:]
-    assert [line.partition("(")[0] for line in lines] == [
-        "  soft: no caption ",
-        "  hard: no caption ",
-    ]
-    for model in ("soft", "hard"):
-        assert f"{photo}: no caption by {model}, because the confidence" in outcome.stderr
-
-
 @pytest.mark.parametrize("at_test", ["argmax", "expectation", "sample"])
 def test_hard_attention_follows_at_test(
     commands: Commands, tiny_hard_model: Path, photo: Path, tmp_path: Path, at_test: str

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.cli.drawing import Drawer, Drawing, Settings
+from captioner.cli.caption import _parser
+from captioner.cli.drawing import PROCESSES_FROM, PictureWriter
+from captioner.cli.output import check_output_options
 from captioner.types import Caption, Geometry
-from captioner.visualization import OverlayStyle
+
+Problems = list[tuple[object, object]]
 
 
-def drawing(number: int) -> Drawing:
+@pytest.fixture
+def writer_of() -> Iterator[Callable[..., PictureWriter]]:
+    """Makes a writer of sheets and words in a folder, with processes or without."""
+    with ExitStack() as stack:
+
+        def make(folder: Path, problems: Problems, photos: int = 1) -> PictureWriter:
+            parser = _parser()
+            arguments = parser.parse_args(["photo.jpg", "--output", str(folder), "--words"])
+            check_output_options(parser, arguments)
+            names: dict[Path | str, str] = {Path(f"{n}.jpg"): f"photo{n}" for n in range(3)}
+            writer = PictureWriter(arguments, names, lambda *problem: problems.append(problem))
+            stack.enter_context(writer.processes(photos))
+            return writer
+
+        yield make
+
+
+def begin(writer: PictureWriter, number: int) -> Callable[[], list[Path]]:
     maps = np.random.default_rng(number).dirichlet(np.full(63, 0.3), size=2).reshape(2, 7, 9)
     caption = Caption(
         words=["a", f"dog{number}"],
@@ -22,43 +44,33 @@ def drawing(number: int) -> Drawing:
         beta=None,
         geometry=Geometry(40, 30, 0, 0, 40, 30),
     )
-    named = [("model", caption)]
-    return Drawing(f"photo{number}", "photo.jpg", Image.new("RGB", (40, 30)), named, named)
-
-
-def settings(folder: Path) -> Settings:
-    return Settings(("png", "words"), folder, OverlayStyle())
-
-
-@pytest.fixture
-def processes(tmp_path: Path):
-    drawer = Drawer(settings(tmp_path / "apart"))
-    drawer.start()
-    yield drawer
-    drawer.stop()
+    image = Image.new("RGB", (40, 30))
+    return writer.begin(Path(f"{number}.jpg"), image, [("model", caption)])
 
 
 def test_processes_draw_the_same_pictures_and_name_their_files(
-    processes: Drawer, tmp_path: Path
+    writer_of: Callable[..., PictureWriter], tmp_path: Path
 ) -> None:
-    here = Drawer(settings(tmp_path / "here"))
-    waiting = [processes.begin(drawing(number)) for number in range(3)]
+    problems: Problems = []
+    apart = writer_of(tmp_path / "apart", problems, PROCESSES_FROM)
+    here = writer_of(tmp_path / "here", problems)
+    waiting = [begin(apart, number) for number in range(3)]
     for number, finish in enumerate(waiting):
-        files, problem = finish()
-        assert problem is None
-        expected, _ = here.begin(drawing(number))()
+        files, expected = finish(), begin(here, number)()
         names = [f"photo{number}.{kind}" for kind in ("attention", "01-a", f"02-dog{number}")]
         assert [file.name for file in files] == [f"{name}.png" for name in names]
         for file, own in zip(files, expected, strict=True):
             assert file.read_bytes() == own.read_bytes()
+    assert not problems
 
 
-def test_a_photo_that_cannot_be_drawn_is_reported_and_the_others_are_drawn(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "photo1.01-a.png").mkdir()  # in the way of a file
-    drawer = Drawer(settings(tmp_path / "out"))
-    for number, drawn in ((0, 3), (1, 1), (2, 3)):
-        files, problem = drawer.begin(drawing(number))()
-        assert len(files) == drawn
-        assert (problem is None) == (drawn == 3)
-        assert problem is None or "photo1.01-a.png" in problem
+def test_a_photo_that_cannot_be_drawn_is_reported_and_the_others_are_drawn(
+    writer_of: Callable[..., PictureWriter], tmp_path: Path
+) -> None:
+    (tmp_path / "photo1.01-a.png").mkdir()  # in the way of a file
+    problems: Problems = []
+    writer = writer_of(tmp_path, problems)
+    assert [len(begin(writer, number)()) for number in range(3)] == [3, 1, 3]
+    ((photo, reason),) = problems
+    assert photo == Path("1.jpg")
+    assert "photo1.01-a.png" in str(reason)

@@ -91,10 +91,10 @@ def test_a_sidecar_of_another_program_is_changed_only_when_asked(tmp_path: Path)
     file.write_bytes(packet(f"{START}/>"))
     with pytest.raises(CaptionerError, match="--xmp-merge"):
         save_sidecar(file, "A dog")
-    assert save_sidecar(file, "A dog", merge=True) == file
-    assert save_sidecar(file, "A cat", merge=True) is None, "it has both texts"
+    assert save_sidecar(file, "A dog", merge=True)
+    assert not save_sidecar(file, "A cat", merge=True), "it has both texts"
     assert texts_in(file.read_bytes()) == both("A dog")
-    assert save_sidecar(file, "A cat", merge=True, overwrite=True) == file
+    assert save_sidecar(file, "A cat", merge=True, overwrite=True)
     assert texts_in(file.read_bytes()) == both("A cat")
 
 
