@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,12 +15,9 @@ from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.errors import CaptionerError, needs_extra
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from captioner.captioner import Captioner
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
-_STARTUP_S = 120  # for a replica to load its models, on a machine that is busy
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,14 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parsing.add_device_options(parser)
     parser.add_argument(
-        "--workers",
-        type=parsing.whole_number_from(1, 64),
-        default=1,
-        metavar="N",
-        help="replicas of the server behind the one port, each a process with the models and its "
-        "share of the cores; one that dies is replaced (default: 1)",
-    )
-    parser.add_argument(
         "--max-requests",
         type=parsing.whole_number,
         default=128,
@@ -121,10 +109,10 @@ def _origin(text: str) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     with needs_extra("serve", "serve"):
         import uvicorn
-        from uvicorn.supervisors import Multiprocess
 
-        from captioner.serving import app  # noqa: F401
-        from captioner.serving.security import is_loopback
+        from captioner.serving.app import create_app
+        from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
+        from captioner.serving.service import Limits
 
     if not is_loopback(arguments.host) and not arguments.token:
         raise CaptionerError(
@@ -132,14 +120,23 @@ def _run(arguments: argparse.Namespace) -> int:
             f"--token or in {TOKEN_VARIABLE}, or listen at 127.0.0.1"
         )
     listening = _listen(arguments.host, arguments.port)
-    models = _load_models(arguments)  # also where replicas load their own: errors show once
     host, port = listening.getsockname()[:2]
-    several = arguments.workers > 1
+    hosts = [*LOOPBACK_HOSTS, _url_host(arguments.host)] if is_loopback(arguments.host) else ["*"]
+    app = create_app(
+        _load_models(arguments),
+        token=arguments.token or None,
+        limits=Limits(
+            max_bytes=arguments.max_megabytes * 10**6,
+            max_pixels=arguments.max_megapixels * 10**6,
+            max_requests=arguments.max_requests,
+            deadline_s=arguments.deadline,
+            allow_urls=arguments.allow_urls,
+        ),
+        allowed_hosts=hosts,
+        allowed_origins=arguments.allow_origin,
+    )
     config = uvicorn.Config(
-        partial(_replica, arguments) if several else _create_app(arguments, models),
-        factory=several,
-        workers=arguments.workers,
-        timeout_worker_healthcheck=_STARTUP_S,
+        app,
         ws="none",
         log_config=None,
         log_level="warning",
@@ -154,41 +151,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit())
     show(f"captioner listens at http://{_url_host(host)}:{port}")
-    if several:  # they share the socket: the kernel gives a connection to one that waits for it
-        Multiprocess(config, sockets=[listening]).run()
-    else:
-        uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(config).run(sockets=[listening])
     return 0
-
-
-def _replica(arguments: argparse.Namespace) -> FastAPI:
-    """Return the application of one of several replicas, in its process."""
-    from captioner.runtime.cores import usable_cores
-
-    # The libraries that compute read it when they are imported, which comes later.
-    os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // arguments.workers))
-    return _create_app(arguments, _load_models(arguments))
-
-
-def _create_app(arguments: argparse.Namespace, models: dict[str, Captioner]) -> FastAPI:
-    from captioner.serving.app import create_app
-    from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
-    from captioner.serving.service import Limits
-
-    hosts = [*LOOPBACK_HOSTS, _url_host(arguments.host)] if is_loopback(arguments.host) else ["*"]
-    return create_app(
-        models,
-        token=arguments.token or None,
-        limits=Limits(
-            max_bytes=arguments.max_megabytes * 10**6,
-            max_pixels=arguments.max_megapixels * 10**6,
-            max_requests=arguments.max_requests,
-            deadline_s=arguments.deadline,
-            allow_urls=arguments.allow_urls,
-        ),
-        allowed_hosts=hosts,
-        allowed_origins=arguments.allow_origin,
-    )
 
 
 def _url_host(host: str) -> str:
@@ -213,10 +177,8 @@ def _load_models(arguments: argparse.Namespace) -> dict[str, Captioner]:
     from captioner.checkpoint import bundled_models
 
     chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]
-    if not chosen:
-        chosen = [*sorted(bundled_models(), key=lambda name: name != "soft")]
     models: dict[str, Captioner] = {}
-    for model in chosen:
+    for model in chosen or sorted(bundled_models(), reverse=True):
         name = model if isinstance(model, str) else model.resolve().name
         if name in models:
             raise CaptionerError(

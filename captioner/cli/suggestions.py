@@ -13,72 +13,57 @@ PLACE = "PLACE"  # stands for a command's argument without an option, such as PH
 
 # Names that other programs use, and the last part of ours, the likeliest first.
 _SYNONYMS = {
-    (PLACE,): "f i image images img img-path image-path input inputs photo photos file files path "
-    "filename src source url",
-    (PLACE, "root"): "data data-dir data-folder data-path data-root dataset dataset-dir dir "
-    "image-dir image-folder image-root images-dir img-dir train-data train-dir",
-    ("format",): "data-name dataset-name dataset-type",
-    ("file",): "annotation annotations annotation-file ann-file captions captions-file json table",
-    ("split",): "subset",
-    ("output",): "o d out out-dir outdir output-dir output-folder output-path result results "
-    "results-dir save save-dir save-path save-to run-dir logdir log-dir",
+    (PLACE,): "image images img img-path image-path input inputs photo photos file files path url",
+    (PLACE, "root"): "data data-dir data-folder data-path dataset image-dir image-folder img-dir",
+    ("format",): "dataset-name dataset-type",
+    ("file",): "annotations annotation-file ann-file captions captions-file",
+    ("output",): "o out out-dir output-dir output-path results save save-dir save-path logdir",
     ("model", "checkpoint", "start_from", "from"): "m model-name",
-    ("checkpoint", "start_from", "from"): "ckpt ckpt-path checkpoint-path load load-from model-dir "
-    "model-path pretrained pretrained-model weights vocab vocab-file vocabulary word-map wordmap",
-    ("config",): "c cfg cfg-path config-file config-path recipe yaml",
-    ("resume",): "continue continue-training resume-from resume-from-checkpoint",
-    ("beam_size",): "b k beam beams beam-width beamsize n-beams num-beams",
-    ("num_captions",): "n n-captions num-return-sequences count top-n n-best nbest",
-    ("max_words",): "max-caption-length max-len max-length max-new-tokens max-seq-len max-tokens "
-    "seq-length length",
+    ("checkpoint", "start_from", "from"): "ckpt checkpoint-path load model-path pretrained weights",
+    ("config",): "c cfg config-file recipe yaml",
+    ("resume",): "continue resume-from resume-from-checkpoint",
+    ("beam_size",): "b k beam beams beam-width num-beams",
+    ("num_captions",): "n n-captions num-return-sequences n-best",
+    ("max_words",): "max-len max-length max-new-tokens max-seq-len max-tokens",
     ("min_words",): "min-len min-length min-tokens",
-    ("sample",): "do-sample sampling nucleus use-nucleus-sampling random",
+    ("sample",): "do-sample sampling use-nucleus-sampling",
     ("temperature",): "temp",
-    ("top_p",): "p nucleus-p",
-    ("length_penalty",): "alpha length-norm",
-    ("epochs",): "e epoch max-epochs max-epoch n-epochs nepochs num-epochs num-train-epochs",
-    ("lr",): "base-lr decoder-lr learning-rate learningrate",
-    ("encoder_lr",): "fine-tune-encoder lr-encoder cnn-lr",
-    ("batch_size",): "batch batchsize bs per-device-train-batch-size train-batch-size",
-    ("accumulate",): "gradient-accumulation grad-accum gradient-accumulation-steps accum",
-    ("clip_norm",): "clip grad-clip max-grad-norm gradient-clip",
+    ("epochs",): "e epoch max-epochs n-epochs num-epochs num-train-epochs",
+    ("lr",): "decoder-lr learning-rate",
+    ("encoder_lr",): "fine-tune-encoder lr-encoder",
+    ("batch_size",): "batch bs per-device-train-batch-size train-batch-size",
+    ("accumulate",): "gradient-accumulation gradient-accumulation-steps",
+    ("clip_norm",): "clip grad-clip max-grad-norm",
     ("weight_decay",): "wd",
-    ("workers",): "j jobs n-workers num-workers processes threads",
-    ("seed",): "manual-seed random-seed",
-    ("device",): "cpu cuda gpu gpus gpu-id device-id no-cuda use-gpu",
-    ("precision",): "amp bf16 dtype fp16 half mixed-precision",
-    ("backbone",): "arch architecture cnn encoder-name network",
-    ("hidden_dim",): "decoder-dim hidden-dim hidden-size rnn-size lstm-size",
-    ("embed_dim",): "emb-dim embed-size embedding-dim embedding-size word-dim",
-    ("dim",): "attention-dim att-dim att-size",
-    ("select",): "attention attention-type hard soft",
-    ("patience",): "early-stopping early-stop",
-    ("checkpoint_every",): "save-steps save-every save-freq",
-    ("log_every",): "logging-steps log-steps print-freq print-every",
-    ("style",): "cmap colormap overlay",
-    ("words",): "per-word",
-    ("recursive",): "recurse subfolders",
-    ("prefix",): "trigger-word prepend",
-    ("suffix",): "append",
-    ("overwrite",): "force replace y yes",
-    ("write",): "write-txt txt xmp sidecar caption-extension",
-    ("json",): "as-json json-output",
-    ("host",): "address bind ip",
-    ("allow_urls",): "urls allow-url download",
-    ("save",): "formats visualize viz vis",
+    ("workers",): "j num-workers processes threads",
+    ("device",): "cpu cuda gpu gpus gpu-id use-gpu",
+    ("precision",): "amp bf16 dtype fp16 half",
+    ("backbone",): "arch cnn encoder-name",
+    ("hidden_dim",): "decoder-dim hidden-size rnn-size",
+    ("embed_dim",): "emb-dim embed-size embedding-dim",
+    ("dim",): "attention-dim",
+    ("select",): "attention attention-type",
+    ("patience",): "early-stopping",
+    ("prefix",): "trigger-word",
+    ("overwrite",): "force",
+    ("write",): "txt xmp caption-extension",
+    ("allow_urls",): "urls download",
 }
 _COMMANDS = {
-    "caption": "describe generate infer inference predict run demo image img photo file",
-    "train": "fit learn",
-    "finetune": "fine-tune finetuning tune adapt",
-    "evaluate": "eval test val validate metrics benchmark",
-    "serve": "server web webui gui ui api app",
-    "check-data": "check validate-data lint",
-    "batch": "bulk collection folder",
-    "plot": "curves visualize",
-    "export": "convert onnx",
+    "caption": "describe generate infer inference predict run demo image img photo",
+    "train": "fit",
+    "finetune": "fine-tune",
+    "evaluate": "eval test val metrics",
+    "serve": "server web webui gui",
 }
 _MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
+# Options of earlier versions, and what to do instead.
+_REMOVED = {
+    "--in-place": "--write html writes a copy of the page; move it over the page",
+    "--bias": "docs/evaluation.md has the figures on people",
+    "--removal": "--faithfulness always deletes cells from the grid",
+    "--workers": "run several servers at ports of their own, behind nginx",
+}
 
 
 def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
@@ -100,9 +85,14 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
         short = option[1:2].isalpha() and option[:1] == "-"
         if not (short or option[:2] == "--") or (short and option[:2] in known):
             continue
-        if option.removesuffix("+") in known or _is_beginning(parser, option, known):
+        is_beginning = parser.allow_abbrev and any(each.startswith(option) for each in known)
+        if is_beginning or option.removesuffix("+") in known:
             continue
-        sentences.append(f"there is no option {option}{_meant(parser, option, known)}")
+        meant = _meant(parser, option, known)
+        if option in _REMOVED and not meant:
+            sentences.append(f"{option} is gone: {_REMOVED[option]}")
+        else:
+            sentences.append(f"there is no option {option}{meant}")
     return "; ".join(sentences) or None
 
 
@@ -119,10 +109,6 @@ def meant_command(word: str, commands: Sequence[str]) -> str | None:
     name = word.strip("-").replace("_", "-").casefold()
     by_synonym = [command for command, names in _COMMANDS.items() if name in names.split()]
     return next(iter([*by_synonym, *get_close_matches(name, commands, n=1)]), None)
-
-
-def _is_beginning(parser: argparse.ArgumentParser, option: str, known: list[str]) -> bool:
-    return parser.allow_abbrev and any(each.startswith(option) for each in known)
 
 
 def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:
