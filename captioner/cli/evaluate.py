@@ -13,7 +13,6 @@ from captioner.data.captioned import CaptionedImage
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.metrics import PYTHON_TOKENIZER
 from captioner.evaluation.results import (
-    captions_list,
     match_captions,
     read_captions,
     write_json,
@@ -59,13 +58,6 @@ def _parser() -> argparse.ArgumentParser:
         "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
     )
     parser.add_argument(
-        "--captions",
-        type=Path,
-        metavar="FILE",
-        help="write the captions alone here, as COCO's server takes them, also of photos without "
-        "references",
-    )
-    parser.add_argument(
         "--limit", type=parsing.whole_number, metavar="N", help="only the first N photos"
     )
     parser.add_argument(
@@ -78,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="for the scorers, in seconds (default: 600)",
     )
-    parser.add_argument("--bias", action="store_true", help=argparse.SUPPRESS)
     _add_attention_options(parser)
     parsing.add_model_options(parser)
     add_at_test(parser)
@@ -104,7 +95,6 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
         help=f"on the first N photos (default: {FAITHFULNESS_PHOTOS}), replace the attention and "
         "delete attended cells: do the words become unlikely?",
     )
-    parser.add_argument("--removal", help=argparse.SUPPRESS)
     parser.add_argument(
         "--regions",
         choices=("masks", "boxes"),
@@ -114,21 +104,17 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    files = [file for file in (arguments.output, arguments.report, arguments.captions) if file]
-    for file in files:
+    for file in filter(None, (arguments.output, arguments.report)):
         check_writable(file)  # before hours of captioning
-    for name in ("removal", "bias"):
-        if getattr(arguments, name):
-            logger.warning(f"--{name} is gone and does nothing; leave it out")
     return _score_file(arguments) if arguments.results else _caption_and_score(arguments)
 
 
 def _score_file(arguments: argparse.Namespace) -> int:
     """Score the captions of a file."""
-    if arguments.report or arguments.captions or arguments.faithfulness or arguments.objects:
+    if arguments.report or arguments.faithfulness or arguments.objects:
         raise ConfigError(
-            "--results scores captions without their model: leave out --report, --captions, "
-            "--faithfulness and --objects"
+            "--results scores captions without their model: leave out --report, --faithfulness "
+            "and --objects"
         )
     results = score_file(
         arguments.results,
@@ -202,16 +188,13 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
             "learned from too; --split val scores those that training held out"
         )
     images = split.images[: arguments.limit]
-    if not images and (arguments.output or arguments.report or not arguments.captions):
+    if not images:
         raise DataError(
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
-            "against; give --captions FILE, without --output and --report, to write captions "
-            "without scores"
+            "against; captioner batch writes captions alone"
         )
     attention = _attention_settings(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
-    room = None if arguments.limit is None else arguments.limit - len(images)
-    unscored = split.uncaptioned[:room] if arguments.captions else []
     for sentence in replace(split, missing=missing).left_out(arguments.split):
         logger.warning(sentence)
     if repeated := same_caption(images):
@@ -225,47 +208,41 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
         f"beam size {arguments.beam_size or decoding.beam_size}, length penalty "
         f"{decoding.length_penalty:g}"
     )
-    requested = images + unscored
     captions, failed = caption_images(
         captioner,
-        requested,
+        images,
         beam_size=arguments.beam_size,
         at_test=arguments.at_test,
         on_unreadable=lambda path, error: logger.warning(f"{path}: {error}"),
     )
     if not captions:
-        raise DataError(f"{arguments.root}: none of the {len(requested)} photos can be read")
-    if arguments.captions:
-        texts = {image_id: caption.text for image_id, caption in captions.items()}
-        write_json(arguments.captions, captions_list(texts))
+        raise DataError(f"{arguments.root}: none of the {len(images)} photos can be read")
     images = [image for image in images if image.image_id in captions]
-    if images:
-        results = score_written(
-            captioner,
-            images,
-            captions,
-            beam_size=arguments.beam_size,
-            at_test=arguments.at_test,
-            training_captions=training,
-            time_limit_s=arguments.time_limit,
-            signature={
-                "model": str(parsing.chosen_model(arguments)),
-                "precision": arguments.precision,
-                "data": f"{data.format} {arguments.split}",
-            },
-        )
-        if arguments.output:
-            write_json(arguments.output, results)  # what follows may take long, or be stopped
-        measured = measure_attention(captioner, images, captions, attention, arguments.at_test)
-        results |= measured
-        if arguments.output and measured:
-            write_json(arguments.output, results)
-        if arguments.report:
-            _report(arguments.report, results, images, captions)
-        _show_results(results)
-    for file in (arguments.output, arguments.report, arguments.captions):
-        if file and (images or file == arguments.captions):
-            show(str(file))
+    results = score_written(
+        captioner,
+        images,
+        captions,
+        beam_size=arguments.beam_size,
+        at_test=arguments.at_test,
+        training_captions=training,
+        time_limit_s=arguments.time_limit,
+        signature={
+            "model": str(parsing.chosen_model(arguments)),
+            "precision": arguments.precision,
+            "data": f"{data.format} {arguments.split}",
+        },
+    )
+    if arguments.output:
+        write_json(arguments.output, results)  # what follows may take long, or be stopped
+    measured = measure_attention(captioner, images, captions, attention, arguments.at_test)
+    results |= measured
+    if arguments.output and measured:
+        write_json(arguments.output, results)
+    if arguments.report:
+        _report(arguments.report, results, images, captions)
+    _show_results(results)
+    for file in filter(None, (arguments.output, arguments.report)):
+        show(str(file))
     return 1 if failed or missing else 0
 
 
@@ -326,22 +303,19 @@ def _report(
     chosen = {
         "Best photos by CIDEr": ranked[:REPORTED],
         "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
-        "Photos at random": random.Random(0).sample(ranked, REPORTED)
-        if len(ranked) > REPORTED  # otherwise all of them are shown above
-        else [],
     }
+    if len(ranked) > REPORTED:  # otherwise all of them are shown above
+        chosen["Photos at random"] = random.Random(0).sample(ranked, REPORTED)
 
     def reported(image: CaptionedImage) -> ReportedImage:
+        names = ("CIDEr", "METEOR", "Bleu_4")
+        found = scores[image.image_id]
         return ReportedImage(
             name=image.path.name,
             image=open_image(image.path),
             caption=captions[image.image_id],
             references=image.captions,
-            scores={
-                name: scores[image.image_id][name]
-                for name in ("CIDEr", "METEOR", "Bleu_4")
-                if name in scores[image.image_id]
-            },
+            scores={name: found[name] for name in names if name in found},
         )
 
     signature = results["signature"]
