@@ -18,18 +18,19 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from captioner.config import ModelConfig, from_yaml, to_yaml
 from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
-from captioner.files import fsync, remove_temporary_files, replacing_folder
+from captioner.errors import CaptionerError, CheckpointError, error_summary
+from captioner.files import TEMPORARY
 
 if TYPE_CHECKING:
     import torch
@@ -184,24 +185,16 @@ def load_model(
 
     verify(folder)
     vocabulary, config = load_vocabulary(folder), load_config(folder)
-    try:
+    with _readable(folder):
         model = build_model(config, len(vocabulary), pretrained=False)
         load_weights(model, folder)
-    except (CaptionerError, ValueError, RuntimeError) as error:  # RuntimeError: of another shape
-        raise CheckpointError(
-            f"{folder}: the model cannot be built ({error_summary(error, max_length=500)}); "
-            "it was made by another version of captioner"
-        ) from None
     return model.eval().to(device), config, vocabulary
 
 
 def load_config(folder: Path) -> ModelConfig:
     """Read the settings of a verified folder; a CheckpointError says why they cannot be read."""
-    try:
+    with _readable(folder / CONFIG):
         return from_yaml(ModelConfig, (folder / CONFIG).read_text(encoding="utf-8"))
-    except (ConfigError, ValueError, OSError) as error:
-        reason = error_summary(error, max_length=500)
-        raise CheckpointError(f"{folder / CONFIG}: {reason}") from None
 
 
 def load_weights(model: CaptionModel, folder: Path) -> None:
@@ -229,13 +222,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     from safetensors.torch import load_file
 
-    try:
+    with _readable(folder / WEIGHTS):
         weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{folder / WEIGHTS}: the weights cannot be read ({error}); fetch the model again or "
-            "use another checkpoint"
-        ) from None
     return weights
 
 
@@ -245,13 +233,8 @@ def load_vocabulary(folder: Path) -> Vocabulary:
     Raises:
         CheckpointError: It cannot be read.
     """
-    try:
+    with _readable(folder / VOCABULARY):
         return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
-    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-        raise CheckpointError(
-            f"{folder}: its vocabulary cannot be read ({error_summary(error, max_length=200)}); it "
-            "was made by another version of captioner"
-        ) from None
 
 
 def load_training_state(folder: Path) -> dict[str, Any]:
@@ -262,18 +245,26 @@ def load_training_state(folder: Path) -> dict[str, Any]:
     """
     import torch
 
-    path = folder / STATE
+    with _readable(folder / STATE):
+        state: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    return state
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Context in which a file or folder is read: a CheckpointError says why it cannot be."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    # Damaged pickles raise almost anything: UnpicklingError, EOFError, struct.error, KeyError ...
+        yield
+    except CheckpointError:
+        raise
+    # Its manifest agrees, so another version wrote it; a pickle may then raise anything.
     except Exception as error:  # noqa: BLE001
         # After its first sentence, torch's message goes on with advice to programmers.
-        reason = error_summary(error, part="sentence", max_length=200)
+        part: Any = "all" if isinstance(error, CaptionerError) else "sentence"
         raise CheckpointError(
-            f"{path}: the training state is damaged ({type(error).__name__}: {reason}); "
-            "resume from another checkpoint, or begin another run with train.start_from"
+            f"{path}: cannot be read ({error_summary(error, part=part, max_length=500)}); it was "
+            "made by another version of captioner: use that, or another model"
         ) from None
-    return state
 
 
 def clean_run_folder(run: Path) -> None:
@@ -281,7 +272,8 @@ def clean_run_folder(run: Path) -> None:
 
     A model that was about to be replaced when the process was killed gets its name back.
     """
-    remove_temporary_files(run, older_than_s=0)
+    for file in run.glob(TEMPORARY):
+        file.unlink()
     for name in ("best", *CHECKPOINTS):
         shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
         aside = run / f".{name}.old"
@@ -316,25 +308,11 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
                 "again"
             ) from None
         if digest != expected:
-            if name == CONFIG and _is_settings(folder):
-                raise CheckpointError(
-                    f"{folder / name}: edited, its content does not match {MANIFEST}; undo the "
-                    "edit: settings of the search are options of each command, and captioner "
-                    "export makes a model folder with others"
-                )
             raise CheckpointError(
-                f"{folder / name}: damaged, its content does not match {MANIFEST}; "
-                "fetch the model again or use another checkpoint"
+                f"{folder / name}: damaged or edited, its content does not match {MANIFEST}; fetch "
+                "the model again, use another checkpoint, or undo the edit: captioner export makes "
+                "a model folder with other settings of the search"
             )
-
-
-def _is_settings(folder: Path) -> bool:
-    """Return whether config.yaml can be read: mostly so after an edit, rarely after damage."""
-    try:
-        load_config(folder)
-    except CheckpointError:
-        return False
-    return True
 
 
 def file_sums(folder: Path) -> dict[str, str]:
@@ -418,18 +396,48 @@ def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
     """Make a folder that, once filled, gets a manifest and takes the place of `folder`.
 
     With `keep` the earlier one stays as `previous`. A CheckpointError says that the disk cannot
-    hold it.
+    hold it; the earlier folder is then as it was.
     """
+    folder = Path(os.path.abspath(folder))  # "." has no name
+    temporary = folder.with_name(f".{folder.name}.writing")
+    # A folder to remove is renamed first, because a kill would leave half of it.
+    aside = folder.with_name("previous" if keep else f".{folder.name}.old")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        with replacing_folder(folder, keep_as="previous" if keep else None) as temporary:
-            yield temporary
-            if not (temporary / MANIFEST).exists():
-                write_manifest(temporary)
+        temporary.mkdir(parents=True)
+        yield temporary
+        if not (temporary / MANIFEST).exists():
+            write_manifest(temporary)
+        replaces = folder.exists()
+        if replaces:
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(folder, aside)
+        try:
+            os.replace(temporary, folder)
+        except BaseException:
+            if replaces:
+                os.replace(aside, folder)
+            raise
+        _fsync(folder.parent)
     except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
             "free some disk or choose another output folder"
         ) from None
+    if not keep:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    if sys.platform == "win32":  # cannot open folders, nor sync files opened for reading
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
@@ -445,4 +453,4 @@ def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
     content = {"format": FORMAT, "sha256": sums}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
     for name in (*names, MANIFEST, "."):
-        fsync(folder / name)
+        _fsync(folder / name)

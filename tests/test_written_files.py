@@ -8,15 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from filelock import FileLock, Timeout
 
 from captioner.errors import CaptionerError
-from captioner.files import check_writable, locked, remove_temporary_files, save, save_bytes
+from captioner.files import check_writable, locked, save, save_bytes
 
 
 def test_a_file_reads_back_and_its_folder_is_made(tmp_path: Path) -> None:
@@ -114,33 +112,6 @@ def test_asking_for_a_place_writes_nothing(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_temporary_files_of_a_killed_process_are_removed_and_no_others(tmp_path: Path) -> None:
-    old, new = tmp_path / ".0123456789abcdef.tmp", tmp_path / ".fedcba9876543210.tmp"
-    mine = [tmp_path / name for name in ("my.tmp", ".hidden.tmp", ".0123456789abcdef")]
-    for path in (old, new, *mine):
-        path.write_text("")
-    long_ago = time.time() - 2 * 3600
-    os.utime(old, (long_ago, long_ago))
-    for path in mine:
-        os.utime(path, (long_ago, long_ago))
-    check_writable(tmp_path / "results.json")
-    assert sorted(tmp_path.iterdir()) == sorted([new, *mine]), "another process may be at the new"
-    remove_temporary_files(tmp_path, older_than_s=0)
-    assert sorted(tmp_path.iterdir()) == sorted(mine)
-    remove_temporary_files(tmp_path / "missing")
-
-
-def test_a_killed_writer_leaves_a_file_that_is_swept(tmp_path: Path) -> None:
-    program = (
-        "import os, sys; from pathlib import Path; from captioner.files import save\n"
-        "save(Path(sys.argv[1]), lambda file: (file.write(b'half'), file.flush(), os._exit(9)))"
-    )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "a")], check=False)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
-    remove_temporary_files(tmp_path, older_than_s=0)
-    assert not list(tmp_path.iterdir())
-
-
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -205,18 +176,6 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
                 pass
         finally:
             os.killpg(other.pid, signal.SIGKILL)  # the forked process, which still sleeps
-
-
-def test_a_lock_that_breaks_while_it_is_waited_for_is_said_and_the_work_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def acquire(lock: FileLock, timeout: float | None = None) -> None:
-        raise Timeout("held") if timeout == 0 else OSError(errno.ESTALE, "Stale file handle")
-
-    monkeypatch.setattr(FileLock, "acquire", acquire)
-    with locked(tmp_path / ".lock", wait=True):
-        pass
-    assert "cannot be locked (Stale file handle)" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_hold_a_lock_is_an_error(tmp_path: Path) -> None:
