@@ -81,7 +81,7 @@ def draw_flickr8k(root: Path) -> None:
 
 def draw_coco(root: Path) -> None:
     (root / "annotations").mkdir(parents=True)
-    lists: dict[str, list[str]] = {"train": [], "restval": [], "val": [], "test": []}
+    karpathy = []
     for split, numbers in (("train2017", range(1, 9)), ("val2017", range(9, 15))):
         (root / split).mkdir()
         images, annotations, objects = [], [], []
@@ -99,16 +99,20 @@ def draw_coco(root: Path) -> None:
                 {"id": number, "image_id": number, "category_id": 18, "bbox": [4, 4, 30, 30]}
                 | {"area": 900, "iscrowd": 0, "segmentation": [[4, 4, 34, 4, 34, 34, 4, 34]]}
             )
-            year = "train" if number < 9 else "val"
-            kinds = ("train", "restval") if number < 9 else ("val", "test")
-            lists[kinds[number % 2]].append(f"COCO_{year}2014_{name}")
+            karpathy.append(
+                {
+                    "filename": name,
+                    "filepath": split,
+                    "split": (("train", "restval") if number < 9 else ("val", "test"))[number % 2],
+                    "cocoid": number,
+                    "sentences": [{"raw": text} for text in captions],
+                }
+            )
         for kind, content in (("captions", annotations), ("instances", objects)):
             described = {"images": images, "annotations": content}
             described["categories"] = [{"id": 18, "name": "dog"}]
             (root / f"annotations/{kind}_{split}.json").write_text(json.dumps(described))
-    (root / "splits").mkdir()
-    for name, names in lists.items():
-        (root / f"splits/coco_{name}.txt").write_text("".join(f"{n}\n" for n in names))
+    (root / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": karpathy}))
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +122,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     for name in ("photo.jpg", "holiday/one.jpg", "holiday/two.png", "photos/three.jpg"):
         (folder / name).parent.mkdir(exist_ok=True)
         tiny.photo(len(name))[0].save(folder / name)
+    shutil.copytree(REPOSITORY / "docs/photos", folder / "docs/photos")
     (folder / "index.html").write_text('<img src="photo.jpg">')
     table = tiny.draw_table(folder / "data/own", train=12, val=14) / "captions.csv"
     first, *rows = table.read_text(encoding="utf-8").splitlines()
