@@ -70,7 +70,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         raise ConfigError("give the captioned photos and a folder to make: " + EXAMPLE)
     if problem := parsing.not_a_folder(arguments.output):
         raise ConfigError(f"--output: {problem}")
-    config = instantiate(Config, parser, arguments)
+    config = instantiate(Config, arguments)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # it may hold that of another table
         cache = str(Path(arguments.output) / "cache")

@@ -111,7 +111,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         logger.info(
             f"no --config, so the default settings; recipes: {', '.join(shipped_recipes())}"
         )
-    config = instantiate(Config, parser, arguments)
+    config = instantiate(Config, arguments)
     if roots:
         # With a single data set, the last of several roots counts, as for other options.
         named = roots if config.data.sources is not None else roots[-1:]

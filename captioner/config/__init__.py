@@ -4,7 +4,6 @@ Importing this package imports no torch.
 """
 
 from captioner.config.files import (
-    REMOVED,
     from_yaml,
     instantiate,
     parser_for,
@@ -12,7 +11,6 @@ from captioner.config.files import (
     set_defaults,
     shipped_recipes,
     to_yaml,
-    warn_of_removed,
 )
 from captioner.config.settings import (
     AttentionConfig,
@@ -35,10 +33,12 @@ from captioner.config.settings import (
 )
 from captioner.config.sources import data_sources, with_source_roots
 from captioner.config.validation import (
+    REMOVED,
     require_divisor,
     unused_settings,
     validate,
     validate_section,
+    warn_of_removed,
 )
 
 __all__ = [

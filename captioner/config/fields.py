@@ -1,4 +1,4 @@
-"""Types of settings: numbers in a range and names from the registry, and how a user reads them.
+"""Types of settings: numbers in a range and names from the registry, with their wording for users.
 
 They live apart from the settings because jsonargparse takes what it finds under `TYPE_CHECKING` in
 the module of a settings class for the types of its fields.
@@ -6,16 +6,14 @@ the module of a settings class for the types of its fields.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse.typing import restricted_number_type
 
 from captioner.registry import DATA_FORMATS, DECODERS, SCORES, SELECTS, TOKENIZERS, WINDOWS
 
-_IN_WORDS: dict[Any, str] = {
+IN_WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -27,7 +25,7 @@ _IN_WORDS: dict[Any, str] = {
 def _number(name: str, kind: type, in_words: str, *restrictions: tuple[str, float]) -> Any:
     """Define a restricted number type, and how its range is worded in refusals."""
     number = restricted_number_type(name, kind, list(restrictions), docstring=in_words)
-    _IN_WORDS[number] = in_words
+    IN_WORDS[number] = in_words
     return number
 
 
@@ -87,56 +85,3 @@ else:
     WindowName = Literal[tuple(WINDOWS)]
     SelectName = Literal[tuple(SELECTS)]
     DecoderName = Literal[tuple(DECODERS)]
-
-
-def accepts(hint: Any, value: Any) -> bool:
-    """Return whether a setting of this type can have this value."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(accepts(choice, value) for choice in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        items = [arguments[0]] * len(value) if Ellipsis in arguments else list(arguments)
-        return len(items) == len(value) and all(map(accepts, items, value))
-    if hint is bool or isinstance(value, bool):
-        return hint is bool and isinstance(value, bool)
-    if issubclass(hint, int | float):
-        if not isinstance(value, int if issubclass(hint, int) else (int, float)):
-            return False
-        try:
-            hint(value)
-        except ValueError:
-            return False
-        return True
-    return isinstance(value, hint)
-
-
-def in_words(hint: Any) -> str:
-    """Return what a setting of this type accepts, in words for a message.
-
-    >>> in_words(Literal["soft", "hard"] | None)
-    'soft, hard or null'
-    """
-    arguments = get_args(hint)
-    if hint in _IN_WORDS:
-        return _IN_WORDS[hint]
-    if dataclasses.is_dataclass(hint):
-        return f"settings of {', '.join(get_type_hints(hint))}"
-    if get_origin(hint) is tuple and Ellipsis in arguments:
-        if dataclasses.is_dataclass(arguments[0]):
-            return f"a list whose entries have {', '.join(get_type_hints(arguments[0]))}"
-        return "a list of texts, as [one, other]"
-    if get_origin(hint) is tuple:
-        return f"a list of {len(arguments)} numbers" + (
-            f", each {in_words(arguments[0])}" if arguments[0] is not float else ""
-        )
-    if get_origin(hint) is Literal:
-        choices = [str(choice) for choice in arguments]
-    else:
-        choices = [in_words(choice) for choice in arguments]
-    if len(choices) < 2:
-        return choices[0]
-    return f"{', '.join(choices[:-1])} or {choices[-1]}"

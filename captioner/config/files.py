@@ -7,35 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, fields, is_dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 
-from captioner.config.fields import in_words
-from captioner.config.settings import Config, ModelConfig, SourceConfig
-from captioner.config.validation import validate_section
+from captioner.config.settings import Config, ModelConfig
+from captioner.config.validation import in_words, settings_from, warn_of_removed
 from captioner.errors import ConfigError, error_summary
-from captioner.log import logger
 
 BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
-# Settings of earlier versions with the values that did nothing, which run folders may hold.
-REMOVED: dict[str, Any] = {
-    "data.check_photos": "sample",
-    "data.sources.style": None,
-    "loss.consensus": 0.0,
-    "loss.visual_concepts": 0.0,
-    "text.file": None,
-    "text.batch_size": 80,
-    "text.cells": 12,
-    "text.weight": 1.0,
-}
 _NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
 _PACKAGE = Path(__file__).resolve().parents[1]
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
@@ -78,22 +64,12 @@ class _Parser(ArgumentParser):
 
 
 def _refusal(config_class: type[ModelConfig], message: str) -> str:
-    """Turn jsonargparse's message about a value into one sentence that names what is accepted.
-
-    Other messages stay as they are, on one line.
-    """
-    message = error_summary(message)
+    """Return jsonargparse's message on one line; about a value, what its setting accepts."""
     place = re.search(r'key "(\w+)\.(\w+)"', message)
-    sections = vars(config_class())
-    if place is None or place[1] not in sections:
-        return message
-    section, key = place.groups()
-    hint = get_type_hints(type(sections[section])).get(key)
-    inner = re.search(r'key "(\w+)":', message)
-    of_source = get_type_hints(SourceConfig)
-    if key == "sources" and inner and inner[1] in of_source:
-        hint, key = of_source[inner[1]], f"{key}: {inner[1]}"
-    return message if hint is None else f"{section}.{key}: use {in_words(hint)}"
+    section = getattr(config_class(), place[1], None) if place else None
+    if place is None or section is None:
+        return error_summary(message)
+    return f"{place[1]}.{place[2]}: use {in_words(get_type_hints(type(section))[place[2]])}"
 
 
 def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
@@ -106,57 +82,31 @@ def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
         document = yaml.safe_load(text)
     except _NO_YAML as error:
         raise ConfigError(error_summary(error)) from None
-    return _from_sections(config_class, _sections_of(config_class, document))
+    return _from_sections(config_class, _sections_of(document))
+
+
+def instantiate(config_class: type[ConfigT], parsed: Namespace) -> ConfigT:
+    """Return what a parser of `parser_for` has read as settings.
+
+    Raises:
+        ConfigError: A value is not accepted; names its key.
+    """
+    sections = parsed.as_dict()
+    return _from_sections(config_class, {f.name: sections[f.name] for f in fields(config_class)})
 
 
 def _from_sections(config_class: type[ConfigT], sections: Sections) -> ConfigT:
     """Return settings from values by section and key; others keep their defaults."""
-    parser = _file_parser(config_class)  # type: ignore[arg-type]  # mypy: no hash of a class
-    try:
-        parsed = parser.parse_string(yaml.safe_dump(sections))
-        return instantiate(config_class, parser, parsed)
-    except (ArgumentError, TypeError, yaml.YAMLError) as error:
-        raise ConfigError(_refusal(config_class, str(error))) from None
-
-
-@lru_cache
-def _file_parser(config_class: type[ModelConfig]) -> ArgumentParser:
-    """Return a parser for files, kept because building one takes longer than parsing a file."""
-    return parser_for(config_class, exit_on_error=False)
-
-
-def instantiate(config_class: type[ConfigT], parser: ArgumentParser, parsed: Namespace) -> ConfigT:
-    """Return what a parser has read as settings, with numbers of Python's own types.
-
-    Raises:
-        ConfigError: A section is no section, or a setting that needs a value has none.
-    """
-    try:
-        sections = vars(parser.instantiate(parsed))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"a section of the recipe holds no settings ({error_summary(error)}); write the "
-            "settings of the section below it, or leave it out"
-        ) from None
-    config = config_class(
-        **{field.name: _with_plain_numbers(sections[field.name]) for field in fields(config_class)}
+    kinds = {name: type(settings) for name, settings in vars(config_class()).items()}
+    for section in sections:
+        if section not in kinds:
+            raise ConfigError(f"{section}: no such section; use one of {', '.join(kinds)}")
+    return config_class(
+        **{
+            name: settings_from(kind, sections.get(name, {}), f"{name}.")
+            for name, kind in kinds.items()
+        }
     )
-    for section, settings in vars(config).items():
-        validate_section(settings, f"{section}.")
-    return config
-
-
-def _with_plain_numbers(value: Any) -> Any:
-    """Return a value without jsonargparse's number classes, which YAML and JSON cannot write."""
-    if is_dataclass(value) and not isinstance(value, type):
-        plain = {key: _with_plain_numbers(item) for key, item in vars(value).items()}
-        return replace(value, **plain)
-    if isinstance(value, tuple):
-        return tuple(map(_with_plain_numbers, value))
-    for kind in (int, float):
-        if isinstance(value, kind) and not isinstance(value, bool):
-            return kind(value)
-    return value
 
 
 def _overlay(below: Sections, above: Sections) -> Sections:
@@ -167,59 +117,15 @@ def _overlay(below: Sections, above: Sections) -> Sections:
     }
 
 
-def _sections_of(config_class: type[ModelConfig], document: Any) -> Sections:
-    """Return a YAML document's settings by section and key, none of which is unknown."""
-    accepted = {name: type(settings) for name, settings in vars(config_class()).items()}
+def _sections_of(document: Any) -> Sections:
+    """Return a YAML document's settings by section and key."""
     document = {} if document is None else document
     if not isinstance(document, dict):
-        raise ConfigError(f"the settings are no sections; use {', '.join(accepted)}")
-    sections: Sections = {}
-    for section, settings in document.items():
-        if isinstance(settings, dict):
-            settings = _without_removed(settings, f"{section}.")
-            if section == "text" and not settings:  # all of its settings are gone
-                continue
-        if section not in accepted:
-            raise ConfigError(f"{section}: no such section; use one of {', '.join(accepted)}")
-        settings = {} if settings is None else settings
-        if not isinstance(settings, dict):
-            raise ConfigError(f"{section}: holds no settings; write one 'key: value' a line")
-        _check_keys(accepted[section], settings, f"{section}.")
-        if section == "data" and isinstance(settings.get("sources"), list):
-            sources = [
-                _without_removed(source, "data.sources.") if isinstance(source, dict) else source
-                for source in settings["sources"]
-            ]
-            settings = {**settings, "sources": sources}
-            for position, source in enumerate(sources, start=1):
-                if not isinstance(source, dict):
-                    raise ConfigError(
-                        f"data.sources: the {position}. entry holds no settings; use "
-                        f"{', '.join(get_type_hints(SourceConfig))}"
-                    )
-                _check_keys(SourceConfig, source, "data.sources: ")
-        sections[section] = settings
-    return sections
-
-
-def _without_removed(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Return settings without those of earlier versions; warn of one that did something."""
-    for key in settings:
-        if prefix + key in REMOVED and settings[key] != REMOVED[prefix + key]:
-            warn_of_removed(prefix + key)
-    return {key: value for key, value in settings.items() if prefix + key not in REMOVED}
-
-
-def warn_of_removed(key: str) -> None:
-    """Say that a setting of earlier versions does nothing."""
-    logger.warning(f"{key}: this setting is gone and does nothing; remove it")
-
-
-def _check_keys(section: type, settings: dict[str, Any], prefix: str) -> None:
-    accepted = get_type_hints(section)
-    for key in settings:
-        if key not in accepted:
-            raise ConfigError(f"{prefix}{key}: no such setting; use one of {', '.join(accepted)}")
+        raise ConfigError("the settings are no sections; use lines such as 'optim: {lr: 1e-4}'")
+    text = document.pop("text", None)  # a section of earlier versions
+    if isinstance(text, dict) and text.get("file"):
+        warn_of_removed("text.file")
+    return {section: {} if values is None else values for section, values in document.items()}
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -246,15 +152,9 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
             names the file.
     """
     sections: Sections = {} if base is None else asdict(base)
-    config = Config() if base is None else _from_sections(Config, sections)
     for recipe in recipes:
-        path = _find_recipe(str(recipe), Path())
-        sections = _overlay(sections, _read_recipe(path, ()))
-        try:
-            config = _from_sections(Config, sections)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
-    return config
+        sections = _overlay(sections, _read_recipe(_find_recipe(str(recipe), Path()), ()))
+    return _from_sections(Config, sections)
 
 
 def _find_recipe(recipe: str, folder: Path) -> Path:
@@ -292,9 +192,15 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
             raise ConfigError(f"{path}: base: {error}") from None
         sections = _overlay(sections, _read_recipe(found, (*below, path.resolve())))
     try:
-        return _overlay(sections, _sections_of(Config, document))
+        named = _sections_of(document)
+        config = _from_sections(Config, named)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    above = {
+        section: {key: v for key, v in vars(getattr(config, section)).items() if key in values}
+        for section, values in named.items()
+    }
+    return _overlay(sections, above)
 
 
 def to_yaml(config: ModelConfig) -> str:

@@ -81,9 +81,8 @@ class DataConfig:
 
     Args:
         format: Layout of the data set; `auto` recognises it.
-        root: Its folder, or its captions file. On the command line, where the recipe has several
-            sources: NAME=PATH for one of them, or several, separated by commas; NAME=null leaves
-            one out.
+        root: Its folder, or its captions file. On the command line, of several sources, NAME=PATH
+            for one, or more separated by commas; NAME=null leaves one out.
         file: Captions file in that folder, where it holds several.
         coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by
             image names with the `coco` format.

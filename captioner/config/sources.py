@@ -57,12 +57,9 @@ def check_sources(config: Config) -> None:
                 f"data.sources: the source {source.name} has no root; add 'root: FOLDER', or use "
                 f"--data.root {source.name}=FOLDER"
             )
-    if all(source.train_split is None for source in sources):
-        raise ConfigError("data.sources: none has a train_split; use one for at least one source")
-    if all(source.val_split is None for source in sources):
-        raise ConfigError("data.sources: none has a val_split; use one for at least one source")
-    if all(source.loss_weight == 0 for source in sources if source.train_split is not None):
-        raise ConfigError("data.sources: every loss_weight is 0; use one above 0")
+    for key in ("train_split", "val_split"):
+        if all(getattr(source, key) is None for source in sources):
+            raise ConfigError(f"data.sources: none has a {key}; use one for at least one source")
     validated = [source.name for source in sources if source.val_split is not None]
     chosen = config.train.val_source
     if chosen is not None and chosen not in validated:
@@ -99,11 +96,6 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
             raise ConfigError(
                 f"data.root: there is no source '{name}'; use NAME=PATH with NAME one of "
                 f"{', '.join(names)}"
-            )
-        if not path:
-            raise ConfigError(
-                f"data.root: no path for the source {name}; use {name}=PATH, or {name}=null to "
-                "leave it out"
             )
         roots_given[name] = path
     kept = (

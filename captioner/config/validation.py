@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from captioner.config.fields import accepts, in_words
+from captioner.config.fields import IN_WORDS
 from captioner.config.settings import (
     Config,
     DataConfig,
@@ -16,6 +18,21 @@ from captioner.config.settings import (
 )
 from captioner.config.sources import check_sources
 from captioner.errors import ConfigError
+from captioner.log import logger
+
+SettingsT = TypeVar("SettingsT")
+
+# Settings of earlier versions with the values that did nothing, which run folders may hold.
+REMOVED: dict[str, Any] = {
+    "data.check_photos": "sample",
+    "data.sources.style": None,
+    "loss.consensus": 0.0,
+    "loss.visual_concepts": 0.0,
+    "text.file": None,
+    "text.batch_size": 80,
+    "text.cells": 12,
+    "text.weight": 1.0,
+}
 
 
 def validate(config: ModelConfig) -> None:
@@ -51,13 +68,103 @@ def validate_section(settings: Any, prefix: str = "") -> None:
     """
     hints = get_type_hints(type(settings))
     for key, value in vars(settings).items():
-        if value is None and type(None) not in get_args(hints[key]):
-            raise ConfigError(f"{prefix}{key}: must have a value; use {in_words(hints[key])}")
-        if not accepts(hints[key], value):
-            raise ConfigError(f"{prefix}{key}: {value} is not accepted; use {in_words(hints[key])}")
-        if key == "sources":
-            for source in value or ():
-                validate_section(source, f"{prefix}{key}: {source.name or source.format}: ")
+        if _checked(hints[key], value, f"{prefix}{key}") != value:  # a text that is a number
+            raise _refusal(hints[key], value, f"{prefix}{key}")
+
+
+def settings_from(kind: type[SettingsT], values: Any, prefix: str) -> SettingsT:
+    """Return the settings of a section from values by key, as YAML or the command line has them.
+
+    Args:
+        kind: Class of the settings; keys without a value keep its defaults.
+        prefix: Written before a key in a refusal, such as `decoding.`.
+
+    Raises:
+        ConfigError: Names the key and what is accepted.
+    """
+    if isinstance(values, kind):
+        values = vars(values)
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{prefix[:-1]}: holds no settings; write one 'key: value' a line, of "
+            f"{', '.join(get_type_hints(kind))}"
+        )
+    hints, known = get_type_hints(kind), {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in REMOVED:
+            if value != REMOVED[name]:
+                warn_of_removed(name)
+        elif key not in hints:
+            raise ConfigError(f"{name}: no such setting; use one of {', '.join(hints)}")
+        else:
+            known[key] = _checked(hints[key], value, name)
+    return kind(**known)
+
+
+def warn_of_removed(key: str) -> None:
+    """Say that a setting of earlier versions does nothing."""
+    logger.warning(f"{key}: this setting is gone and does nothing; remove it")
+
+
+def _checked(hint: Any, value: Any, key: str) -> Any:
+    """Return a value in the type of the setting `key`; refuse one that it cannot have."""
+    try:
+        return _converted(hint, value, key)
+    except ValueError:
+        raise _refusal(hint, value, key) from None
+
+
+def _converted(hint: Any, value: Any, key: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for choice in arguments:
+            with contextlib.suppress(ValueError):
+                return _converted(choice, value, key)
+    elif origin is Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple:
+        if isinstance(value, (list, tuple)):
+            kinds = [arguments[0]] * len(value) if Ellipsis in arguments else arguments
+            return tuple(_converted(k, v, key) for k, v in zip(kinds, value, strict=True))
+    elif is_dataclass(hint):
+        return settings_from(hint, value, f"{key}.")  # type: ignore[arg-type]  # mypy: an instance
+    elif hint is bool or isinstance(value, bool):
+        if hint is bool and isinstance(value, bool):
+            return value
+    elif issubclass(hint, float):
+        if isinstance(value, (int, float, str)):  # YAML reads 1e-4 as a text
+            return float(hint(float(value)))
+    elif issubclass(hint, int):
+        if isinstance(value, int):
+            return int(hint(value))  # YAML cannot write jsonargparse's classes of numbers
+    elif isinstance(value, hint):
+        return value
+    raise ValueError
+
+
+def _refusal(hint: Any, value: Any, key: str) -> ConfigError:
+    shown = "null" if value is None else value
+    return ConfigError(f"{key}: {shown} is not accepted; use {in_words(hint)}")
+
+
+def in_words(hint: Any) -> str:
+    """Return what a setting of this type accepts, in words for a message.
+
+    >>> in_words(Literal["soft", "hard"] | None)
+    'soft, hard or null'
+    """
+    arguments = get_args(hint)
+    if hint in IN_WORDS:
+        return IN_WORDS[hint]
+    if get_origin(hint) is tuple:
+        kinds = "" if arguments[0] is float else f", each {in_words(arguments[0])}"
+        return "a list" if Ellipsis in arguments else f"a list of {len(arguments)} numbers{kinds}"
+    if is_dataclass(hint):
+        return f"settings of {', '.join(get_type_hints(hint))}"
+    *most, last = arguments if get_origin(hint) is Literal else map(in_words, arguments)
+    return f"{', '.join(most)} or {last}" if most else str(last)
 
 
 def require_divisor(key: str, heads: int, size: int, name: str) -> None:
@@ -99,13 +206,6 @@ def _validate_training(config: Config) -> None:
             "data.cache_min_area: there is no cache to crop from; name a folder with data.cache, "
             "or use 1 (data.min_area is for photos)"
         )
-    for name in config.loss.teachers:
-        folder, run = Path(name).resolve(), Path(config.train.output).resolve()
-        if run in (folder, *folder.parents):
-            raise ConfigError(
-                f"loss.teachers: {name} is in this run's folder, and would change while it "
-                "teaches; copy it, or name another train.output"
-            )
     if config.self_critical.samples:
         _validate_self_critical(config)
 
@@ -155,12 +255,6 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
                 sentences.append(
                     f"data.{key}: does nothing, because each of data.sources has its own; remove it"
                 )
-    if config.loss.attention_distillation and not config.loss.teachers:
-        sentences.append(
-            "loss.attention_distillation: there is nothing to learn from; name loss.teachers"
-        )
-    if config.loss.attention_effect and config.decoder.kind == "mean":
-        sentences.append("loss.attention_effect: the decoder mean has no attention; use 0")
     if not optim.name.startswith("rmsprop"):
         sentences += [
             f"optim.{key}: is of rmsprop, not of {optim.name}; remove it"
