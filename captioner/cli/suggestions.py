@@ -62,6 +62,7 @@ _REMOVED = {
     "--in-place": "--write html writes a copy of the page; move it over the page",
     "--bias": "docs/evaluation.md has the figures on people",
     "--removal": "--faithfulness always deletes cells from the grid",
+    "--report": "results.json has the scores of each photo, caption --save html shows it",
     "--workers": "run several servers at ports of their own, behind nginx",
 }
 
