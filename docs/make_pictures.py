@@ -5,10 +5,12 @@ Prints each caption, so that whoever runs it sees what the pictures now say.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +63,7 @@ def main() -> None:
         _keep(made / f"{FIRST}.matrix.png", "matrix")
         word = _noun(first)
         _keep(next(made.glob(f"{FIRST}.{word + 1:02d}-*.png")), "word")
-        _save_page(made / f"{FIRST}.attention.html", word)
+        _save_pages(made / f"{FIRST}.attention.html", word)
     for file in sorted(PICTURES.iterdir()):
         print(f"{file.relative_to(DOCS.parent)}: {file.stat().st_size // 1024} KB")
 
@@ -119,24 +121,40 @@ def _save_styles(caption: Caption) -> None:
     sheet.save(PICTURES / "styles.jpg", quality=JPEG_QUALITY, optimize=True)
 
 
-def _save_page(page: Path, word: int) -> None:
-    """Save what a browser shows of a page, where there is Chromium with Playwright."""
+def _save_pages(page: Path, word: int) -> None:
+    """Save what Chromium shows of a page and of the server, if it is there with Playwright."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         program = None
     if program is None:
-        print("pictures/page.jpg: left as it is; it needs Chromium and Playwright")
+        print("page.jpg and server.jpg: left as they are; they need Chromium and Playwright")
         return
-    with sync_playwright() as playwright:
+    with _serving() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1200, "height": 620})
         tab.goto(page.as_uri())
         tab.evaluate(f"viewers[0].ready.then((viewer) => viewer.show({word}))")
         tab.wait_for_function("viewers[0].frame === null && !viewers[0].canvas.hidden")
         tab.screenshot(path=PICTURES / "page.jpg", type="jpeg", quality=JPEG_QUALITY)
+        tab.set_viewport_size({"width": 1200, "height": 1000})
+        tab.goto(address)
+        tab.set_input_files("#pick", PHOTOS / f"{FIRST}.jpg")
+        tab.locator(".cv-word").nth(word).hover()
+        tab.wait_for_timeout(1000)  # the map fades in
+        tab.screenshot(path=PICTURES / "server.jpg", type="jpeg", quality=JPEG_QUALITY)
         browser.close()
+
+
+@contextlib.contextmanager
+def _serving() -> Iterator[str]:
+    """Run `captioner serve` and yield its address."""
+    command = [sys.executable, "-m", "captioner", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().split()[-1]  # "captioner listens at http://..."
+        server.terminate()
 
 
 if __name__ == "__main__":
