@@ -22,8 +22,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("argument --ray-address: needs --engine ray")
-    if problem := parsing.not_a_folder(arguments.output):
-        parser.error(f"argument --output: {problem}")
     return run_command(lambda: _run(arguments))
 
 
@@ -44,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--output",
+        type=parsing.folder_name,
         required=True,
         metavar="DIR",
         help="folder or URL for parts/*.parquet and summary.json",

@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="a run, a model folder, or a bundled model's name")
     parser.add_argument(
         "output",
-        type=Path,
+        type=parsing.folder,
         nargs="?",
         help="folder to make; it must not exist. Left out with --format onnx, the graphs are added "
         "to the checkpoint's own folder, unless it is a bundled model",
@@ -53,8 +53,6 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
     if arguments.output is None and (arguments.card or _search_settings(arguments)):
         parser.error("search settings and --card need a folder to make, in which they are stored")
-    if problem := parsing.not_a_folder(arguments.output):
-        parser.error(problem)
     return run_command(lambda: _run(arguments))
 
 

@@ -53,7 +53,9 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     parser.add_argument(
         "--from", metavar="MODEL", default=START, help="bundled model, model folder or run"
     )
-    parser.add_argument("--output", metavar="DIR", help="run folder to make")
+    parser.add_argument(
+        "--output", type=parsing.folder_name, metavar="DIR", help="run folder to make"
+    )
     start = (starts or [START])[-1]
     try:
         folder = model_folder(start)
@@ -68,8 +70,6 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     arguments = parse_recipe_options(parser, options)
     if not (arguments.table and arguments.output):
         raise ConfigError("give the captioned photos and a folder to make: " + EXAMPLE)
-    if problem := parsing.not_a_folder(arguments.output):
-        raise ConfigError(f"--output: {problem}")
     config = instantiate(Config, arguments)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # it may hold that of another table

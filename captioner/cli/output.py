@@ -76,7 +76,9 @@ def caption_content(
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for printing, for drawing, and for hard attention."""
-    parser.add_argument("--output", type=Path, metavar="DIR", help="draw attention sheets here")
+    parser.add_argument(
+        "--output", type=parsing.folder, metavar="DIR", help="draw attention sheets here"
+    )
     parser.add_argument(
         "--save",
         type=parsing.names_of((*KINDS, "all")),
@@ -149,8 +151,6 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     for option in ("save", "words", "paths"):
         if getattr(arguments, option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
-    if problem := parsing.not_a_folder(arguments.output):
-        parser.error(f"argument --output: {problem}")
     possible = COMPARED_KINDS if arguments.compare else KINDS
     # With --write, sheets are drawn only where the options name them.
     kinds = arguments.save or (() if arguments.write or arguments.words else ("png",))

@@ -121,17 +121,24 @@ _FILE_SUFFIXES = frozenset(
 )
 
 
-def not_a_folder(output: str | Path | None) -> str | None:
-    """Return what is wrong with an output that is not the name of a folder; None if nothing."""
-    if str(output) == "-":
-        return "- is standard output in other programs; give a folder, such as out, or use --json"
-    path = Path(output or "")
-    if path.suffix.lower() not in _FILE_SUFFIXES or path.is_dir():
-        return None
-    return (
-        f"{output} looks like a file, but a folder is meant, which gets several files; use one, "
-        f"such as {path.with_suffix('')}"
-    )
+def folder_name(text: str) -> str:
+    """Parse the name of a folder to write to; refuse what looks like a file."""
+    path = Path(text)
+    if text == "-":
+        raise argparse.ArgumentTypeError(
+            "- is standard output in other programs; give a folder, such as out, or use --json"
+        )
+    if path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text} looks like a file, but a folder is meant, which gets several files; use one, "
+            f"such as {path.with_suffix('')}"
+        )
+    return text
+
+
+def folder(text: str) -> Path:
+    """Parse the path of a folder to write to; as `folder_name`."""
+    return Path(folder_name(text))
 
 
 def add_data_options(

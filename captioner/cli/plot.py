@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="where to draw (default: RUN/plots)"
+        "--output", type=parsing.folder, metavar="DIR", help="where to draw (default: RUN/plots)"
     )
     parser.add_argument(
         "--save",
@@ -32,8 +32,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     arguments.kinds = KINDS if "all" in arguments.save else arguments.save
-    if problem := parsing.not_a_folder(arguments.output):
-        parser.error(f"argument --output: {problem}")
     return run_command(lambda: _run(arguments))
 
 

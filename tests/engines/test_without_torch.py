@@ -50,11 +50,10 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_doctor_says_that_it_cannot_measure_bfloat16() -> None:
-    done = command("doctor", "--measure", "--json")
+    done = command("doctor", "--measure")
     assert done.returncode == 0, done.stderr
-    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert "needs PyTorch" in checks["bfloat16"]["found"]
-    assert checks["bfloat16"]["status"] == "optional"
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("--  bfloat16 "))
+    assert "needs PyTorch" in line
 
 
 def test_captions_and_pictures_are_made_without_torch(tmp_path: Path) -> None:
