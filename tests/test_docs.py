@@ -141,6 +141,20 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (file.parent / target).exists(), f"{page} links to {target}"
 
 
+def test_code_named_on_a_page_is_there() -> None:
+    """Files of the package, of benchmarks and tests, as a page names them in backticks."""
+    made_by_the_reader = {"captioner/models/attention/distance.py", "train.py", "caption.py"}
+    for page in PAGES:
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        for name in set(re.findall(r"`([a-z_/]+\.py)`", text)) - made_by_the_reader:
+            assert any((REPOSITORY / place / name).is_file() for place in ("", "captioner")), (
+                f"{page} names {name}"
+            )
+        for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+            file = REPOSITORY / f"{module.replace('.', '/')}.py"
+            assert file.is_file(), f"{page} names {module}"
+
+
 def test_recipes_named_on_a_page_are_there() -> None:
     for page, words in DOCUMENTED:
         for option, value in itertools.pairwise(words):
@@ -158,11 +172,18 @@ WORDS = {
 }
 
 
+def words_of(page: str) -> int:
+    """Number of words, without the bars of tables and other signs that are not read."""
+    return len(re.findall(r"\S*\w\S*", (REPOSITORY / page).read_text(encoding="utf-8")))
+
+
 @pytest.mark.parametrize(("page", "words"), WORDS.items())
 def test_pages_fit_a_short_reading(page: str, words: int) -> None:
-    """Without the bars of tables and other signs that are not read."""
-    text = (REPOSITORY / page).read_text(encoding="utf-8")
-    assert len(re.findall(r"\S*\w\S*", text)) <= words
+    assert words_of(page) <= words
+
+
+def test_all_pages_fit_an_evening() -> None:
+    assert sum(map(words_of, PAGES)) <= 16_000
 
 
 def sentences(page: str) -> Iterator[str]:
