@@ -104,16 +104,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _names(roots: list[str], splits: list[str]) -> list[str]:
-    """Return distinct names of the data sets, for a report and the model folder.
+    """Return names of the data sets, for a report and the model folder.
 
     They hold the ends of the paths only: a model folder is given to others.
     """
-    names: list[str] = []
-    for root, split in zip(roots, splits, strict=True):
-        path = Path(root).resolve()
-        place = f"{path.parent.name}/{path.name}" if path.suffix else path.name
-        names.append(f"{place} {split}")
-    return [
-        f"{name} ({names[: position + 1].count(name)})" if names.count(name) > 1 else name
-        for position, name in enumerate(names)
-    ]
+    ends = ["/".join(Path(root).resolve().parts[-2:]) for root in roots]
+    return [f"{end} {split}" for end, split in zip(ends, splits, strict=True)]

@@ -57,13 +57,16 @@ _COMMANDS = {
     "serve": "server web webui gui",
 }
 _MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
-# Options of earlier versions, and what to do instead.
+# Commands' options of earlier versions, and what to do instead.
 _REMOVED = {
-    "--in-place": "--write html writes a copy of the page; move it over the page",
-    "--bias": "docs/evaluation.md has the figures on people",
-    "--removal": "--faithfulness always deletes cells from the grid",
-    "--report": "results.json has the scores of each photo, caption --save html shows it",
-    "--workers": "run several servers at ports of their own, behind nginx",
+    "caption --in-place": "--write html writes a copy of the page; move it over the page",
+    "caption --max-length": "alternative texts have at most 125 characters",
+    "doctor --json": "the lines begin with ok, -- or !!",
+    "evaluate --bias": "docs/evaluation.md has the figures on people",
+    "evaluate --captions": "results.json has them; captioner batch captions all photos",
+    "evaluate --removal": "--faithfulness always deletes cells from the grid",
+    "evaluate --report": "results.json has the scores of each photo; caption --save html shows it",
+    "serve --workers": "run several servers at ports of their own, behind nginx",
 }
 
 
@@ -89,11 +92,11 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
         is_beginning = parser.allow_abbrev and any(each.startswith(option) for each in known)
         if is_beginning or option.removesuffix("+") in known:
             continue
-        meant = _meant(parser, option, known)
-        if option in _REMOVED and not meant:
-            sentences.append(f"{option} is gone: {_REMOVED[option]}")
+        command = parser.prog.removeprefix("captioner ")
+        if instead := _REMOVED.get(f"{command} {option}"):
+            sentences.append(f"{option} is gone: {instead}")
         else:
-            sentences.append(f"there is no option {option}{meant}")
+            sentences.append(f"there is no option {option}{_meant(parser, option, known)}")
     return "; ".join(sentences) or None
 
 

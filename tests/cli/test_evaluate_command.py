@@ -313,11 +313,6 @@ def test_cider_of_one_photo_is_not_defined(
     assert "CIDEr    not defined" in outcome.stdout
 
 
-def test_an_option_that_is_gone_says_so(commands: Commands, tiny_model: Path, table: Path) -> None:
-    refused = evaluate(commands, tiny_model, table, "--removal", "blur")
-    assert "--removal is gone: --faithfulness" in refused.sentence()
-
-
 def instances(path: Path, *names: str) -> Path:
     """One person, the whole photo, in photos of these names; half of them without an outline."""
     outline = [[0, 0, 640, 0, 640, 480, 0, 480]]

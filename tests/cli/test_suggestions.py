@@ -9,7 +9,7 @@ from programs import Commands
 
 from captioner.cli import COMMANDS
 from captioner.cli.parsing import CommandParser
-from captioner.cli.suggestions import unknown_options
+from captioner.cli.suggestions import _REMOVED, unknown_options
 
 MEANT = [
     ("caption a.jpg --beam_size 5", "--beam-size"),
@@ -38,6 +38,15 @@ def test_an_option_of_another_program_names_the_one_that_was_meant(
     assert "there is no option -" in message
     assert meant in message
     assert f"captioner {command} --help" in message
+
+
+@pytest.mark.parametrize("typed", _REMOVED)
+def test_an_option_of_an_earlier_version_says_that_it_is_gone(
+    commands: Commands, typed: str
+) -> None:
+    command, option = typed.split()
+    message = commands.run("captioner", command, option).sentence()
+    assert message.startswith(f"{option} is gone: {_REMOVED[typed]} (captioner {command} --help")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

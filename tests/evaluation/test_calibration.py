@@ -12,7 +12,6 @@ import tiny
 import torch
 
 from captioner import Captioner
-from captioner.cli import calibrate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.subwords import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
@@ -211,12 +210,3 @@ def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
     for data in (b"", b"[]", b"\xff"):
         with pytest.raises(CheckpointError, match="calibrator"):
             Calibrator.from_json(data)
-
-
-def test_data_sets_are_named_by_the_ends_of_their_paths_and_apart() -> None:
-    roots = ["/a/flickr8k", "/b/everyday/captions.csv", "/c/flickr8k"]
-    assert calibrate._names(roots, ["val", "val", "val"]) == [
-        "flickr8k val (1)",
-        "everyday/captions.csv val",
-        "flickr8k val (2)",
-    ]
