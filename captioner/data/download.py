@@ -79,34 +79,26 @@ def _opener(allow_private: bool) -> urllib.request.OpenerDirector:
 
 
 class _PublicHTTPConnection(http.client.HTTPConnection):
-    """Connects to public addresses alone.
+    """Talks to public addresses alone.
 
-    The address is checked that the connection is then made to: a name that resolves to another
-    address a moment later, or a redirect, leads nowhere else.
+    The address of the connection itself is checked too: a name that resolves to another address a
+    moment later, or a redirect, leads nowhere else.
     """
 
     def connect(self) -> None:
-        refused = False
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            self.host, self.port, type=socket.SOCK_STREAM
-        ):
-            if not _is_public(str(address[0])):
-                refused = True
-                continue
-            self.sock = socket.socket(family, kind, protocol)
-            self.sock.settimeout(self.timeout)
-            try:
-                self.sock.connect(address)
-                return
-            except OSError:
-                self.sock.close()
-        if refused:
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        self._require_public([str(address[0]) for *_, address in found])
+        super().connect()
+        self._require_public([self.sock.getpeername()[0]])
+
+    def _require_public(self, addresses: list[str]) -> None:
+        if not all(map(_is_public, addresses)):
+            self.close()
             raise ImageError("is an address of a private network, which is not fetched")
-        raise OSError(f"{self.host} cannot be reached")
 
 
 class _PublicHTTPSConnection(http.client.HTTPSConnection, _PublicHTTPConnection):
-    """Lays TLS over the connection that its second base makes."""
+    """Checks the address before TLS, whose bytes would be the first that are sent."""
 
 
 class _PublicHTTPHandler(urllib.request.HTTPHandler):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +25,9 @@ from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.workers import load_items
 from captioner.errors import DataError, ImageError
 from captioner.files import locked, save_bytes
-from captioner.log import logger
 
 CHUNK = 8  # images through the encoder at once: larger batches fall out of a CPU's cache
-FEATURES, PROGRESS = "features.npy", "progress.json"
-SAVE_EVERY = 256  # items between two notes of the progress
+FEATURES, DONE = "features.npy", "progress.json"
 MAX_STRETCH = 0.1  # a crop's sides are stretched by up to exp(0.1), one up and one down
 
 
@@ -39,18 +39,19 @@ class FeatureCache:
     So a stale cache is never read: other images have another folder. View 0 is the plain image, the
     others are augmented.
 
-    Args:
+    Attributes:
         unreadable: Images that could not be read when the cache was made, each with the reason.
     """
 
-    def __init__(self, folder: Path, unreadable: dict[int, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.features: np.ndarray = np.load(folder / FEATURES, mmap_mode="r")
-        self.unreadable = unreadable
+        reasons = json.loads((folder / DONE).read_bytes())["unreadable"]
+        self.unreadable = {int(image): str(reason) for image, reason in reasons.items()}
 
-    def __reduce__(self) -> tuple[type[FeatureCache], tuple[Path, dict[int, str]]]:
+    def __reduce__(self) -> tuple[type[FeatureCache], tuple[Path]]:
         """Pickle the place, so that a worker process maps the file instead of receiving it."""
-        return FeatureCache, (self.folder, self.unreadable)
+        return FeatureCache, (self.folder,)
 
     @property
     def views(self) -> int:
@@ -162,7 +163,7 @@ def build_feature_cache(
     workers: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FeatureCache:
-    """Open the cache of these images, making or finishing it first where needed.
+    """Open the cache of these images, making it first where needed.
 
     Args:
         encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
@@ -177,80 +178,50 @@ def build_feature_cache(
     folder = root / items.key(fingerprint)[:20]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done, unreadable = _progress(folder, items)
-        if done < len(items):
+        if not _is_done(folder, len(items)):
             # Two runs may want the same images: the second waits, and finds what the first made.
             with locked(folder / ".lock", wait=True):
-                done, unreadable = _progress(folder, items)
-                _fill(folder, items, encode, done, unreadable, workers, progress)
+                if not _is_done(folder, len(items)):
+                    _fill(folder, items, encode, workers, progress)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
             "free some disk, name another folder with data.cache, or leave it out"
         ) from None
-    return FeatureCache(folder, unreadable)
+    return FeatureCache(folder)
 
 
-def _progress(folder: Path, items: _Views) -> tuple[int, dict[int, str]]:
-    """Return the number of items that are finished, and the unreadable images among them.
-
-    A cache that is damaged is begun again.
-    """
+def _is_done(folder: Path, items: int) -> bool:
     try:
-        saved = json.loads((folder / PROGRESS).read_bytes())
-        unreadable = {int(image): str(reason) for image, reason in saved["unreadable"].items()}
-        features = open_memmap(folder / FEATURES, mode="r")  # refuses a file that was cut short
+        return bool(json.loads((folder / DONE).read_bytes())["done"] == items)
     except FileNotFoundError:
-        return 0, {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning(f"{folder}: the feature cache is damaged ({error}) and is made again")
-        return 0, {}
-    if features.shape[:2] != (len(items.paths), items.views):
-        return 0, {}
-    return saved["done"], unreadable
+        return False
 
 
 def _fill(
     folder: Path,
     items: _Views,
     encode: Callable[[Tensor], Tensor],
-    done: int,
-    unreadable: dict[int, str],
     workers: int,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Compute the items from number `done` on, and add the images that cannot be read."""
+    """Compute all items, and write down at the end which images cannot be read."""
     count = len(items)
-    if not done:
-        shape = encode(items[range(1)][0]).shape[1:]
-        _reserve(folder / FEATURES, (len(items.paths), items.views, *shape))
-    array: Any = open_memmap(folder / FEATURES, mode="r+")
-    features = array.reshape(-1, *array.shape[2:])
-    chunks = [range(first, min(first + CHUNK, count)) for first in range(done, count, CHUNK)]
+    shape = (len(items.paths), items.views, *encode(items[range(1)][0]).shape[1:])
+    # A memory map ends the whole process (SIGBUS) when the disk fills up.
+    if shutil.disk_usage(folder).free < 2 * math.prod(shape):
+        raise OSError(errno.ENOSPC, f"{2 * math.prod(shape) / 1e9:.1f} GB are needed")
+    array: Any = open_memmap(folder / FEATURES, mode="w+", dtype=np.float16, shape=shape)
+    features = array.reshape(-1, *shape[2:])
+    unreadable: dict[int, str] = {}
+    done = 0
+    chunks = [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
     for images, reasons in load_items(items, chunks, workers=workers):
         features[done : done + len(images)] = encode(images).cpu().numpy().astype(np.float16)
         for index, reason in enumerate(reasons, start=done):
             if reason:
                 unreadable[index // items.views] = reason
         done += len(images)
-        if done % SAVE_EVERY < CHUNK or done == count:
-            features.flush()
-            saved = {"done": done, "unreadable": unreadable}
-            save_bytes(json.dumps(saved).encode(), folder / PROGRESS)
-            progress(done, count)
-
-
-def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Make an array file and ask the disk for all of its space.
-
-    A memory map of a file with holes ends the whole process (SIGBUS) when the disk fills up later.
-    """
-    open_memmap(path, mode="w+", dtype=np.float16, shape=shape).flush()
-    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
-        return
-    try:
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    except OSError:
-        path.unlink()  # so that it does not keep what is left of the disk
-        raise
+        progress(done, count)
+    array.flush()
+    save_bytes(json.dumps({"done": done, "unreadable": unreadable}).encode(), folder / DONE)

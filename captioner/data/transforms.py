@@ -10,7 +10,6 @@ import io
 import logging
 import re
 import stat
-import threading
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from PIL import (
 )
 
 from captioner.config import Interpolation, PreprocessConfig, ResizeMode
-from captioner.data.codecs import is_heif, register_heif, silence_libtiff
+from captioner.data.codecs import is_heif, register_heif
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import ConfigError, ImageError
 from captioner.types import Geometry
@@ -48,8 +47,10 @@ MIN_CONTRAST = 8.0  # standard deviation of the 256 levels; a frame with less sh
 MAX_BLANK_FRAMES = 100
 MAX_ROUGHNESS = 0.6  # variance of neighbours' differences over that of white noise
 
-# Pillow also logs some of the errors that it raises; Python prints them without a handler.
+# Pillow also logs some of the errors that it raises; Python prints them without a handler. It warns
+# of harmless EXIF tags, and of large photos, for which the limits above are ours.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _AVERAGED = ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
 
@@ -58,38 +59,6 @@ _RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-
-
-class _PillowWarnings:
-    """Context in which Pillow's warnings, of large photos and harmless tags, are not printed.
-
-    `warnings.catch_warnings` changes the whole process, and images are read by several threads: the
-    first to enter sets the filters, the last to leave restores them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._caught = warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._caught = warnings.catch_warnings()
-                self._caught.__enter__()
-                # `_check_size` is our own limit.
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                warnings.simplefilter("ignore", UserWarning)  # harmless EXIF and TIFF tags
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._caught.__exit__(None, None, None)
-
-
-_pillow_warnings = _PillowWarnings()
 
 
 def open_image(
@@ -137,22 +106,21 @@ def open_image(
         source = io.BytesIO(source)
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
-    with _pillow_warnings:
-        try:
-            return _decode(source, max_pixels)
-        except ImageError:
-            raise
-        except Image.DecompressionBombError as error:
-            pixels = re.search(r"\d+", str(error))
-            raise _too_large(int(pixels[0]) if pixels else MAX_IMAGE_PIXELS) from None
-        except UnidentifiedImageError:
-            raise ImageError(
-                f"is not a photo of a known format ({', '.join(IMAGE_FORMATS)}), or is cut short"
-            ) from None
-        except MemoryError:
-            raise ImageError("does not fit in memory") from None
-        except Exception as error:  # noqa: BLE001  (see above)
-            raise ImageError(f"is damaged and cannot be decoded ({error})") from None
+    try:
+        return _decode(source, max_pixels)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        pixels = re.search(r"\d+", str(error))
+        raise _too_large(int(pixels[0]) if pixels else MAX_IMAGE_PIXELS) from None
+    except UnidentifiedImageError:
+        raise ImageError(
+            f"is not a photo of a known format ({', '.join(IMAGE_FORMATS)}), or is cut short"
+        ) from None
+    except MemoryError:
+        raise ImageError("does not fit in memory") from None
+    except Exception as error:  # noqa: BLE001  (see above)
+        raise ImageError(f"is damaged and cannot be decoded ({error})") from None
 
 
 def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
@@ -175,8 +143,6 @@ def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
             _check_size(image, MAX_JPEG_PIXELS)
             _draft(image)
         _check_size(image)
-        if image.format == "TIFF":
-            silence_libtiff()
         if image.format != "HEIF":  # opens at its primary image, not always the first
             image.seek(0)
         photo = _load(image)

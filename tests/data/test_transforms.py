@@ -6,8 +6,6 @@ import io
 import os
 import random
 import struct
-import threading
-import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +23,6 @@ from captioner.data.transforms import (
     Augmentation,
     ImageTransform,
     open_image,
-    upright_rgb,
 )
 from captioner.errors import ImageError
 
@@ -70,38 +67,27 @@ BAD_BYTES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "the file is empty"),
     "text": (lambda: b"I am no photo.\n" * 9, "is not a photo of a known format (JPEG, PNG, "),
     "html": (lambda: b"<!DOCTYPE html><html>404</html>", "is not a photo of a known format"),
-    "one byte": (lambda: b"\xff", "is not a photo of a known format"),
-    "jpeg magic only": (lambda: b"\xff\xd8\xff", "is not a photo of a known format"),
     "pdf": (lambda: encoded(Image.fromarray(noise(8, 8)), "PDF"), "is not a photo of a known"),
-    "eps": (lambda: encoded(Image.fromarray(noise(8, 8)), "EPS"), "is not a photo of a known"),
     "truncated jpeg": (truncated_jpeg, "is damaged and cannot be decoded ("),
     "flipped bit in png": (damaged_png, "is damaged and cannot be decoded ("),
     "png with too short data": (lambda: png(640, 480, b"\0" * 100), "is damaged and cannot be"),
     "png without data": (lambda: png(9000, 9000), "is damaged and cannot be decoded ("),
-    "png of size zero": (lambda: png(0, 5), "is"),
-    "20,000 x 20,000": (lambda: png(20_000, 20_000), "over the limit of 120"),
     "12,000 x 12,000": (lambda: png(12_000, 12_000), "over the limit of 120"),
     "2 ** 31 - 1 wide": (lambda: png(2**31 - 1, 2**31 - 1), "over the limit of 120"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_BYTES)
-@pytest.mark.parametrize("how", ["path", "bytes", "file"])
-def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str, how: str) -> None:
+def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str) -> None:
     make, expected = BAD_BYTES[kind]
-    content = make()
     path = tmp_path / "photo.jpg"
-    path.write_bytes(content)
-    if how != "path" and not content:
-        expected = "is not a photo of a known format"
-    source = {"path": path, "bytes": content, "file": io.BytesIO(content)}[how]
+    path.write_bytes(make())
     with pytest.raises(ImageError) as caught:
-        open_image(source)  # type: ignore[arg-type]
+        open_image(path)
     message = str(caught.value)
     assert expected in message
     assert "\n" not in message
     assert "photo.jpg" not in message, "the caller names the file"
-    assert "<_io" not in message
 
 
 def no_such_file(folder: Path) -> Path:
@@ -112,32 +98,9 @@ def a_folder(folder: Path) -> Path:
     return folder
 
 
-def below_a_file(folder: Path) -> Path:
-    (folder / "file.jpg").write_bytes(b"x")
-    return folder / "file.jpg" / "photo.jpg"
-
-
-def a_broken_link(folder: Path) -> Path:
-    (folder / "link.jpg").symlink_to(folder / "gone.jpg")
-    return folder / "link.jpg"
-
-
-def a_link_to_itself(folder: Path) -> Path:
-    (folder / "round.jpg").symlink_to(folder / "round.jpg")
-    return folder / "round.jpg"
-
-
 def a_pipe(folder: Path) -> Path:
     os.mkfifo(folder / "pipe.jpg")
     return folder / "pipe.jpg"
-
-
-def a_name_longer_than_any_file_s(folder: Path) -> Path:
-    return folder / f"{'long' * 200}.jpg"
-
-
-def a_name_with_a_zero_byte(folder: Path) -> Path:
-    return folder / "zero\0byte.jpg"
 
 
 @pytest.mark.parametrize(
@@ -145,39 +108,14 @@ def a_name_with_a_zero_byte(folder: Path) -> Path:
     [
         (no_such_file, "no such file"),
         (a_folder, "is a folder, not a photo"),
-        (below_a_file, "cannot be read"),
-        (a_broken_link, "no such file"),
-        (a_link_to_itself, "cannot be read"),
         (a_pipe, "is a pipe or a device"),
-        (a_name_longer_than_any_file_s, "cannot be read"),
-        (a_name_with_a_zero_byte, "cannot be read"),
     ],
 )
-@pytest.mark.parametrize("kind", [str, Path])
 def test_a_place_without_a_photo_ends_in_one_sentence(
-    tmp_path: Path, place: Callable[[Path], Path], expected: str, kind: type
+    tmp_path: Path, place: Callable[[Path], Path], expected: str
 ) -> None:
-    with pytest.raises(ImageError, match=expected) as caught:
-        open_image(kind(place(tmp_path)))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
-def test_a_photo_that_may_not_be_read_is_said_so(tmp_path: Path) -> None:
-    Image.fromarray(noise(8, 8)).save(tmp_path / "secret.png")
-    (tmp_path / "secret.png").chmod(0)
-    with pytest.raises(ImageError, match=r"cannot be read \(Permission denied\)"):
-        open_image(tmp_path / "secret.png")
-
-
-def test_every_truncation_of_a_photo_is_a_photo_or_a_photo_error() -> None:
-    for format in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF"):
-        whole = encoded(Image.fromarray(noise(16, 16)), format)
-        for length in range(0, len(whole), max(1, len(whole) // 40)):
-            try:
-                assert open_image(whole[:length]).mode == "RGB"
-            except ImageError as error:
-                assert "\n" not in str(error)
+    with pytest.raises(ImageError, match=expected):
+        open_image(place(tmp_path))
 
 
 # ---------------------------------------------------------------------------------- what can be read
@@ -222,18 +160,6 @@ def test_16_bit_grey_of_the_other_byte_order_is_scaled_too(tmp_path: Path) -> No
     np.testing.assert_array_equal(pixels(pgm)[..., 0], np.round(grey / 257.0))
 
 
-def test_a_dark_16_bit_photo_stays_dark() -> None:
-    grey = np.full((8, 8), 250, np.uint16)
-    np.testing.assert_array_equal(pixels(encoded(Image.fromarray(grey), "PNG")), 1)
-
-
-def test_16_bit_colour_is_scaled(tmp_path: Path) -> None:
-    colour = np.linspace(0, 65535, 4 * 4 * 3).round().astype(">u2").reshape(4, 4, 3)
-    rows = b"".join(b"\0" + row.tobytes() for row in colour)
-    found = pixels(png(4, 4, rows, depth=16, colour=2))
-    np.testing.assert_allclose(found, colour / 257.0, atol=1)
-
-
 def test_a_cmyk_jpeg_has_its_colours() -> None:
     cmyk = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # no cyan, all magenta, all yellow: red
     red = pixels(encoded(cmyk, "JPEG", quality=95))
@@ -261,18 +187,6 @@ def test_transparency_lies_on_white(mode: str) -> None:
     np.testing.assert_array_equal(pixels(encoded(image, "PNG")), expected)
 
 
-def test_half_transparency_is_mixed_with_white() -> None:
-    half = Image.new("RGBA", (3, 3), (100, 0, 200, 128))
-    expected = np.array([100, 0, 200]) * (128 / 255) + 255 * (127 / 255)
-    np.testing.assert_allclose(pixels(encoded(half, "PNG"))[1, 1], expected, atol=1)
-
-
-def test_floating_point_grey_up_to_one_is_not_black() -> None:
-    ramp = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
-    found = upright_rgb(Image.fromarray(ramp))
-    np.testing.assert_allclose(np.asarray(found)[..., 0], ramp * 255, atol=0.5)
-
-
 def test_pixels_without_a_value_do_not_turn_a_scientific_image_black() -> None:
     ramp = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
     expected = ramp * 255
@@ -288,12 +202,6 @@ def test_the_transparent_level_of_16_bit_grey_lies_on_white() -> None:
     np.testing.assert_array_equal(found[..., 0], np.repeat([[255, 117]], 4, axis=0))
 
 
-def test_a_pil_image_with_a_transparent_colour_is_as_from_its_file() -> None:
-    image = Image.new("RGB", (4, 4), (10, 20, 30))
-    image.info["transparency"] = (10, 20, 30)
-    assert upright_rgb(image).getpixel((0, 0)) == (255, 255, 255)
-
-
 def test_a_palette_s_transparent_colour_lies_on_white() -> None:
     image = Image.new("P", (8, 4), 1)
     image.putpalette([0, 0, 0, 200, 30, 60, 0, 255, 0])
@@ -303,17 +211,6 @@ def test_a_palette_s_transparent_colour_lies_on_white() -> None:
         np.testing.assert_array_equal(found[:, :4], np.broadcast_to((200, 30, 60), (4, 4, 3)))
         np.testing.assert_array_equal(found[:, 4:], 255)
     np.testing.assert_array_equal(pixels(encoded(image, "PNG"))[0, 7], (0, 255, 0))
-
-
-@pytest.mark.parametrize(("mode", "key", "colour"), [("RGB", (9, 8, 7), (9, 8, 7)), ("L", 9, 9)])
-def test_a_transparent_colour_without_a_palette_lies_on_white(
-    mode: str, key: object, colour: object
-) -> None:
-    image = Image.new(mode, (8, 4), 100)  # type: ignore[arg-type]
-    image.paste(colour, (4, 0, 8, 4))  # type: ignore[arg-type]
-    found = pixels(encoded(image, "PNG", transparency=key))
-    assert (found[:, 4:] == 255).all()
-    assert (found[:, :4] != 255).any()
 
 
 ANIMATIONS = {"GIF": 0, "PNG": 0, "WEBP": 8}  # formats, and how far a level may be off
@@ -347,12 +244,6 @@ def test_of_an_animation_that_is_blank_or_damaged_the_best_frame_is_taken() -> N
     assert pixels(content[:-400])[5, 5].tolist() == [32, 32, 32]
 
 
-def test_of_a_tiff_the_first_page_is_taken() -> None:
-    pages = [Image.new("RGB", (10, 6), colour) for colour in ("white", "red")]
-    found = pixels(encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:]))
-    assert found.min() == 255
-
-
 def test_of_a_camera_s_multi_picture_file_the_first_picture_is_taken() -> None:
     pictures = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     content = encoded(pictures[0], "MPO", save_all=True, append_images=pictures[1:])
@@ -361,15 +252,9 @@ def test_of_a_camera_s_multi_picture_file_the_first_picture_is_taken() -> None:
     np.testing.assert_allclose(pixels(content).mean((0, 1)), (255, 0, 0), atol=5)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F"])
+@pytest.mark.parametrize("mode", ["1", "P", "CMYK", "YCbCr", "LAB", "I", "F"])
 def test_every_mode_of_a_tiff_becomes_rgb(mode: str) -> None:
     assert pixels(encoded(Image.new(mode, (7, 5)), "TIFF")).shape == (5, 7, 3)
-
-
-def test_a_photo_of_one_pixel_is_read() -> None:
-    for mode, colour in (("1", 1), ("L", 255), ("RGB", (255, 255, 255))):
-        found = pixels(encoded(Image.new(mode, (1, 1), colour), "PNG"))  # type: ignore[arg-type]
-        np.testing.assert_array_equal(found, [[[255, 255, 255]]])
 
 
 # The sides that row 0 and column 0 of the stored pixels show (TIFF 6.0, tag 274).
@@ -412,8 +297,6 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     "exif",
     [
         b"Exif\0\0garbage garbage garbage",
-        b"Exif\0\0",
-        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
         b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\xff\xff\xff\xff\0\0\0\0",
         b"not even exif",
     ],
@@ -422,51 +305,6 @@ def test_damaged_exif_does_not_cost_the_photo(exif: bytes) -> None:
     array = np.full((16, 16, 3), 120, np.uint8)
     content = encoded(Image.fromarray(array), "JPEG", exif=exif)
     np.testing.assert_allclose(pixels(content), array, atol=3)
-
-
-def test_a_colour_profile_that_is_damaged_does_not_cost_the_photo() -> None:
-    content = encoded(Image.new("RGB", (8, 8), "red"), "PNG", icc_profile=b"no profile")
-    np.testing.assert_array_equal(pixels(content)[0, 0], (255, 0, 0))
-
-
-def test_reading_a_photo_leaves_the_warning_filters_alone() -> None:
-    before = list(warnings.filters)
-    open_image(encoded(Image.new("RGB", (8, 8)), "PNG"))
-    assert warnings.filters == before
-
-
-def test_threads_that_read_photos_together_leave_the_warning_filters_alone() -> None:
-    before = list(warnings.filters)
-    first_in, second_in, first_out = (threading.Event() for _ in range(3))
-    among: list[bool] = []
-
-    class Slow(io.BytesIO):
-        """A file whose reader waits for another's to come and go."""
-
-        def read(self, *arguments: int) -> bytes:
-            second_in.set()
-            assert first_out.wait(timeout=30)
-            among.append(warnings.filters != before)
-            return super().read(*arguments)
-
-    class Slower(io.BytesIO):
-        def read(self, *arguments: int) -> bytes:
-            first_in.set()
-            assert second_in.wait(timeout=30)
-            return super().read(*arguments)
-
-    photo = encoded(Image.new("RGB", (8, 8)), "PNG")
-    first = threading.Thread(target=open_image, args=(Slower(photo),))
-    second = threading.Thread(target=open_image, args=(Slow(photo),))
-    first.start()
-    assert first_in.wait(timeout=30)
-    second.start()
-    first.join(timeout=30)
-    first_out.set()
-    second.join(timeout=30)
-    assert among
-    assert all(among)
-    assert warnings.filters == before
 
 
 @pytest.mark.parametrize(
@@ -540,7 +378,7 @@ def ramps(width: int, height: int) -> Image.Image:
     return Image.fromarray(array)
 
 
-SIZES = [(80, 48), (200, 100), (90, 220), (31, 47), (640, 480), (1500, 200), (7, 300)]
+SIZES = [(80, 48), (90, 220), (640, 480), (7, 300)]
 VIEWS = {
     "plain": (None, None),
     "mirrored": (Augmentation(flip=1.0), 1),
@@ -549,19 +387,17 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("resize", ["squash", "letterbox", "crop"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_geometry_says_where_every_input_pixel_comes_from(
-    size: tuple[int, int], resize: str, view: str, interpolation: str
+    size: tuple[int, int], resize: str, view: str
 ) -> None:
     width, height = size
     augmentation, seed = VIEWS[view]
     generator = None if seed is None else np.random.default_rng(seed)
-    inputs, geometry = transform(
-        resize=resize, interpolation=interpolation, augmentation=augmentation
-    )(ramps(width, height), generator)
+    reads = transform(resize=resize, interpolation="bicubic", augmentation=augmentation)
+    inputs, geometry = reads(ramps(width, height), generator)
     assert inputs.shape == (3, HEIGHT, WIDTH)
     assert (geometry.photo_width_px, geometry.photo_height_px) == size
     boxes = np.array(
@@ -725,23 +561,6 @@ def test_a_photo_is_mirrored_as_often_as_asked() -> None:
         mirror = transform(augmentation=Augmentation(flip=flip), height_px=4, width_px=4)
         flips = [mirror(photo, np.random.default_rng(seed))[1].flipped for seed in range(400)]
         assert np.mean(flips) == pytest.approx(flip, abs=0.07 if 0 < flip < 1 else 0)
-
-
-def test_colour_changes_include_the_saturation() -> None:
-    """Brightness and contrast scale the difference of two greys and that of a colour's channels
-    alike; the saturation changes the second alone."""
-    pixels = np.zeros((8, 12, 3), np.uint8)
-    pixels[:, :4], pixels[:, 4:8], pixels[:, 8:] = 90, 150, (150, 120, 90)
-    photo = Image.fromarray(pixels)
-    saturations = []
-    for seed in range(60):
-        jitter = transform(augmentation=Augmentation(colour=0.3), height_px=8, width_px=12)
-        inputs = jitter(photo, np.random.default_rng(seed))[0]
-        greys = (inputs[0, 4, 6] - inputs[0, 4, 1]).item()
-        channels = (inputs[0, 4, 10] - inputs[2, 4, 10]).item()
-        saturations.append(channels / greys)
-    assert 0.65 < min(saturations) < 0.8
-    assert 1.2 < max(saturations) < 1.35
 
 
 def test_colour_changes_stay_within_their_strength_and_leave_the_geometry() -> None:
