@@ -109,7 +109,6 @@ TOKENIZERS = Registry(
     {
         "words": "captioner.data.tokenizer:WordTokenizer",
         "characters": "captioner.data.tokenizer:CharacterTokenizer",
-        "subwords": "captioner.data.subwords:SubwordTokenizer",
     },
 )
 TASKS = Registry(
