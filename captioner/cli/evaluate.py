@@ -17,16 +17,18 @@ from captioner.evaluation.results import (
     read_captions,
     write_json,
 )
-from captioner.evaluation.tables import result_tables
-from captioner.files import check_writable
+from captioner.evaluation.tables import cell_text, result_tables
+from captioner.files import check_writable, save_bytes
 from captioner.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from captioner.data.layouts import DataFiles
     from captioner.evaluation.evaluate import AttentionSettings
+    from captioner.types import Caption
 
+REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
 
 
@@ -52,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         "of image and caption, or an output of captioner batch; no photo is read",
     )
     parser.add_argument("--output", type=Path, help="write results.json here")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
+    )
     parser.add_argument(
         "--limit", type=parsing.whole_number, metavar="N", help="only the first N photos"
     )
@@ -99,16 +104,17 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output:
-        check_writable(arguments.output)  # before hours of captioning
+    for file in filter(None, (arguments.output, arguments.report)):
+        check_writable(file)  # before hours of captioning
     return _score_file(arguments) if arguments.results else _caption_and_score(arguments)
 
 
 def _score_file(arguments: argparse.Namespace) -> int:
     """Score the captions of a file."""
-    if arguments.faithfulness or arguments.objects:
+    if arguments.report or arguments.faithfulness or arguments.objects:
         raise ConfigError(
-            "--results scores captions without their model: leave out --faithfulness and --objects"
+            "--results scores captions without their model: leave out --report, --faithfulness "
+            "and --objects"
         )
     results = score_file(
         arguments.results,
@@ -232,9 +238,11 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
     results |= measured
     if arguments.output and measured:
         write_json(arguments.output, results)
+    if arguments.report:
+        _report(arguments.report, results, images, captions)
     _show_results(results)
-    if arguments.output:
-        show(str(arguments.output))
+    for file in filter(None, (arguments.output, arguments.report)):
+        show(str(file))
     return 1 if failed or missing else 0
 
 
@@ -274,5 +282,51 @@ def _show_results(results: dict[str, Any]) -> None:
             show(f"{name:8} {signature[name].partition(':')[0]}")
         else:
             show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name]))
-    for table in result_tables(results):
+    for table in result_tables(results)[1:]:
         show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
+
+
+def _report(
+    path: Path,
+    results: dict[str, Any],
+    images: Sequence[CaptionedImage],
+    captions: Mapping[int | str, Caption],
+) -> None:
+    """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
+    import random
+
+    from captioner.data.transforms import open_image
+    from captioner.visualization import ReportedImage, report_page
+
+    scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
+    ranked = sorted(images, key=lambda image: -scores[image.image_id].get("CIDEr", 0.0))
+    chosen = {
+        "Best photos by CIDEr": ranked[:REPORTED],
+        "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
+    }
+    if len(ranked) > REPORTED:  # otherwise all of them are shown above
+        chosen["Photos at random"] = random.Random(0).sample(ranked, REPORTED)
+
+    def reported(image: CaptionedImage) -> ReportedImage:
+        names = ("CIDEr", "METEOR", "Bleu_4")
+        found = scores[image.image_id]
+        return ReportedImage(
+            name=image.path.name,
+            image=open_image(image.path),
+            caption=captions[image.image_id],
+            references=image.captions,
+            scores={name: found[name] for name in names if name in found},
+        )
+
+    signature = results["signature"]
+    tables = [
+        (table.title, table.head, [list(map(cell_text, row)) for row in table.rows])
+        for table in result_tables(results)
+    ]
+    computed = [[name, str(value)] for name, value in signature.items()]
+    page = report_page(
+        [*tables, ("How this was computed", ["", ""], computed)],
+        {heading: list(map(reported, part)) for heading, part in chosen.items() if part},
+        title=f"captioner: {signature['model']} on {signature['data']}",
+    )
+    save_bytes(page.encode(errors="replace"), path)

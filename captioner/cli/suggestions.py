@@ -62,10 +62,8 @@ _REMOVED = {
     "caption --in-place": "--write html writes a copy of the page; move it over the page",
     "caption --max-length": "alternative texts have at most 125 characters",
     "doctor --json": "the lines begin with ok, -- or !!",
-    "evaluate --bias": "docs/evaluation.md has the figures on people",
     "evaluate --captions": "results.json has them; captioner batch captions all photos",
     "evaluate --removal": "--faithfulness always deletes cells from the grid",
-    "evaluate --report": "results.json has the scores of each photo; caption --save html shows it",
     "serve --workers": "run several servers at ports of their own, behind nginx",
 }
 

@@ -1,4 +1,4 @@
-"""The figures of an evaluation as tables, for the terminal."""
+"""The figures of an evaluation as tables, for the terminal and for the report."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def cell_text(cell: Cell) -> str:
 
 
 def result_tables(results: Mapping[str, Any]) -> list[Table]:
-    """Return the tables of results.json next to its scores, without what was not measured."""
-    tables = [_statistics(results["statistics"])]
+    """Return the tables of the content of results.json, without those that were not measured."""
+    tables = [_scores(results), _statistics(results["statistics"])]
     if "calibration" in results:
         tables.append(_calibration(results["calibration"]))
     if any(found["num_words"] for found in results.get("grounding", {}).values()):
@@ -48,6 +48,17 @@ def result_tables(results: Mapping[str, Any]) -> list[Table]:
     if results.get("attention"):
         tables.append(_attention(results["attention"]))
     return tables
+
+
+def _scores(results: Mapping[str, Any]) -> Table:
+    rows: list[list[Cell]] = []
+    for name, value in results["metrics"].items():
+        if value is None:
+            rows.append([name, results["signature"][name].partition(":")[0], "", ""])
+        else:
+            rows.append([name, value, *results["intervals"][name]])
+    title = f"Scores of {results['num_images']} photos, with 95 % intervals by the bootstrap"
+    return Table(title, ["", "score", "from", "to"], rows)
 
 
 def _statistics(found: Mapping[str, float | None]) -> Table:

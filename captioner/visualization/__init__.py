@@ -18,6 +18,7 @@ from captioner.visualization.matrix import alignment_matrix, matrix_bytes
 from captioner.visualization.notebook import picture_bytes, save_caption
 from captioner.visualization.overlay import overlay
 from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
+from captioner.visualization.report import ReportedImage, report_page
 from captioner.visualization.sheet import (
     attention_sheet,
     comparison_sheet,
@@ -30,6 +31,7 @@ __all__ = [
     "Caption",
     "Entry",
     "OverlayStyle",
+    "ReportedImage",
     "alignment_matrix",
     "attention_sheet",
     "caption_arrays",
@@ -44,6 +46,7 @@ __all__ = [
     "overlay",
     "picture_bytes",
     "picture_name",
+    "report_page",
     "save_caption",
     "save_npz",
     "save_png",

@@ -176,9 +176,9 @@ def gallery_page(entries: Sequence[Entry]) -> str:
     return document(title=count, body=body)
 
 
-def document(*, title: str, body: str, with_viewer: bool = False) -> str:
+def document(*, title: str, body: str, css: str = "", with_viewer: bool = False) -> str:
     """Return an HTML file that loads nothing else; with_viewer: for what `explorable` returns."""
-    css = resource("page.css")
+    css = resource("page.css") + css
     script = viewer_script() + _START if with_viewer else ""
     rules = ["default-src 'none'", "img-src data:", f"style-src {_hash(css)}"]
     if script:

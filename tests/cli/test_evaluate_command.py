@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -143,15 +144,26 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
 def test_results_hold_grounding_and_statistics_too(
     commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "results.json"
+    output, report = tmp_path / "results.json", tmp_path / "report.html"
     outcome = evaluate(
         commands,
         tiny_model,
         table,
         *("--split", "test", "--output", output, "--train-split", "train", "--faithfulness", 2),
+        *("--report", report),
     )
     assert outcome.code == 0, outcome.stderr
     found = results(output)
+    page = report.read_text(encoding="utf-8")
+    assert page.count('<div class="captioner">') == 6
+    for entry in found["captions"]:
+        assert html.escape(entry["caption"]) in page
+    for value in found["metrics"].values():
+        assert value is None or f">{value:.3f}<" in page
+    rows = page.count("<tr>") - page.count("<thead><tr>")
+    assert page.count('<tr><th scope="row">') == rows > 20, "a screen reader names each row"
+    assert "Content-Security-Policy" in page
+    assert not re.search(r'(src|href)="(?!data:)', page), "it asks for nothing"
     assert 0 <= found["statistics"]["novel_ratio"] <= 1
     for name, (low, high) in found["intervals"].items():
         assert low <= found["metrics"][name] <= high or found["metrics"][name] == pytest.approx(low)
@@ -306,11 +318,13 @@ def test_a_file_without_captions_of_these_photos_is_one_sentence(
 def test_cider_of_one_photo_is_not_defined(
     commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "results.json"
-    outcome = evaluate(commands, tiny_model, table, "--limit", 1, "--output", output)
+    output, report = tmp_path / "results.json", tmp_path / "report.html"
+    options = ("--limit", 1, "--output", output, "--report", report)
+    outcome = evaluate(commands, tiny_model, table, *options)
     assert outcome.code == 0, outcome
     assert results(output)["metrics"]["CIDEr"] is None
     assert "CIDEr    not defined" in outcome.stdout
+    assert "not defined" in report.read_text(encoding="utf-8")
 
 
 def instances(path: Path, *names: str) -> Path:
@@ -384,6 +398,32 @@ def test_results_of_other_photos_with_the_same_numbers_are_not_compared(
     outcome = commands.run("captioner", "compare", one, other)
     assert outcome.code == 2
     assert "not of the same photos and references" in outcome.sentence()
+
+
+def test_a_report_shows_names_of_photos_and_people_as_text(
+    commands: Commands, tiny_model: Path, tmp_path: Path
+) -> None:
+    table = tiny.draw_table(tmp_path / "photos", train=1, val=1, test=20)
+    hostile = "<img src=x onerror=alert(1)>&.jpg"
+    (table / "02.jpg").rename(table / hostile)
+    path = table / "captions.csv"
+    rows = path.read_text().replace("02.jpg", hostile)
+    path.write_text(rows.replace("disc", "</script><b>disc</b>"))
+    report, output = tmp_path / "report.html", tmp_path / "results.json"
+    outcome = evaluate(commands, tiny_model, table, "--report", report, "--output", output)
+    assert outcome.code == 0, outcome.stderr
+    page = report.read_text(encoding="utf-8")
+    for heading in ("Best photos by CIDEr", "Worst photos by CIDEr", "Photos at random"):
+        assert heading in page
+    assert page.count('<div class="captioner">') == 18
+    assert "<b>" not in page
+    assert "<img src=x" not in page
+    assert html.escape("</script><b>disc</b>") in page
+    scores = {i["file_name"]: i["scores"]["CIDEr"] for i in results(output)["images"]}
+    for heading, extreme in (("Best", max), ("Worst", min)):
+        first = re.search(rf"{heading} photos by CIDEr.*?<h3>(.*?)</h3>", page, re.DOTALL)
+        assert first is not None
+        assert scores[html.unescape(first[1])] == extreme(scores.values())
 
 
 def test_a_file_that_holds_no_objects_is_refused_before_the_work(

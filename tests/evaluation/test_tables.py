@@ -13,7 +13,11 @@ def made_results() -> dict[str, Any]:
         for place, kind in enumerate(("", "_uniform", "_centre", "_others")):
             grounding[key + kind] = 0.501 + number / 10 + place / 100
     return {
+        "metrics": {"Bleu_1": 0.611, "CIDEr": None},
+        "intervals": {"Bleu_1": (0.5, 0.7)},
+        "num_images": 1,
         "statistics": {"num_captions": 1, "novel_ratio": None},
+        "signature": {"CIDEr": "not defined: one photo"},
         "calibration": {
             "ece": 0.123,
             "auc": None,
@@ -31,6 +35,8 @@ def made_results() -> dict[str, Any]:
 def test_every_measurement_has_its_table() -> None:
     tables = result_tables(made_results())
     rows = {row[0]: list(map(cell_text, row[1:])) for table in tables for row in table.rows}
+    assert rows["Bleu_1"] == ["0.611", "0.500", "0.700"]
+    assert rows["CIDEr"] == ["not defined", "", ""]
     assert rows["novel ratio"] == ["not computed"]
     assert rows["area under the curve"] == ["not defined"]
     assert rows["of the surest half"] == ["0.705"]
@@ -42,4 +48,4 @@ def test_what_was_not_measured_has_none() -> None:
     results = made_results()
     for name in ("calibration", "grounding", "attention"):
         del results[name]
-    assert [table.title.split()[0] for table in result_tables(results)] == ["Captions"]
+    assert [table.title.split()[0] for table in result_tables(results)] == ["Scores", "Captions"]
