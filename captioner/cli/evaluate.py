@@ -17,7 +17,7 @@ from captioner.evaluation.results import (
     read_captions,
     write_json,
 )
-from captioner.evaluation.tables import cell_text, result_tables
+from captioner.evaluation.tables import BIAS, cell_text, result_tables
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger
 
@@ -69,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         default=600.0,
         metavar="S",
         help="for the scorers, in seconds (default: 600)",
+    )
+    parser.add_argument(
+        "--bias",
+        action="store_true",
+        help="show how often man and woman, adult and child, and the colours of clothes are right "
+        "where the references agree (English captions; --output always has it)",
     )
     _add_attention_options(parser)
     parsing.add_model_options(parser)
@@ -126,7 +132,7 @@ def _score_file(arguments: argparse.Namespace) -> int:
     )
     if arguments.output:
         write_json(arguments.output, results)
-    _show_results(results)
+    _show_results(results, bias=arguments.bias)
     if arguments.output:
         show(str(arguments.output))
     return 0
@@ -240,7 +246,7 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
         write_json(arguments.output, results)
     if arguments.report:
         _report(arguments.report, results, images, captions)
-    _show_results(results)
+    _show_results(results, bias=arguments.bias)
     for file in filter(None, (arguments.output, arguments.report)):
         show(str(file))
     return 1 if failed or missing else 0
@@ -269,7 +275,7 @@ def _attention_settings(
     return AttentionSettings(objects, arguments.regions == "boxes", arguments.faithfulness)
 
 
-def _show_results(results: dict[str, Any]) -> None:
+def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     """Print the tables of the results."""
     signature = results["signature"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
@@ -283,7 +289,8 @@ def _show_results(results: dict[str, Any]) -> None:
         else:
             show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name]))
     for table in result_tables(results)[1:]:
-        show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
+        if bias or table.title != BIAS:
+            show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
 
 
 def _report(

@@ -14,6 +14,7 @@ from captioner.data.captioned import CaptionedImage, Split, with_words
 from captioner.data.image_batches import opened
 from captioner.data.tars import ImagePath
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
+from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.calibration import calibration_report
 from captioner.evaluation.grounding import GroundedWord, ground
 from captioner.evaluation.grounding import summary as grounding_summary
@@ -195,7 +196,7 @@ def score_texts(
     names = {image.image_id: image.path.name for image in images}
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
     per_image = ImageScores.of(scores.per_image, scores.counts)
-    further: dict[str, object] = {}
+    further: dict[str, object] = {"bias": bias_counts(texts, references)}
     if calibrator and confidence and "CIDEr" in scores.per_image:
         known = {i: sure for i, sure in confidence.items() if sure is not None}
         right = [scores.per_image["CIDEr"][i] >= calibrator.right_from for i in known]

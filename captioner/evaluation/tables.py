@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from captioner.evaluation.bias import bias_rows
+
+BIAS = "People and clothes"
 Cell = str | float | None  # None is "not defined"
 
 
@@ -43,6 +46,9 @@ def result_tables(results: Mapping[str, Any]) -> list[Table]:
     tables = [_scores(results), _statistics(results["statistics"])]
     if "calibration" in results:
         tables.append(_calibration(results["calibration"]))
+    if results.get("bias"):
+        head = ["", "photos", "right", "wrong", "neither"]
+        tables.append(Table(BIAS, head, bias_rows(results["bias"])))
     if any(found["num_words"] for found in results.get("grounding", {}).values()):
         tables.append(_grounding(results["grounding"]))
     if results.get("attention"):
