@@ -109,6 +109,7 @@ TOKENIZERS = Registry(
     {
         "words": "captioner.data.tokenizer:WordTokenizer",
         "characters": "captioner.data.tokenizer:CharacterTokenizer",
+        "subwords": "captioner.data.subwords:SubwordTokenizer",
     },
 )
 TASKS = Registry(

@@ -27,6 +27,7 @@ _EXTRAS = {
         "captioner serve",
     ),
     "captioner[batch]": ("braceexpand fsspec pyarrow ray", "captioner batch"),
+    "captioner[subwords]": ("tokenizers", "data.tokenizer subwords"),
     "pillow-heif": ("pillow_heif", "HEIC photos"),
 }
 

@@ -96,8 +96,9 @@ class DataConfig:
             or "caption:".
         sources: Several data sets to train on together, each with settings of its own in place of
             `format`, `root`, `file`, `coco_splits`, `train_split` and `val_split` above.
-        tokenizer: How captions are split: into `words`, or into `characters` for languages written
-            without spaces. Saved with the model.
+        tokenizer: How captions are split: into `words`; into `characters` for languages written
+            without spaces; or into `subwords`, pieces of up to `vocabulary_size` (null: 8000) that
+            are learned from the training captions of any language. Saved with the model.
         min_count: Words rarer than this in the training captions become `<unk>`.
         vocabulary_size: Only so many of the most frequent words are kept (the paper: 10000); null
             keeps all that `min_count` keeps.

@@ -111,7 +111,7 @@ def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) 
         tokenizer.warning(texts),
         _kind(pairs, lambda text: bool(_HTML.search(text)), "have HTML in them"),
     ]
-    if max_words is not None:
+    if max_words is not None and not tokenizer.is_learned:
         long = _kind(
             pairs,
             # a character is a word at most, and counting characters is quicker

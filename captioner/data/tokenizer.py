@@ -8,7 +8,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from captioner.registry import TOKENIZERS
 
@@ -29,13 +29,16 @@ _MAX_UNSPACED_SHARE = 0.05  # of tokens, above which `words` is the wrong tokeni
 class Tokenizer(ABC):
     """Splits captions into tokens and joins tokens into text.
 
-    To add one, write a subclass in a new file and a line in `captioner.registry.TOKENIZERS`.
+    To add one, write a subclass in a new file and a line in `captioner.registry.TOKENIZERS`. A
+    tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
 
     Attributes:
         name: Its name in recipes.
+        is_learned: Whether tokens are learned from captions; then none of them is too rare to keep.
     """
 
     name: ClassVar[str]
+    is_learned: ClassVar[bool] = False
 
     @abstractmethod
     def split(self, text: str) -> list[str]:
@@ -45,13 +48,33 @@ class Tokenizer(ABC):
         """Join tokens into the text that users read."""
         return " ".join(tokens)
 
+    def word_starts(self, tokens: Sequence[str]) -> list[int]:
+        """Return the places of the tokens that begin a word: all, unless tokens are pieces."""
+        return list(range(len(tokens)))
+
+    def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
+        """Return the tokenizer for a model that is to be trained on these captions.
+
+        One that learns from captions returns a new one.
+
+        Args:
+            min_count: Rarer tokens are not wanted.
+            max_size: Nor more tokens than this; None sets no limit.
+        """
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the constructor needs to build this tokenizer again, as plain values."""
+        return {}
+
     def warning(self, texts: Iterable[str]) -> str | None:
         """Return a sentence that names the remedy when this tokenizer does not suit the texts."""
         return None
 
     def save(self, path: Path) -> None:
-        """Write its name as JSON."""
-        path.write_text(json.dumps({"tokenizer": self.name}), encoding="utf-8")
+        """Write name and settings as JSON."""
+        content = {"tokenizer": self.name, **self.settings()}
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
 
 
 class WordTokenizer(Tokenizer):
@@ -132,14 +155,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Build the tokenizer that a `tokenizer.json` names; without the file, `words`.
 
     Raises:
-        OSError, ValueError, KeyError, ConfigError: The file is not a tokenizer's.
+        OSError, ValueError, KeyError, TypeError, ConfigError: The file is not a tokenizer's.
     """
     if not path.exists():
         return WordTokenizer()
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError("tokenizer.json holds no JSON object")
-    tokenizer: Tokenizer = TOKENIZERS[str(content["tokenizer"])]()
+    name = content.pop("tokenizer")
+    if not isinstance(name, str):
+        raise ValueError("tokenizer.json names no tokenizer")
+    tokenizer: Tokenizer = TOKENIZERS[name](**content)
     return tokenizer
 
 

@@ -61,7 +61,8 @@ class Vocabulary:
         """
         tokenizer = tokenizer or WordTokenizer()
         counts = Counter(word for caption in captions for word in tokenizer.split(caption))
-        kept = [word for word, count in counts.items() if count >= min_count]
+        # A learned tokenizer has a token of its own for letters that it does not know.
+        kept = [w for w, n in counts.items() if n >= min_count and w not in SPECIAL_TOKENS]
         return cls(sorted(kept, key=lambda word: (-counts[word], word))[:max_size], tokenizer)
 
     def extended(self, other: Vocabulary) -> Vocabulary:

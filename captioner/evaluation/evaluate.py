@@ -16,7 +16,7 @@ from captioner.data.tars import ImagePath
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.calibration import calibration_report
-from captioner.evaluation.grounding import GroundedWord, ground
+from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words
 from captioner.evaluation.grounding import summary as grounding_summary
 from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
 from captioner.evaluation.metrics import score_captions
@@ -293,7 +293,7 @@ def _grounding(
     tokenizer = captioner.vocabulary.tokenizer
     for image in progress_bar(known, desc="grounding", unit="photo"):
         key = keys[image.image_id]
-        written += measure(captions[image.image_id], key)
+        written += measure(in_whole_words(captions[image.image_id], tokenizer), key)
         reference = next((text for text in image.captions if tokenizer.split(text)), None)
         if reference is None:
             continue
@@ -302,7 +302,7 @@ def _grounding(
         except CaptionerError as error:  # a text longer than the model can read
             logger.warning(f"{image.path}: its first reference is left out: {error}")
         else:
-            given += measure(caption, key)
+            given += measure(in_whole_words(caption, tokenizer), key)
     return {"captions": grounding_summary(written), "references": grounding_summary(given)}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from captioner.data.tokenizer import Tokenizer
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.evaluation.objects import ImageKey, Objects, named_categories
 from captioner.types import Caption, Geometry
@@ -82,6 +83,26 @@ def ground(
         for name in ("correctness", "hit"):
             figures[f"{name}_gain"] = figures[name] - figures[f"{name}_others"]
         yield GroundedWord(image, word, category, figures)
+
+
+def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
+    """Return a caption with words in place of pieces of words, to find what they name.
+
+    The map of a word is the mean of its pieces' maps, its log-probability their sum.
+    """
+    starts = tokenizer.word_starts(caption.words)
+    ends = [*starts[1:], len(caption.words)]
+    pieces = [slice(start, end) for start, end in zip(starts, ends, strict=False)]
+    lengths = np.array([piece.stop - piece.start for piece in pieces], np.float32)
+    first = np.array(starts, np.int64)
+    return Caption(
+        words=[tokenizer.join(caption.words[piece]) for piece in pieces],
+        maps=np.add.reduceat(caption.maps, first) / lengths[:, None, None],
+        beta=None,
+        log_probs=np.add.reduceat(caption.log_probs, first),
+        geometry=caption.geometry,
+        text=caption.text,
+    )
 
 
 def _correctness(weights: np.ndarray, covered: np.ndarray, seen: np.ndarray) -> float:

@@ -172,6 +172,7 @@ def build_vocabulary(
 ) -> Vocabulary:
     """Return the words of the model to start from and those of the training captions."""
     data = config.data
+    min_count, max_size = data.min_count, data.vocabulary_size
     start = None
     if start_from is not None and (resume or config.train.start_with != "encoder"):
         start = load_vocabulary(start_from)
@@ -183,10 +184,14 @@ def build_vocabulary(
                 f"the model that training starts from ({start.tokenizer.name}); remove it, or use "
                 "train.start_with encoder"
             )
-    tokenizer = TOKENIZERS[data.tokenizer]() if start is None else start.tokenizer
-    vocabulary = Vocabulary.build(
-        captions, tokenizer, min_count=data.min_count, max_size=data.vocabulary_size
-    )
+    if start is None:
+        chosen = TOKENIZERS[data.tokenizer]()
+        tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
+    else:
+        tokenizer = start.tokenizer
+    if tokenizer.is_learned:  # it has left rare ones out
+        min_count = 1
+    vocabulary = Vocabulary.build(captions, tokenizer, min_count=min_count, max_size=max_size)
     if not start and not vocabulary.words:
         raise DataError(
             f"{_roots(config)}: no word occurs {data.min_count} times in the training captions; "

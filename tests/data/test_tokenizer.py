@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from captioner.data.tokenizer import CharacterTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import Vocabulary
+from captioner.errors import CheckpointError
 from captioner.registry import TOKENIZERS
 
 CHINESE = ["一只狗在草地上跑。", "两个人坐在桌子旁", "一个红色的苹果"]
@@ -100,6 +102,74 @@ def test_a_vocabulary_is_extended_after_its_own_words() -> None:
     assert both.words == ["dog", "a", "cat", "yak"]
     assert both.tokenizer is characters
     assert first.words == ["dog", "a"]
+
+
+# --- subwords --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("captions", "new"),
+    [
+        (["一只狗在草地上跑。", "一只猫在草地上睡觉"] * 3, "猫跑"),
+        (["a dog runs", "dogs are running", "a cat runs"] * 3, "cats are running"),
+        (["الكلب يركض", "القط يركض"] * 3, "الكلب القط"),
+    ],
+)
+def test_subwords_are_learned_saved_and_joined_again(
+    tmp_path: Path, captions: list[str], new: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    fitted = TOKENIZERS["subwords"]().fitted(captions, min_count=1, max_size=None)
+    fitted.save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    vocabulary = Vocabulary.build(captions, loaded, min_count=1)
+    for text in (*captions, new):
+        tokens = loaded.split(text)
+        assert tokens == fitted.split(text)
+        assert loaded.join(tokens) == " ".join(WordTokenizer().split(text))
+        assert vocabulary.unknown not in vocabulary.encode(tokens) or text == new
+    again = TOKENIZERS["subwords"]().fitted(captions, min_count=1, max_size=None)
+    assert again.settings() == fitted.settings()  # nothing is drawn at random
+    whole = loaded.split(captions[0])
+    assert 1 < len(whole) <= len(captions[0])
+    assert loaded.split("ж")[-1] == "<unk>"
+
+
+LEARNED = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"},
+    "model": {"type": "BPE", "unk_token": "<unk>", "vocab": {"<unk>": 0, "▁": 1}, "merges": []},
+}
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("{", "[]", "7", "{}", 7, "[" * 10_000),
+        json.dumps({**LEARNED, "pre_tokenizer": ENDLESS}),
+        json.dumps({**LEARNED, "normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}}}),
+        json.dumps({**LEARNED, "pre_tokenizer": [LEARNED["pre_tokenizer"]]}),
+    ],
+    ids=[str(number) for number in range(9)],
+)
+def test_what_no_training_learns_is_refused_before_a_text_is_split(
+    tmp_path: Path, model: object
+) -> None:
+    """A stranger's regular expressions end the package's search in a panic, or take for ever."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"tokenizer": "subwords", "model": model}))
+    with pytest.raises((ValueError, TypeError, RecursionError)):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_damaged_learned_model_is_one_sentence() -> None:
+    pytest.importorskip("tokenizers")
+    TOKENIZERS["subwords"](json.dumps(LEARNED)).split("a dog")
+    damaged = {**LEARNED, "model": {**LEARNED["model"], "merges": [["no", "such"]]}}
+    with pytest.raises(CheckpointError, match="tokenizer is damaged") as caught:
+        TOKENIZERS["subwords"](json.dumps(damaged)).split("a dog")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_caption_of_characters_is_written_without_spaces() -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from captioner import Captioner
 from captioner.data.captioned import CaptionedImage
+from captioner.data.subwords import SubwordTokenizer
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
 from captioner.evaluation.calibration import (
     CalibrationData,
@@ -103,6 +106,20 @@ def test_too_little_to_learn_from_is_one_sentence() -> None:
     data = drawn(100, 0)
     with pytest.raises(DataError, match="100 of 100 captions are right"):
         fit([CalibrationData("all right", data.features, np.ones(100))])
+
+
+def test_a_caption_is_scored_as_the_text_that_users_read(drawn_photos: Path) -> None:
+    model, config, vocabulary = tiny.model()
+    subwords = Vocabulary([f"▁{word}" for word in vocabulary.words], SubwordTokenizer())
+    captioner = Captioner(model, config, subwords)
+    photos = sorted(drawn_photos.glob("*.jpg"))[:4]
+    texts = [caption.text for caption in captioner.caption_batch(photos)]
+    images = [
+        CaptionedImage(photo, (text,), number)
+        for number, (photo, text) in enumerate(zip(photos, texts, strict=True))
+    ]
+    assert "▁" not in "".join(texts)
+    assert collect(captioner, "drawn", images).scores.max() == pytest.approx(10)
 
 
 def test_collected_scores_use_the_document_frequencies_of_the_training_captions(

@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 
+from captioner.captioner import Captioner
+from captioner.data.captioned import CaptionedImage
+from captioner.data.subwords import SubwordTokenizer
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
+from captioner.evaluation.evaluate import AttentionSettings, measure_attention
 from captioner.evaluation.grounding import (
     CENTRE_SIGMA,
     cell_hits,
@@ -174,6 +180,27 @@ def test_attention_on_the_bars_of_a_letterbox_does_not_count(tmp_path: Path) -> 
         for kind in ("", "_uniform", "_centre"):
             assert partly.figures[name + kind] == pytest.approx(1)
     assert outside.figures["correctness"] == 0
+
+
+def test_words_of_several_pieces_are_grounded_as_whole_words(tmp_path: Path) -> None:
+    path = instances(tmp_path, {"dog": [40, 0, 40, 30], "skateboard": [0, 30, 40, 30]})
+    whole = ["a", "dog", "skateboard"]
+    maps = np.random.default_rng(0).dirichlet(np.ones(8), 5).reshape(5, 2, 4).astype(np.float32)
+    joined = np.stack([maps[0], maps[1], maps[2:].mean(0)])
+    written = caption(["▁a", "▁dog", "▁skate", "boa", "rd"], maps, GEOMETRIES[0])
+    expected = list(ground(caption(whole, joined, GEOMETRIES[0]), KEY, Objects(path)))
+    assert [word.word for word in expected] == ["dog", "skateboard"]
+
+    image = CaptionedImage(tmp_path / "COCO_val2014_000000000007.jpg", ("a red disc",), 7)
+    tiny.photo(1, WIDTH, HEIGHT)[0].save(image.path)
+    model, config, words = tiny.model()
+    subwords = Vocabulary([f"▁{word}" for word in words.words], SubwordTokenizer())
+    settings = AttentionSettings(objects=Objects(path))
+    captioner = Captioner(model, config, subwords)
+    found = measure_attention(captioner, [image], {7: written}, settings)["grounding"]
+    assert found["captions"]["num_words"] == 2
+    for name, value in summary(expected)["by_category"]["skateboard"].items():
+        assert found["captions"]["by_category"]["skateboard"][name] == pytest.approx(value)
 
 
 def test_two_words_can_name_one_thing() -> None:

@@ -64,11 +64,13 @@ def draw_table(folder: Path, translate: Callable[[str], str]) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokenizer", "translate"),
-    [("characters", in_chinese), ("words", in_arabic)],
+    [("subwords", in_chinese), ("characters", in_chinese), ("words", in_arabic)],
 )
 def test_a_captioner_learns_another_script_and_captions_new_photos(
     tmp_path: Path, tokenizer: str, translate: Callable[[str], str]
 ) -> None:
+    if tokenizer == "subwords":
+        pytest.importorskip("tokenizers")
     held_out = draw_table(tmp_path / "photos", translate)
     config = tiny.recipe(
         tmp_path / "photos",
