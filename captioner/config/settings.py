@@ -367,7 +367,7 @@ class HardConfig:
         samples: Sequences of attended cells that are sampled for each caption.
         baseline: What is subtracted from the reward to reduce the gradient's variance:
             `moving_average` over batches is the paper's; `leave_one_out` is the mean of the
-            caption's other samples; `learned` is a value predicted from the decoder's state.
+            caption's other samples.
         reward: Reward of a sampled cell: `minimised` is minus the loss of the words as it is
             minimised, with weights, label smoothing and teachers; `log_prob` is the paper's
             log p(y | s), which is the same without these.
@@ -381,7 +381,7 @@ class HardConfig:
     """
 
     samples: PositiveInt = 2
-    baseline: Literal["none", "moving_average", "leave_one_out", "learned"] = "leave_one_out"
+    baseline: Literal["none", "moving_average", "leave_one_out"] = "leave_one_out"
     reward: Literal["minimised", "log_prob"] = "minimised"
     credit: Literal["caption", "future"] = "future"
     reward_scale: NonNegativeFloat = 1.0

@@ -50,7 +50,7 @@ class CrossEntropyTask(TrainingTask):
         return cls(
             data.model,
             config.loss,
-            reinforce=build_reinforce(config) if hard else None,
+            reinforce=build_reinforce(config.hard) if hard else None,
             teachers=load_teachers(data) if teachers else None,
         )
 

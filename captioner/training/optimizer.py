@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from captioner.config import OptimConfig
 from captioner.models.model import CaptionModel
-from captioner.training.reinforce import Baseline
 from captioner.training.task import TrainingTask
-
-BASELINE_LR = 1e-3  # of a learned baseline
 
 
 def build_optimizer(
@@ -23,23 +20,15 @@ def build_optimizer(
     """Return the optimizer of all trainable parameters of a task.
 
     The groups are: the fine-tuned backbone (`encoder_lr`), everything else (`lr`), each split into
-    weight matrices, which decay, and biases, norms and embeddings, which do not; and a learned
-    baseline, at a rate of its own and without clipping. Each group holds `base_lr`, the rate
-    before the schedule, and `clip`, whether its gradient counts in the clipped norm.
+    weight matrices, which decay, and biases, norms and embeddings, which do not. Each group holds
+    `base_lr`, the rate before the schedule.
 
     Args:
         on_device: Adam and AdamW keep rates and step counts on the parameters' device, and a step
             with `optimizer.found_inf` set to 1 changes nothing: nothing is read from the device.
     """
     backbone = {id(parameter) for parameter in task.model.encoder.backbone.parameters()}
-    embeddings: set[int] = set()
-    baselines: set[int] = set()
-    for module in task.modules():
-        if isinstance(module, nn.Embedding):
-            embeddings.add(id(module.weight))
-        if isinstance(module, Baseline):
-            baselines.update(map(id, module.parameters()))
-    model = {id(parameter) for parameter in task.model.parameters()}
+    embeddings = {id(m.weight) for m in task.modules() if isinstance(m, nn.Embedding)}
     # By kind and not by value, so that a run may be resumed with other rates in the same groups.
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for parameter in task.parameters():
@@ -47,17 +36,15 @@ def build_optimizer(
             continue
         identity = id(parameter)
         kind = "backbone" if identity in backbone else "decoder"
-        kind = "baseline" if identity in baselines else kind
-        decays = identity in model and parameter.dim() > 1 and identity not in embeddings
+        decays = parameter.dim() > 1 and identity not in embeddings
         groups.setdefault((kind, decays), []).append(parameter)
-    rates = {"backbone": config.encoder_lr, "decoder": config.lr, "baseline": BASELINE_LR}
+    rates = {"backbone": config.encoder_lr, "decoder": config.lr}
     settings: list[dict[str, Any]] = [
         {
             "params": parameters,
             "lr": rates[kind],
             "base_lr": rates[kind],
             "weight_decay": config.weight_decay if decays else 0.0,
-            "clip": kind != "baseline",
         }
         for (kind, decays), parameters in groups.items()
     ]

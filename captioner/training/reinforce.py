@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from captioner.config import Config
-from captioner.data.batch import Batch, pack_by_step, unpack_by_step, word_mask
+from captioner.config import HardConfig
+from captioner.data.batch import Batch, unpack_by_step, word_mask
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import child_seeds
@@ -18,43 +17,31 @@ from captioner.runtime.draws import child_seeds
 Count: TypeAlias = float | Tensor  # a scalar tensor where shapes are fixed (`pad_batch`)
 
 
-class Baseline(nn.Module, ABC):
-    """Value subtracted from the reward of a sampled cell; it must not depend on that cell.
+class Baseline(nn.Module):
+    """Value subtracted from the reward of a sampled cell, here zero; it never depends on that cell.
 
     Then the gradient keeps its expectation and loses noise (Williams, 1992). Rewards and baselines
     are [N, T] in nats for N rows of captions, the samples of a caption one after another, each
     summed over `count` words.
     """
 
-    @abstractmethod
-    def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the baseline [N, T] without a graph, and the loss that trains it, if any.
+    def forward(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
+        """Return the baseline [N, T] without a graph.
 
         Args:
             rewards: [N, T], detached.
             count: [N, T], number of words that each reward sums.
-            queries: [M, H], the decoder's state before each word, packed by step, detached.
-            lengths, words: As in `Batch`.
+            words: As in `Batch`.
         """
+        return torch.zeros_like(rewards)
 
     def observe(self, reward: Tensor, words: Count) -> None:
         """Learn from the rewards of a batch; every process calls it once for each batch.
 
         Args:
             reward: Scalar, sum over the words of this process's captions.
-            words: As for `forward`.
+            words: As in `Batch`.
         """
-
-
-class NoBaseline(Baseline):
-    """Zero."""
-
-    def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
-    ) -> tuple[Tensor, None]:
-        return torch.zeros_like(rewards), None
 
 
 class MovingAverage(Baseline):
@@ -72,13 +59,11 @@ class MovingAverage(Baseline):
         self.register_buffer("average", torch.zeros((), dtype=torch.float64))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
-    def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
-    ) -> tuple[Tensor, None]:
+    def forward(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
         average = self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
         baseline = count * average.to(rewards.dtype)
         self.observe(rewards[:, 0].sum(), words)  # the first cell is rewarded for all words
-        return baseline, None
+        return baseline
 
     def observe(self, reward: Tensor, words: Count) -> None:
         mean = mean_over_processes(reward.to(self.average.device).double()) / words
@@ -101,37 +86,10 @@ class LeaveOneOut(Baseline):
         super().__init__()
         self.samples = samples
 
-    def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
-    ) -> tuple[Tensor, None]:
+    def forward(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
         by_caption = rewards.unflatten(0, (-1, self.samples))
         others = by_caption.sum(1, keepdim=True) - by_caption
-        return (others / (self.samples - 1)).flatten(0, 1), None
-
-
-class LearnedBaseline(Baseline):
-    """Linear value of the decoder's state before the word, in nats per word.
-
-    Mnih and Gregor, 2014. Its squared error is part of the loss, so the run's optimizer trains it,
-    in a parameter group of its own; no gradient of it reaches the model.
-
-    Args:
-        hidden_dim: H.
-    """
-
-    def __init__(self, hidden_dim: int) -> None:
-        super().__init__()
-        self.value = nn.Linear(hidden_dim, 1)
-        nn.init.zeros_(self.value.weight)
-        nn.init.zeros_(self.value.bias)
-
-    def forward(
-        self, rewards: Tensor, count: Tensor, queries: Tensor, lengths: Tensor, words: Count
-    ) -> tuple[Tensor, Tensor]:
-        value = self.value(queries.to(self.value.weight.dtype)).squeeze(-1).to(rewards.dtype)
-        target = pack_by_step(rewards / count.clamp(min=1), lengths)
-        error = unpack_by_step(value - target, lengths).square().sum() / words
-        return count * unpack_by_step(value.detach(), lengths), error
+        return (others / (self.samples - 1)).flatten(0, 1)
 
 
 class Reinforce(nn.Module):
@@ -184,13 +142,10 @@ class Reinforce(nn.Module):
             a word whose context is the expectation).
         """
         rewards, count = self._rewards(word_rewards, lengths)
-        baseline, baseline_loss = self.baseline(rewards, count, output.queries, lengths, words)
-        advantage = rewards - baseline
+        advantage = rewards - self.baseline(rewards, count, words)
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
         loss = self.reward_scale * reinforce - self.entropy * entropy
-        if baseline_loss is not None:
-            loss = loss + baseline_loss
         sampled = output.log_prob.detach() != 0
         spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
@@ -229,16 +184,13 @@ def repeat_captions(batch: Batch, times: int) -> Batch:
     return replace(batch, words=times * batch.words, captions=times * batch.captions, **repeated)
 
 
-def build_reinforce(config: Config) -> Reinforce:
-    """Return the terms that `config.hard` describes."""
-    hard = config.hard
-    baseline: Baseline = NoBaseline()
+def build_reinforce(hard: HardConfig) -> Reinforce:
+    """Return the terms that the settings describe."""
+    baseline = Baseline()
     if hard.baseline == "moving_average":
         baseline = MovingAverage()
     elif hard.baseline == "leave_one_out":
         baseline = LeaveOneOut(hard.samples)
-    elif hard.baseline == "learned":
-        baseline = LearnedBaseline(config.decoder.hidden_dim)
     return Reinforce(
         baseline,
         samples=hard.samples,

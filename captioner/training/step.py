@@ -54,9 +54,9 @@ def training_step(
     Args:
         task: Owns all trainable parameters.
         batches: Micro-batches, at least one; none is empty in all processes.
-        optimizer: Its groups hold `base_lr` and `clip` (see `build_optimizer`).
+        optimizer: Its groups hold `base_lr` (see `build_optimizer`).
         learning_rate_factor: Multiplies each group's `base_lr`.
-        clip_norm: Largest norm of the gradient of the groups with `clip`; 0 does not clip.
+        clip_norm: Largest norm of the gradient; 0 does not clip.
     """
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * learning_rate_factor
@@ -78,9 +78,9 @@ def training_step(
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, clip_norm: float) -> Tensor:
-    """Scale the gradients of the groups with `clip`, and return their norm before that."""
-    clipped = [p for group in optimizer.param_groups if group["clip"] for p in group["params"]]
-    return nn.utils.clip_grad_norm_(clipped, clip_norm or math.inf)
+    """Scale the gradients, and return their norm before that."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return nn.utils.clip_grad_norm_(parameters, clip_norm or math.inf)
 
 
 def learning_rate_factor(step: int, total_steps: int, config: OptimConfig, drops: int = 0) -> float:
@@ -233,7 +233,7 @@ class TrainingLoop:
             metrics = mean_by_name(metrics)
         if "advantage" in metrics:  # a mean square, as only that of all processes is their mean
             metrics["advantage"] = math.sqrt(metrics["advantage"])
-        rate = max(float(group["lr"]) for group in self.optimizer.param_groups if group["clip"])
+        rate = max(float(group["lr"]) for group in self.optimizer.param_groups)
         norm = float(step.gradient_norm)
         return {"epoch": self.epoch, **metrics, "learning_rate": rate, "gradient_norm": norm}
 

@@ -34,7 +34,6 @@ KINDS: dict[str, dict[str, object]] = {
     "location": {"attention__score": "location", "decoder__gate": "vector"},
     "hard": HARD,
     "hard, moving average": {**HARD, "hard__baseline": "moving_average", "hard__credit": "caption"},
-    "hard, learned baseline": {**HARD, "hard__baseline": "learned"},
     "hard transformer": {**HARD, "decoder__kind": "transformer", "decoder__heads": 2},
     "effect of attention": {**HARD, "loss__attention_effect": 0.8},
     "taught": {"loss__attention_distillation": 0.5},

@@ -35,9 +35,8 @@ def random_batch(lengths: list[int], seed: int = 0) -> tuple[TeacherForcingOutpu
     logits = 2 * torch.randn(sum(lengths), V, dtype=torch.double, generator=generator)
     targets = torch.randint(2, V, (captions, words), generator=generator) * running
     zeros = torch.zeros(captions, words)
-    queries = torch.zeros(sum(lengths), 2)
     forced = TeacherForcingOutput(
-        logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None, queries
+        logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None
     )
     return forced, targets, torch.tensor(lengths)
 

@@ -41,7 +41,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "none": {**HARD, "hard__baseline": "none", "hard__samples": 1},
     "moving average": {**HARD, "hard__baseline": "moving_average", "hard__credit": "caption"},
     "leave one out": {**HARD, "hard__baseline": "leave_one_out", "hard__samples": 3},
-    "learned": {**HARD, "hard__baseline": "learned", "hard__samples": 1},
     "hard transformer": {**HARD, "decoder__kind": "transformer", "decoder__heads": 2},
     "hard heads": {**HARD, "attention__heads": 2},
     "self-critical": {"self_critical__samples": 2, "optim__lr": 1e-3},

@@ -15,12 +15,7 @@ from captioner.models.backbones.backbone import Backbone, Preprocessing
 from captioner.models.build import build_decoder
 from captioner.models.model import CaptionModel, Encoder
 from captioner.training.cross_entropy import CrossEntropyTask
-from captioner.training.optimizer import (
-    BASELINE_LR,
-    AveragedModel,
-    build_optimizer,
-)
-from captioner.training.reinforce import LearnedBaseline, Reinforce
+from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.step import learning_rate_factor
 
 
@@ -50,21 +45,12 @@ def task_of(model: CaptionModel) -> CrossEntropyTask:
     return CrossEntropyTask(model, LossConfig())
 
 
-def full_task(model: CaptionModel) -> CrossEntropyTask:
-    """Return a task that has everything that can be learned in addition to the model."""
-    return CrossEntropyTask(
-        model,
-        LossConfig(),
-        reinforce=Reinforce(LearnedBaseline(5)),
-    )
-
-
 def settings_by_name(task: CrossEntropyTask, config: OptimConfig) -> dict[str, dict[str, Any]]:
     """Return the settings of each optimized parameter; those of the model without `model.`."""
     names = {id(p): name.removeprefix("model.") for name, p in task.named_parameters()}
     optimizer = build_optimizer(task, config)
     found = [
-        (names[id(parameter)], {k: group[k] for k in ("lr", "base_lr", "weight_decay", "clip")})
+        (names[id(parameter)], {k: group[k] for k in ("lr", "base_lr", "weight_decay")})
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
@@ -84,7 +70,6 @@ def test_each_weight_has_its_rate_and_only_matrices_decay(kind: Any, tie_embeddi
         rate = 1e-4 if name.startswith("encoder.backbone.") else 1e-3
         assert settings["lr"] == settings["base_lr"] == rate, name
         assert settings["weight_decay"] in (0.0, 0.03)
-        assert settings["clip"], name
         if settings["weight_decay"]:
             decaying.add(name)
     matrices = {
@@ -109,45 +94,6 @@ def test_a_frozen_encoder_is_not_in_the_optimizer() -> None:
     found = settings_by_name(task_of(small_model(trainable_from=None)), OptimConfig())
     assert not any(name.startswith("encoder.backbone.") for name in found)
     assert "encoder.project.0.weight" in found
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)],
-)
-def test_the_optimizer_is_the_one_that_is_named(kind: Any, expected: type) -> None:
-    assert type(build_optimizer(task_of(small_model()), OptimConfig(name=kind))) is expected
-
-
-def test_decay_shrinks_a_matrix_and_leaves_a_bias_and_the_embedding_alone() -> None:
-    model = small_model()
-    config = OptimConfig(name="adamw", lr=0.1, encoder_lr=0.1, weight_decay=0.5)
-    optimizer = build_optimizer(task_of(model), config)
-    decoder: Any = model.decoder
-    with torch.no_grad():
-        decoder.from_h.bias.fill_(1.0)
-    before = copy.deepcopy(decoder.state_dict())
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    torch.testing.assert_close(decoder.from_h.weight, before["from_h.weight"] * (1 - 0.1 * 0.5))
-    assert torch.equal(decoder.from_h.bias, before["from_h.bias"])
-    assert torch.equal(decoder.embedding.weight, before["embedding.weight"])
-
-
-@pytest.mark.parametrize("kind", ["adamw", "adam", "rmsprop"])
-def test_parameters_of_the_task_outside_the_model_are_optimized_too(kind: Any) -> None:
-    task = full_task(small_model())
-    found = settings_by_name(task, OptimConfig(name=kind, lr=1e-3, weight_decay=0.03))
-    trainable = {n.removeprefix("model.") for n, p in task.named_parameters() if p.requires_grad}
-    assert set(found) == trainable
-    added = {name for name in found if not name.startswith(("encoder.", "decoder."))}
-    baseline = {"reinforce.baseline.value.weight", "reinforce.baseline.value.bias"}
-    assert added == baseline
-    for name in added:
-        settings = {"lr": BASELINE_LR, "base_lr": BASELINE_LR, "weight_decay": 0.0, "clip": False}
-        assert found[name] == settings, name
 
 
 # --- schedule -------------------------------------------------------------------------------------
@@ -185,7 +131,7 @@ def test_a_plateau_is_a_tenth_for_each_drop() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
-@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (5, 3), (5, 5), (1, 1)])
+@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (5, 3)])
 def test_runs_shorter_than_the_warm_up_have_rates_from_zero_to_one(
     schedule: Any, warmup: int, total: int
 ) -> None:
@@ -220,19 +166,6 @@ def test_averaged_weights_are_a_plain_moving_average(tie_embeddings: bool) -> No
     if tie_embeddings:
         decoder: Any = averaged.model.decoder
         assert decoder.vocabulary.weight is decoder.embedding.weight
-
-
-def test_the_memory_is_short_at_first_and_as_long_as_the_decay_later() -> None:
-    model = small_model()
-    bias = dict(model.named_parameters())["decoder.from_h.bias"]
-    for step, decay in ((0, 0.1), (8, 0.5), (10**6, 0.998)):
-        averaged = AveragedModel(model, decay=0.998)
-        own = dict(averaged.model.named_parameters())["decoder.from_h.bias"]
-        with torch.no_grad():
-            own.fill_(1.0)
-            bias.fill_(0.0)
-        averaged.update(model, step)
-        assert own.tolist() == pytest.approx([decay] * 7, rel=1e-4)
 
 
 def test_running_statistics_are_copied_and_not_averaged() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from captioner.training.optimizer import BASELINE_LR, build_optimizer
+from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
 from captioner.training.step import StepOutput, training_step
 
@@ -24,11 +24,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def setup(table: Path, tmp_path: Path) -> Setup:
-    """Hard attention with a learned baseline, which is in a parameter group of its own."""
-    return prepare(
-        tiny.recipe(table, tmp_path / "run", attention__select="hard", hard__baseline="learned"),
-        CPU,
-    )
+    return prepare(tiny.recipe(table, tmp_path / "run", attention__select="hard"), CPU)
 
 
 def take(
@@ -45,23 +41,22 @@ def take(
     )
 
 
-def test_a_step_trains_model_and_baseline_at_their_rates(setup: Setup) -> None:
+def test_a_step_trains_the_model_at_the_rate_of_the_schedule(setup: Setup) -> None:
     optimizer = build_optimizer(setup.task, setup.config.optim)
     before = copy.deepcopy(setup.task.state_dict())
     step = take(setup, optimizer, factor=0.5)
     assert step.updated
-    assert {group["lr"] for group in optimizer.param_groups} == {5e-3 / 2, BASELINE_LR / 2}
-    assert {group["base_lr"] for group in optimizer.param_groups} == {5e-3, BASELINE_LR}
+    assert {group["lr"] for group in optimizer.param_groups} == {5e-3 / 2}
+    assert {group["base_lr"] for group in optimizer.param_groups} == {5e-3}
     after = setup.task.state_dict()
-    for name in ("model.decoder.vocabulary.weight", "reinforce.baseline.value.weight"):
-        assert not torch.equal(after[name], before[name]), name
+    name = "model.decoder.vocabulary.weight"
+    assert not torch.equal(after[name], before[name])
     assert all(parameter.grad is None for parameter in setup.task.parameters())
 
 
 def test_the_norm_is_of_the_gradient_that_is_clipped(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A baseline far off has a gradient of its own size, which must not shrink the model's."""
     optimizer = build_optimizer(setup.task, setup.config.optim)
     found: dict[str, torch.Tensor] = {}
 
@@ -73,13 +68,9 @@ def test_the_norm_is_of_the_gradient_that_is_clipped(
     norms = []
     for clip_norm in (0.0, 0.01):
         torch.manual_seed(0)
-        with torch.no_grad():
-            setup.task.get_parameter("reinforce.baseline.value.bias").fill_(1000.0)
         norms.append(float(take(setup, optimizer, clip_norm=clip_norm).gradient_norm))
-        of_model = [value for name, value in found.items() if name.startswith("model.")]
-        norm = float(torch.stack([value.norm() for value in of_model]).norm())
+        norm = float(torch.stack([value.norm() for value in found.values()]).norm())
         assert norm == pytest.approx(0.01 if clip_norm else norms[0], rel=1e-3)
-        assert float(found["reinforce.baseline.value.bias"].abs()) > 1000
     assert norms[0] == norms[1] > 0.01
 
 

@@ -152,7 +152,7 @@ def test_a_finished_run_resumed_ends_at_once(
          "train__checkpoint_every": 4},
         {"encoder__trainable_from": "layer4", "encoder__batch_norm": "train",
          "optim__ema_decay": 0.0, "optim__name": "rmsprop", "decoder__tie_embeddings": True,
-         "attention__select": "hard", "hard__baseline": "learned"},
+         "attention__select": "hard", "hard__baseline": "moving_average"},
     ],
     ids=["adam", "rmsprop, hard, fine-tuned"],
 )  # fmt: skip
@@ -173,12 +173,11 @@ def test_other_recipes_resume_exactly_too(
 def test_the_log_has_the_models_rate_and_the_root_of_the_mean_square_advantage(
     table: Path, tmp_path: Path
 ) -> None:
-    """Seven batches make four steps of two; the baseline has a higher rate than the model."""
+    """Seven batches make four steps of two."""
     recipe = tiny.recipe(
         table,
         tmp_path / "run",
         attention__select="hard",
-        hard__baseline="learned",
         optim__lr=1e-4,
         optim__schedule="cosine",
         optim__warmup_steps=0,

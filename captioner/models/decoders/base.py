@@ -28,7 +28,6 @@ class TeacherForcingOutput:
         entropy: [N, T], entropy of each map, zero where a caption has ended.
         log_prob: [N, T], log-probability of the sampled cells, zero where a caption has ended.
         beta: [N, T], mean of the gate, zero where a caption has ended; None without a gate.
-        queries: [M, H], the state before attention, without gradient.
         cells: [N, T] (or [N, T, heads]), sampled cells; None for soft attention.
     """
 
@@ -37,7 +36,6 @@ class TeacherForcingOutput:
     entropy: Tensor
     log_prob: Tensor
     beta: Tensor | None
-    queries: Tensor
     cells: Tensor | None = None
 
 

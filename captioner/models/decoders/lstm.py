@@ -128,7 +128,6 @@ class LSTMDecoder(Decoder):
         word_gates = self.word_gates(words).unbind(1)
         state = self.start(memory)
         running = len(lengths)
-        queries: list[Tensor] = []
         outputs: list[Tensor] = []
         steps: list[AttentionOutput] = []
         if lengths.dim() == 2:  # a mask: padding is computed too, so that shapes are fixed
@@ -141,7 +140,6 @@ class LSTMDecoder(Decoder):
             if count <= 0.75 * running:
                 running = count
                 memory, state = memory.select(slice(running)), state.select(slice(running))
-            queries.append(state.h[:count])
             attended, state = self.lstm_step(word_gates[step][:running].unsqueeze(1), state, memory)
             outputs.append(state.output[:count])
             steps.append(attended)
@@ -167,7 +165,6 @@ class LSTMDecoder(Decoder):
             entropy=pad("entropy"),
             log_prob=pad("log_prob"),
             beta=pad("beta"),
-            queries=torch.cat(queries).squeeze(1).detach(),
             cells=pad("cells"),
         )
 

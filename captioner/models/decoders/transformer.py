@@ -196,11 +196,10 @@ class TransformerDecoder(Decoder):
         longest = running.shape[1]
         position = torch.arange(longest, device=tokens.device)
         words = self._embed(tokens[:, :longest], position, longest - 1)  # [N, T, H]
-        attended_layers, queries = [], []
+        attended_layers = []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):
             # A caption is padded at its end only, to which no earlier word attends.
             words = layer.after(words, layer.self_attention(layer.before(words, 0)), 0)
-            queries.append(words)
             words, attended = layer.attend(words, layer_memory, position)
             attended_layers.append(attended)
         attended = _join_layers(attended_layers)
@@ -210,8 +209,6 @@ class TransformerDecoder(Decoder):
             entropy=attended.entropy * running,
             log_prob=attended.log_prob * running,
             beta=None,
-            # Later layers' states depend on the first one's samples, which a baseline must not.
-            queries=pack_by_step(queries[0], lengths).detach(),
             cells=attended.cells,
         )
 
