@@ -139,7 +139,7 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         captions=CAPTIONS,
         from_frozen=True,
     )
-    reinforce = build_reinforce(config) if config.attention.select == "hard" else None
+    reinforce = build_reinforce(config.hard) if config.attention.select == "hard" else None
     task = CrossEntropyTask(model, config.loss, reinforce=reinforce)
     optimizer = build_optimizer(task.to(device), config.optim)
 

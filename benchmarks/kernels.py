@@ -107,7 +107,7 @@ def kernels_of_a_step(select: str, way: str) -> int:
     config = config_of(select)
     torch.manual_seed(1)
     model = build_model(config, VOCABULARY, pretrained=False)
-    reinforce = build_reinforce(config) if select == "hard" else None
+    reinforce = build_reinforce(config.hard) if select == "hard" else None
     task = CrossEntropyTask(model, config.loss, reinforce=reinforce).train()
     optimizer = build_optimizer(task, config.optim, on_device=way != "packed")
     options: dict[str, Any] = {"optimizer": optimizer, "clip_norm": 5.0}

@@ -24,30 +24,25 @@ class PretrainedReport:
 
     Args:
         taken: Weights of the model that have the folder's values now.
-        absent: Weights of the model that the folder does not have; they stay as initialised.
-        other_shape: Weights that have another shape there; they stay as initialised.
+        left: Weights of the model that the folder lacks, or has in another shape; they stay as
+            initialised.
         unused: Weights of the folder that the model does not have.
         new_words: Words of the model that the folder's vocabulary does not have.
     """
 
     folder: Path
     taken: list[str]
-    absent: list[str]
-    other_shape: list[str]
+    left: list[str]
     unused: list[str]
     new_words: int
 
     def sentences(self) -> list[str]:
         """Return sentences for the user; none if every weight was taken and no word is new."""
         sentences = []
-        total = len(self.taken) + len(self.absent) + len(self.other_shape)
-        if len(self.taken) < total or self.unused:
-            reasons = {
-                "not in it and left as initialised": self.absent,
-                "of another shape in it and left as initialised": self.other_shape,
-                "in it alone and not used": self.unused,
-            }
-            parts = [f"{what}: {_by_module(names)}" for what, names in reasons.items() if names]
+        if self.left or self.unused:
+            names = {"left as initialised": self.left, "not used": self.unused}
+            parts = [f"{what}: {_by_module(each)}" for what, each in names.items() if each]
+            total = len(self.taken) + len(self.left)
             sentences.append(
                 f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
             )
@@ -82,14 +77,12 @@ def load_pretrained(
     known = load_vocabulary(folder)
     own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
     stored = {n: value for n, value in read_weights(folder).items() if n.startswith(only)}
-    lost: list[str] = []
     if OUTPUT_WEIGHT not in stored and EMBEDDING in stored:  # tied there
         stored[OUTPUT_WEIGHT] = stored[EMBEDDING]
     elif {EMBEDDING, OUTPUT_WEIGHT} <= own.keys() & stored.keys() and (
         own[EMBEDDING].data_ptr() == own[OUTPUT_WEIGHT].data_ptr()
     ):
         del stored[EMBEDDING]  # of two tables where this model has one, the output layer's is taken
-        lost.append(EMBEDDING)
     if vocabulary.tokens != known.tokens:
         rows = {token: row for row, token in enumerate(known.tokens)}
         index = torch.tensor([rows.get(token, -1) for token in vocabulary.tokens])
@@ -105,13 +98,11 @@ def load_pretrained(
                 own[name].copy_(stored[name])
     pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
     taken = [name for name, value in own.items() if value.data_ptr() in pointers]
-    left = [name for name in own if name not in set(taken)]
     return PretrainedReport(
         folder=folder,
         taken=taken,
-        absent=[name for name in left if name not in stored],
-        other_shape=[name for name in left if name in stored],
-        unused=[*lost, *(name for name in stored if name not in own)],
+        left=[name for name in own if name not in set(taken)],
+        unused=[name for name in stored if name not in own],
         new_words=0 if only else len(set(vocabulary.tokens) - set(known.tokens)),
     )
 

@@ -7,7 +7,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,21 +31,15 @@ from captioner.training.checkpointing import restore_checkpoint
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 
-DAMAGED = "last.damaged"  # in a run folder: a checkpoint `last` that was damaged
 COMPLETE = "complete"  # in a run folder: an empty file, once its last epoch and calibration ended
+# Where data lies and how it is read. It may change, because the captions that were read are
+# compared (`restore_checkpoint`).
+HOW_READ = ("root", "file", "coco_splits", "format", "image_column", "caption_column")
+MAY_CHANGE = {f"data.{key}" for key in (*HOW_READ, "val_share", "strip_markers", "workers")}
 # Sections and settings that a resumed run must have as it began, or its data, model or optimizer
 # would be others.
 FIXED = {"preprocess", "encoder", "attention", "decoder", "data", "optim.name", "optim.ema_decay"}
 FIXED |= {"hard.baseline", "train.seed", "train.metric", "train.val_source"}
-# Settings that change nothing that a run computes; where data lies and how it is read are among
-# them, because the captions that were read are compared.
-HOW_READ = ("root", "file", "coco_splits", "format", "image_column", "caption_column")
-UNIMPORTANT = {f"data.{key}" for key in (*HOW_READ, "val_share", "strip_markers", "workers")}
-UNIMPORTANT |= {
-    f"train.{key}"
-    for key in "output device compile log_every samples start_from start_with checkpoint_every "
-    "calibrate_from".split()
-}
 
 
 def train(config: Config, *, resume: bool = False, validate_start: bool = False) -> Path:
@@ -70,8 +63,7 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
     run = Path(config.train.output)
     with processes(config.train.device), contextlib.ExitStack() as stack:
         device = choose_device(config.train.device)
-        checkpoint, reward = from_first_process(lambda: _begin(config, run, resume, stack))
-        config = replace(config, hard=replace(config.hard, reward=reward))
+        checkpoint, config = from_first_process(lambda: _begin(config, run, resume, stack))
         if checkpoint and from_first_process(lambda: _is_complete(run, checkpoint, config)):
             return run / "best"
 
@@ -96,11 +88,11 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
 
 def _begin(
     config: Config, run: Path, resume: bool, stack: contextlib.ExitStack
-) -> tuple[Path | None, Any]:
+) -> tuple[Path | None, Config]:
     """Lock the run folder until the stack ends.
 
     Returns:
-        The checkpoint to resume from, or None, and `hard.reward`.
+        The checkpoint to resume from, if any, and the settings to go on with.
     """
     if not config.train.output:  # else the run would lie in the current folder
         raise ConfigError("train.output: is empty; name a folder for the run")
@@ -121,7 +113,7 @@ def _begin(
         locked_folder(run, name=f"train.output: {run}", remedy="name another folder")
     )
     clean_run_folder(run)
-    return _whole_checkpoint(run) if resume else None, config.hard.reward
+    return _whole_checkpoint(run) if resume else None, config
 
 
 def holds_a_run(run: Path) -> bool:
@@ -135,20 +127,16 @@ def _whole_checkpoint(run: Path) -> Path:
     try:
         verify(last, needs_state=True)
         return last
-    except CheckpointError as damaged:
-        refusal = str(damaged)
+    except CheckpointError as error:
+        damage = str(error)
     try:
         verify(previous, needs_state=True)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run}: neither last nor previous can be resumed from ({refusal}; {error})"
+            f"{run}: neither last nor previous can be resumed from ({damage}; {error})"
         ) from None
-    kept = ""
-    if os.path.lexists(last):  # or it would become `previous` with the next checkpoint
-        shutil.rmtree(run / DAMAGED, ignore_errors=True)
-        os.replace(last, run / DAMAGED)
-        kept = f"; the damaged one is {run / DAMAGED} now"
-    logger.warning(f"{refusal}; going on from {previous}, some steps earlier{kept}")
+    shutil.rmtree(last, ignore_errors=True)  # or the next checkpoint would make it `previous`
+    logger.warning(f"{damage}; going on from {previous}, some steps earlier")
     return previous
 
 
@@ -199,8 +187,7 @@ def _checked_settings(run: Path, config: Config) -> Config:
     """Refuse to resume what is no run, or a run with settings that it did not begin with.
 
     Returns:
-        The settings to go on with: `hard.reward` stays as it was, which runs of earlier versions do
-        not name.
+        The settings, with the `hard.reward` of earlier versions where the run does not name one.
     """
     if not holds_a_run(run):
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out")
@@ -212,8 +199,10 @@ def _checked_settings(run: Path, config: Config) -> Config:
             f"{run / 'config.yaml'}: cannot be read ({error_summary(error)}); write the recipe "
             "that the run began with there again"
         ) from None
-    reward: Any = before.hard.reward if "\n  reward: " in text else "log_prob"
-    before, config = (replace(c, hard=replace(c.hard, reward=reward)) for c in (before, config))
+    if "\n  reward: " not in text:
+        before, config = (
+            replace(c, hard=replace(c.hard, reward="log_prob")) for c in (before, config)
+        )
     fixed, changed = changed_settings(before, config)
     if fixed:
         raise ConfigError(
@@ -223,14 +212,13 @@ def _checked_settings(run: Path, config: Config) -> Config:
     if changed:
         logger.info(f"{', '.join(changed)}: changed since {run} began")
     return config
-    return config
 
 
 def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
     """Return the settings that differ between a run and the recipe to resume it with.
 
     Returns:
-        Keys that cannot change, because data and model would be others; and keys that can, but
+        Keys that cannot change, because data and model would be others; and keys that can, but may
         make it another run than one that was never interrupted.
     """
     old, new = _without_places(old), _without_places(new)
@@ -238,20 +226,17 @@ def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
         f"{section}.{key}"
         for section in vars(new)
         for key, value in vars(getattr(new, section)).items()
-        if value != getattr(getattr(old, section), key)
+        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in MAY_CHANGE
     ]
-    if bool(old.data.cache) == bool(new.data.cache):
-        differing = [key for key in differing if key != "data.cache"]
-    differing = [key for key in differing if key not in UNIMPORTANT]
     fixed = [key for key in differing if {key, key.split(".")[0]} & FIXED]
     return fixed, [key for key in differing if key not in fixed]
 
 
 def _without_places(config: Config) -> Config:
-    """Return the settings without where the sources of the data lie."""
-    if config.data.sources is None:
-        return config
-    sources = data_sources(config.data)  # with their names, which --data.root adds
-    nowhere = {key: getattr(SourceConfig, key) for key in HOW_READ}
-    placeless = tuple(replace(s, **nowhere) for s in sources)
-    return replace(config, data=replace(config.data, sources=placeless))
+    """Return the settings without where the cache and the sources of the data lie."""
+    data = replace(config.data, cache=None if config.data.cache is None else "")
+    if data.sources is not None:
+        sources = data_sources(config.data)  # with their names, which --data.root adds
+        nowhere = {key: getattr(SourceConfig, key) for key in HOW_READ}
+        data = replace(data, sources=tuple(replace(s, **nowhere) for s in sources))
+    return replace(config, data=data)

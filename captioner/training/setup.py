@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.checkpoint import load_config, load_vocabulary, load_weights
-from captioner.config import Config, DataConfig, data_sources, unused_settings, validate
+from captioner.checkpoint import load_vocabulary, load_weights
+from captioner.config import Config, data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
@@ -19,7 +19,6 @@ from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform, image_transform, open_image
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
-from captioner.evaluation.average import TRAINING_ONLY
 from captioner.log import logger, progress_bar
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
@@ -178,12 +177,6 @@ def build_vocabulary(
         start = load_vocabulary(start_from)
         if resume:
             return start
-        if data.tokenizer not in (DataConfig.tokenizer, start.tokenizer.name):
-            _warn(
-                f"data.tokenizer: {data.tokenizer} does nothing, because captions are split as by "
-                f"the model that training starts from ({start.tokenizer.name}); remove it, or use "
-                "train.start_with encoder"
-            )
     if start is None:
         chosen = TOKENIZERS[data.tokenizer]()
         tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
@@ -220,7 +213,7 @@ def build_initial_model(
         only = "encoder." if start_with == "encoder" else ""
         report = load_pretrained(model, vocabulary, start_from, seed=config.train.seed, only=only)
         if not only:
-            _check_decoder(report, config)
+            _check_decoder(report)
             known = known_share(captions, load_vocabulary(start_from))
             if known < OTHER_LANGUAGE:
                 _warn(
@@ -232,32 +225,19 @@ def build_initial_model(
     return model
 
 
-def _check_decoder(report: PretrainedReport, config: Config) -> None:
-    """Refuse a start without the decoder's weights: what it writes would be noise for long.
-
-    Attention alone may begin anew, as another mechanism does.
-    """
+def _check_decoder(report: PretrainedReport) -> None:
+    """Refuse a start without the decoder's weights; attention alone may begin anew."""
     names = [
         name
-        for name in (*report.absent, *report.other_shape)
+        for name in report.left
         if name.startswith("decoder.") and not name.startswith("decoder.attention.")
     ]
-    if not names:
-        return
-    start = load_config(report.folder)
-    differing = [
-        f"{section}.{key} {value}"
-        for section in ("encoder", "attention", "decoder")
-        for key, value in vars(getattr(start, section)).items()
-        if value != getattr(getattr(config, section), key) and key not in TRAINING_ONLY
-    ]
-    raise ConfigError(
-        f"train.start_from: {len(names)} weights of the decoder cannot be taken from "
-        f"{report.folder} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), so that it "
-        "would begin untrained: the recipe is of another architecture; that model has "
-        f"{', '.join(differing) or 'other settings'}; use captioner finetune, which takes these "
-        "over, or train.start_with encoder"
-    )
+    if names:
+        raise ConfigError(
+            f"train.start_from: {report.folder} is of another architecture: it lacks {names[0]} "
+            f"and {len(names) - 1} more weights of the decoder; use captioner finetune, which "
+            "takes over its settings, or train.start_with encoder"
+        )
 
 
 def _check_words(

@@ -91,30 +91,6 @@ def test_captions_with_few_known_words_are_reported_and_with_none_refused(
         prepare(recipe, CPU, before)
 
 
-def test_weights_of_another_shape_are_left_out_and_counted(
-    table: Path, tmp_path: Path, before, capsys
-) -> None:
-    recipe = tiny.recipe(
-        table,
-        tmp_path / "run",
-        train__epochs=1,
-        attention__select="hard",
-        attention__dim=12,
-        data__min_count=1000,  # no new words
-    )
-    started = prepare(recipe, CPU, before)
-    names = ["key.weight", "key.bias", "query.weight", "energy.weight"]
-    count = len(started.task.model.state_dict())
-    assert f"{before}: {count - len(names)} of {count} weights taken" in capsys.readouterr().err
-    expected = load_model(before)[0].state_dict()
-    other = {
-        name
-        for name, value in started.task.model.state_dict().items()
-        if value.shape != expected[name].shape or not torch.equal(value, expected[name])
-    }
-    assert other == {f"decoder.attention.score.{name}" for name in names}
-
-
 def test_the_cache_holds_features_of_the_weights_started_from(
     table: Path, tmp_path: Path, before
 ) -> None:
@@ -161,19 +137,3 @@ def test_a_resumed_run_no_longer_needs_the_model_that_it_began_with(
     train(replace(recipe, train=replace(recipe.train, epochs=2)), resume=True)
     twice = load_model(tmp_path / "run" / "last")[0].state_dict()
     assert any(not torch.equal(once[name], twice[name]) for name in once)
-
-
-def test_weights_for_another_model_fill_nothing(tmp_path: Path) -> None:
-    model, config, vocabulary = tiny.model()
-    save_model(tmp_path / "model", model, config, vocabulary, card="#")
-    other = build_model(
-        replace(config, decoder=replace(config.decoder, kind="mean", hidden_dim=20, embed_dim=20)),
-        40,
-    )
-    own = {name: value.clone() for name, value in other.decoder.state_dict().items()}
-    report = load_pretrained(other, vocabulary, tmp_path / "model")
-    assert "decoder.vocabulary.bias" in report.other_shape
-    assert not [name for name in report.taken if name.startswith("decoder.")]
-    (sentence,) = report.sentences()
-    assert "decoder.vocabulary (" in sentence
-    assert all(torch.equal(value, own[name]) for name, value in other.decoder.state_dict().items())
