@@ -53,8 +53,11 @@ def _run(arguments: list[str]) -> int:
         return 0
     wrong = ""
     if arguments:
-        from captioner.cli.suggestions import meant_command
+        from captioner.cli.suggestions import REMOVED_COMMANDS, meant_command
 
+        if instead := REMOVED_COMMANDS.get(arguments[0]):
+            print(f"error: captioner {arguments[0]} is gone: {instead}", file=sys.stderr)
+            return 2
         meant = meant_command(arguments[0], list(COMMANDS))
         meant = f" (did you mean: captioner {printable(meant)})" if meant else ""
         wrong = f"error: there is no command '{printable(arguments[0])}'{meant}\n\n"

@@ -57,7 +57,10 @@ _COMMANDS = {
     "serve": "server web webui gui",
 }
 _MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
-# Commands' options of earlier versions, and what to do instead.
+# Commands and options of earlier versions, and what to do instead.
+REMOVED_COMMANDS = {
+    "shards": "train from the folder itself; tar files that it wrote are read from a disk",
+}
 _REMOVED = {
     "caption --in-place": "--write html writes a copy of the page; move it over the page",
     "caption --max-length": "alternative texts have at most 125 characters",

@@ -413,7 +413,7 @@ def _recognised(data: DataFiles) -> tuple[str, str]:
             f"unknown data format {data.format!r}; use {AUTO} or one of {', '.join(DATA_FORMATS)}"
         )
     if is_url(str(data.root)):
-        raise DataError(f"{data.root}: data sets are read from folders; copy it to this machine")
+        raise DataError(f"{data.root}: training reads folders of this machine; copy it to one")
     if not os.path.exists(data.root):  # Path.exists raises for some names
         raise DataError(f"there is no file or folder {data.root}; correct the path of the data")
     if data.format != AUTO:

@@ -40,6 +40,11 @@ def test_an_option_of_another_program_names_the_one_that_was_meant(
     assert f"captioner {command} --help" in message
 
 
+def test_a_command_of_an_earlier_version_says_that_it_is_gone(commands: Commands) -> None:
+    message = commands.run("captioner", "shards", "--root", "x").sentence()
+    assert "captioner shards is gone: train from the folder itself" in message
+
+
 @pytest.mark.parametrize("typed", _REMOVED)
 def test_an_option_of_an_earlier_version_says_that_it_is_gone(
     commands: Commands, typed: str
