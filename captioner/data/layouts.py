@@ -35,7 +35,12 @@ _ARCHIVE = "unpack an archive first"
 _HINTS = dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), _SPREADSHEET) | dict.fromkeys(
     (".zip", ".gz", ".tgz", ".7z", ".rar"), _ARCHIVE
 )
-_FOLDERS_OF_CAPTIONS = ("annotations", "captions", "caption_datasets", "Flickr8k_text")
+# Folders next to which the rest of a data set lies.
+_FOLDERS_OF_CAPTIONS = frozenset(("annotations", "captions", "caption_datasets", "flickr8k_text"))
+_FOLDERS_OF_IMAGES = frozenset(
+    "images flickr8k_dataset flicker8k_dataset flickr30k-images flickr30k_images "
+    "train2014 val2014 train2017 val2017".split()
+)
 _OTHER_NAMES = {
     "training": "train",
     "valid": "val",
@@ -152,11 +157,14 @@ class DataFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder with everything: the root; of a file, its own or the one above."""
-        if not os.path.isfile(self.root):
-            return Path(self.root)
-        own = Path(self.root).absolute().parent
-        return own.parent if own.name in _FOLDERS_OF_CAPTIONS else own
+        """The folder with everything: the root, the folder of a file, or the one above."""
+        own = Path(self.root)
+        if os.path.isfile(own):
+            own = own.absolute().parent
+        name = own.absolute().name.lower()
+        lacks_captions = name in _FOLDERS_OF_IMAGES and not FolderTree(own).others
+        above = lacks_captions or name in _FOLDERS_OF_CAPTIONS
+        return own.absolute().parent if above else own
 
     @cached_property
     def tree(self) -> FolderTree:

@@ -286,6 +286,15 @@ def test_coco_reads_its_own_ids_and_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+def test_ids_that_pandas_wrote_as_floats_are_whole_numbers(tmp_path: Path) -> None:
+    path = write_coco(tmp_path, "train", {coco_name(7): (7, ["A dog."])})
+    path.write_text(path.read_text().replace('"image_id": 7', '"image_id": 7.0'))
+    touch(tmp_path / "train", coco_name(7))
+    split = read_split(format="coco", root=tmp_path, split="train")
+    assert [(i.image_id, i.captions) for i in split.images] == [(7, ("A dog.",))]
+    assert not split.problems
+
+
 def test_two_coco_splits_that_number_images_alike_are_not_joined(tmp_path: Path) -> None:
     write_coco(tmp_path, "old", {coco_name(1): (1, ["A dog."])})
     write_coco(tmp_path, "new", {coco_name(2): (1, ["A cat."])})

@@ -262,7 +262,15 @@ def test_where_no_photo_is_found_the_message_says_what_lies_there(tmp_path: Path
             '{"images": [{"filename": "a.jpg", "split": "train", "sentences": '
             '[{"tokens": ["one", "dog"]}, {"raw": "two dogs"}]}]}',
         ),
-        ("a.jpg.txt", "one dog\ntwo dogs\n"),
+        ("t.txt", "a.jpg one dog\na.jpg two dogs\n"),
+        ("t.csv", "a,one dog of four words\na,two dogs\n"),
+        (
+            "t.json",
+            '[{"id": 1, "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>"}, '
+            '{"from": "gpt", "value": "one dog"}, {"from": "gpt", "value": "two dogs"}]}]',
+        ),
+        ("images/a.json", '{"caption": ["one dog", "two dogs"], "width": 3}'),
+        ("images/a.jpg.txt", "one dog\ntwo dogs\n"),
         ("captions/a.txt", "one dog\ntwo dogs\n"),
     ],
 )
@@ -273,6 +281,24 @@ def test_each_form_of_a_table_or_text_gives_all_captions(
     for photo in sorted((tmp_path / "images").iterdir())[1:]:
         photo.unlink()
     next((tmp_path / "images").iterdir()).rename(tmp_path / "images" / "a.jpg")
-    write(tmp_path / (f"images/{name}" if name == "a.jpg.txt" else name), text)
+    write(tmp_path / name, text)
     (image,) = CaptionedData(DataFiles(root=tmp_path)).everything().images
-    assert image.captions == ("one dog", "two dogs")
+    assert [" ".join(text.split()[:2]) for text in image.captions] == ["one dog", "two dogs"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "root"),
+    [
+        ("flickr8k_kaggle", "Images"),
+        ("flickr8k_archives", "Flickr8k_text"),
+        ("coco_2017", "annotations"),
+        ("coco_2017", "train2017"),
+    ],
+)
+def test_a_part_of_a_data_set_given_as_its_root_leads_to_all_of_it(
+    tmp_path: Path, layout: str, root: str
+) -> None:
+    LAYOUTS[layout][0](tmp_path / "data")
+    assert (
+        len(CaptionedData(DataFiles(root=tmp_path / "data" / root)).everything().images) == PHOTOS
+    )

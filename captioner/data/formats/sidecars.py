@@ -1,18 +1,20 @@
-"""Images with a text file of the same name each, as programs that caption training sets write."""
+"""Images with a text or JSON file of the same name each, as caption tools write them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
+from captioner.data.formats.table import CAPTION_COLUMNS, texts_of, usual_column
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_of_folder
-from captioner.data.text_files import numbered_lines
+from captioner.data.text_files import numbered_lines, read_json_object
+from captioner.errors import DataError
 
-_SUFFIXES = (".txt", ".caption")
+_SUFFIXES = (".json", ".caption", ".txt")  # of several, the last counts
 
 
 class Sidecars:
-    """`a.jpg` with `a.txt` or `a.caption`, one caption a line, also in folders of folders.
+    """`a.jpg` with `a.txt` or `a.caption`, one caption a line, or `a.json` with a key `caption`.
 
     Folders called train, val and test in the root are splits. Ids are names from the root.
     """
@@ -30,12 +32,23 @@ class Sidecars:
         images = []
         for image in data.tree.images:
             path = texts.get(image)
-            captions = tuple(line for _, line in numbered_lines(path)) if path else ()
+            captions = _captions(path) if path else ()
             name = image.relative_to(data.folder).as_posix()
             images.append(NamedImage(name, captions, name, split_of_folder(name)))
         if not all(image.split for image in images):
             images = [NamedImage(i.name, i.captions, i.image_id) for i in images]
         return Annotations(images, [data.folder])
+
+
+def _captions(path: Path) -> tuple[str, ...]:
+    if path.suffix.lower() != ".json":
+        return tuple(line for _, line in numbered_lines(path))
+    facts = read_json_object(path)
+    column = usual_column(list(facts), CAPTION_COLUMNS)
+    captions = texts_of([facts[column]]) if column else None
+    if captions is None:
+        raise DataError(f"{path} has no caption; it needs a key such as caption with a text")
+    return captions
 
 
 def _texts(data: DataFiles) -> dict[Path, Path]:
@@ -45,6 +58,7 @@ def _texts(data: DataFiles) -> dict[Path, Path]:
     images/a.jpg, if no two images and no two texts have that name.
     """
     texts = [path for path in data.tree.others if path.suffix.lower() in _SUFFIXES]
+    texts.sort(key=lambda path: _SUFFIXES.index(path.suffix.lower()))
     by_path = {path.with_suffix(""): path for path in texts}
     images = data.tree.images
     found = {i: by_path.get(i.with_suffix("")) or by_path.get(i) for i in images}

@@ -27,12 +27,13 @@ IMAGE_COLUMNS = (
 )
 CAPTION_COLUMNS = (
     "caption captions caption_text image_caption text texts description sentence sentences raw "
-    "comment title alt alt_text prompt additional_feature".split()
+    "comment title alt alt_text prompt additional_feature conversations".split()
 )
 _DELIMITERS = ",\t;|"
 _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".parquet")
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a list of texts
+_BEFORE_BLANK = re.compile(rf"(\S+(?:{'|'.join(map(re.escape, SUFFIXES))})(?:#\d+)?) +([^\s,;|].*)")
 _FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
 _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
 
@@ -248,7 +249,7 @@ def read_rows(
                 yield DataError(f"{path}, line {line}: it has no image ({quoted(str(record))})")
                 continue
             chosen = found
-        image, captions = record[chosen[0]], _texts([record.get(column) for column in chosen[1]])
+        image, captions = record[chosen[0]], texts_of([record.get(column) for column in chosen[1]])
         split = next((v for c, v in record.items() if c.strip().lower() == "split"), None) or ""
         if isinstance(image, int) and not isinstance(image, bool):
             image = str(image)
@@ -270,13 +271,20 @@ def read_rows(
             yield Row(line, numbered[1] if numbered else image.strip(), captions, split.strip())
 
 
-def _texts(cells: Sequence[Any]) -> tuple[str, ...] | None:
-    """Return the captions of a row's cells: texts, or lists of texts, also as JSON or Python."""
+def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
+    """Return the captions of a row's cells: texts, or lists of texts, also as JSON or Python.
+
+    Of a conversation, as LLaVA's training data have it, the answers are captions.
+    """
     found: list[str] = []
     for value in cells:
         if isinstance(value, str) and _LIST.fullmatch(value):
             with contextlib.suppress(ValueError, SyntaxError, RecursionError):
                 value = ast.literal_eval(value)
+        if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
+            value = [
+                turn.get("value") for turn in value if turn.get("from") in ("gpt", "assistant")
+            ]
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
             found += value
         elif isinstance(value, str):
@@ -315,12 +323,19 @@ def _columns_of(path: Path) -> list[str]:
 def _delimited_records(path: Path) -> Iterator[Record]:
     """Yield the rows of text with cells between commas, tabs, semicolons or pipes.
 
-    A table without a heading has an image first and its caption last.
+    A table without a heading has an image first and its caption last, perhaps after a blank.
     """
     text = read_text(path)
     # Excel's first line may name the delimiter; it is left blank to keep the lines' numbers.
     text = re.sub(r'\A"?sep=."?(?=\r?\n)', "", text)
-    delimiter = delimiter_of(text.lstrip().partition("\n")[0])
+    first = text.strip().partition("\n")[0]
+    if _BEFORE_BLANK.fullmatch(first.strip()):
+        for line, row in numbered_lines(path):
+            match = _BEFORE_BLANK.fullmatch(row)
+            wrong = DataError(f"{path}, line {line}: no name, blank and caption: {quoted(row)}")
+            yield line, {"image": match[1], "caption": match[2]} if match else wrong
+        return
+    delimiter = delimiter_of(first)
     start, columns = 1, list[str]()
     # Captions are not always quoted, and may begin with a quote of their own.
     stray = re.compile(rf'(?m)(^|[{delimiter}])"([^"\n]*)"(?=[^"{delimiter}\r\n])')
@@ -341,7 +356,7 @@ def _delimited_records(path: Path) -> Iterator[Record]:
             if not any(cells):
                 continue
             if not columns:
-                if _names_an_image(cells[0]):
+                if _names_an_image(cells[0]) or _is_sentence(cells):
                     columns = ["image", *(f"column {n}" for n in range(2, len(cells))), "caption"]
                 else:
                     columns = _distinct(path, line, cells)
@@ -387,6 +402,11 @@ def delimiter_of(heading: str) -> str:
 
 def _names_an_image(cell: str) -> bool:
     return posixpath.splitext(cell.partition("#")[0].lower())[1] in SUFFIXES
+
+
+def _is_sentence(cells: Sequence[str]) -> bool:
+    """Return whether a table's first row is no heading, for its last cell has several words."""
+    return cells[-1].count(" ") > 2 and usual_column(cells, IMAGE_COLUMNS) is None
 
 
 def _distinct(path: Path, line: int, columns: list[str]) -> list[str]:
@@ -443,7 +463,7 @@ def _captions_of_map(name: str, value: Any) -> bool:
     """Return whether an entry of a JSON object is an image with its captions."""
     if isinstance(value, str):  # a name may lack its suffix, but a caption has several words
         return _names_an_image(name) or value.count(" ") > 1
-    return isinstance(value, dict) or (isinstance(value, list) and bool(_texts([value])))
+    return isinstance(value, dict) or (isinstance(value, list) and bool(texts_of([value])))
 
 
 def _of_map(name: str, value: Any) -> dict[str, Any]:
