@@ -234,7 +234,7 @@ def test_a_photo_that_cannot_be_read_raises_a_photo_error(
     (tmp_path / "bad.jpg").write_bytes(b"no photo")
     photos: list[tuple[Path | bytes, str]] = [
         *((path, str(path)) for path in (tmp_path / "bad.jpg", tmp_path / "none.jpg", tmp_path)),
-        (b"", "is not a photo"),
+        (b"", "the file is empty"),
         (b"no photo", "is not a photo"),
     ]
     for photo, said in photos:
@@ -291,7 +291,7 @@ def test_files_arrays_and_tensors_are_captioned_as_images(
         assert close(captioner.caption(file), expected)
     with Image.open(paths[1]) as image:
         pixels = np.array(image.convert("RGB"))
-    for given in (pixels, torch.from_numpy(pixels), bytearray(paths[1].read_bytes())):
+    for given in (pixels, torch.from_numpy(pixels)):
         assert close(captioner.caption(given), expected)  # type: ignore[arg-type]
     assert close(captioner.caption_batch(np.stack([pixels, pixels]))[1], expected)
 
@@ -335,10 +335,8 @@ def test_several_images_in_place_of_one_are_refused_with_the_name_of_caption_bat
         (np.zeros((4, 4, 3)), "float64"),
         (np.zeros((3, 4, 4), np.uint8), r"\[3, 4, 4\]"),
         (torch.zeros(4, 4, dtype=torch.uint8), r"\[4, 4\]"),
-        (np.zeros((0, 4, 3), np.uint8), "without pixels"),
         (torch.zeros(4, 4, 3, dtype=torch.bfloat16), r"a tensor of bfloat16 \[4, 4, 3\]"),
-        (("one.jpg", "two.jpg"), "tuple of 2"),
-        ((), "tuple of 0"),
+        (("one.jpg", "two.jpg"), "type tuple"),
         ((torch.zeros(3, 8, 8), Geometry(8, 8, 0, 0, 8, 8)), r"\[3, 8, 8\].*\[3, 64, 96\]"),
         (io.BytesIO(), "empty"),
     ],
@@ -495,18 +493,6 @@ def test_a_transformed_image_gets_the_caption_of_the_image(
     assert close(captioner.caption(with_gradient), captioner.caption(paths[2]))
     scored, expected = (captioner.score(photo, "a red disc") for photo in (prepared, paths[2]))
     assert close(scored, expected)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_ready_photo_that_is_not_finite_is_refused(
-    captioner: Captioner, paths: list[Path], value: float
-) -> None:
-    with Image.open(paths[0]) as image:
-        pixels, geometry = captioner.transform(image.convert("RGB"))
-    pixels = pixels.clone()
-    pixels[1, 2, 3] = value
-    with pytest.raises(ImageError, match="not finite"):
-        captioner.caption_batch([paths[1], (pixels, geometry)])
 
 
 def test_no_caption_is_shorter_than_min_words(captioner: Captioner, paths: list[Path]) -> None:

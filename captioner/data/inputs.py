@@ -24,7 +24,7 @@ ImageInput: TypeAlias = (
     "str | ImagePath | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
     " | tuple[Tensor | np.ndarray, Geometry]"
 )
-ACCEPTED = (
+_ACCEPTED = (
     "a path, bytes, an open binary file, a PIL image, or uint8 pixels [height, width, 3] as a "
     "NumPy array or a tensor"
 )
@@ -36,24 +36,18 @@ def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndar
     Raises:
         ImageError: It cannot be read, or is of another type.
     """
-    if isinstance(image, tuple):
-        if not is_prepared(image):
-            raise ImageError(f"is a tuple of {len(image)}; use {ACCEPTED}")
-        given = image[0]
-        if not isinstance(given, np.ndarray):
-            given = given.detach().float().cpu().numpy()
-        pixels = given.astype(np.float32, copy=False)
+    if isinstance(image, tuple) and _is_prepared(image):
+        given, geometry = image
+        array = given if isinstance(given, np.ndarray) else given.detach().float().cpu().numpy()
         expected = (3, transform.height_px, transform.width_px)
-        if pixels.shape != expected:
+        if array.shape != expected:
             raise ImageError(
-                f"has pixels {list(pixels.shape)}, but this model reads {list(expected)}; make "
+                f"has pixels {list(array.shape)}, but this model reads {list(expected)}; make "
                 "it by Captioner.transform of the same model"
             )
-        if not np.isfinite(pixels).all():  # oneDNN's ReLU6 would turn NaN into zeros
-            raise ImageError("has pixels that are not finite; make it by Captioner.transform")
-        return pixels, image[1]
+        return array.astype(np.float32, copy=False), geometry
     try:
-        return transform.array(as_image(image))
+        return transform.array(_opened(image))
     except ImageError as error:
         if not isinstance(image, (str, os.PathLike)):
             raise
@@ -63,20 +57,14 @@ def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndar
         raise ImageError(f"{os.fspath(image)}: {reason}") from None
 
 
-def as_image(source: Any) -> Image.Image:
-    """Return any image that `Captioner.caption` accepts as upright 8-bit RGB.
-
-    Raises:
-        ImageError: It cannot be read, or is of another type; the message names the type.
-    """
+def _opened(source: Any) -> Image.Image:
+    """Return any image that `Captioner.caption` accepts, but for a prepared one, as upright RGB."""
     if isinstance(source, Image.Image):
         return upright_rgb(source)
     if isinstance(source, (str, Path, TarMember, bytes)):
         return open_image(source)
     if isinstance(source, os.PathLike):
         return open_image(os.fsdecode(source))
-    if isinstance(source, (bytearray, memoryview)):
-        return open_image(bytes(source))
     if _is_array(source):
         kind = "an array" if isinstance(source, np.ndarray) else "a tensor"
         dtype = str(source.dtype).removeprefix("torch.")  # NumPy does not have all of PyTorch's
@@ -86,38 +74,26 @@ def as_image(source: Any) -> Image.Image:
                 "[height, width, 3], red, green and blue from 0 to 255"
             )
         pixels = source if isinstance(source, np.ndarray) else source.cpu().numpy()
-        if not pixels.size:
-            raise ImageError(f"is {kind} without pixels")
         return Image.fromarray(np.ascontiguousarray(pixels))
-    if callable(getattr(source, "read", None)):
-        try:
-            data = source.read()
-        except (OSError, ValueError) as error:  # ValueError: it is closed
-            raise ImageError(f"is a file that cannot be read ({error})") from None
-        if not isinstance(data, bytes):
-            raise ImageError("is a file that was opened as text; open it in mode 'rb'")
-        if not data:
-            raise ImageError("is a file that is empty, or was read to its end before")
-        return open_image(data)
-    raise ImageError(f"is a value of type {type(source).__name__}; use {ACCEPTED}")
+    data = source.read() if callable(getattr(source, "read", None)) else None
+    if not isinstance(data, bytes):
+        raise ImageError(f"is a value of type {type(source).__name__}; use {_ACCEPTED}")
+    if not data:
+        raise ImageError("is a file that is empty, or was read to its end before")
+    return open_image(data)
 
 
 def as_list(images: Any) -> list[ImageInput]:
     """Return the images of an iterable as a list; refuse a single image, a likely mistake."""
-    pixels = is_prepared(images) or (_is_array(images) and images.ndim == 3)
+    pixels = _is_prepared(images) or (_is_array(images) and images.ndim == 3)
     if pixels or isinstance(images, (str, os.PathLike, bytes, Image.Image)):
         raise ConfigError("images: is one image; put it in a list, or use caption")
     return list(images)
 
 
-def is_prepared(image: Any) -> bool:
+def _is_prepared(image: Any) -> bool:
     """Return whether an image is a result of `Captioner.transform`."""
-    return (
-        isinstance(image, tuple)
-        and len(image) == 2
-        and _is_array(image[0])
-        and isinstance(image[1], Geometry)
-    )
+    return isinstance(image, tuple) and len(image) == 2 and isinstance(image[1], Geometry)
 
 
 def _is_array(value: object) -> bool:
@@ -134,4 +110,4 @@ def drawable(image: Any) -> str | Path | bytes | Image.Image | None:
         return image.read_bytes()
     if isinstance(image, os.PathLike):
         return os.fsdecode(image)
-    return as_image(image) if _is_array(image) else None
+    return _opened(image) if _is_array(image) else None

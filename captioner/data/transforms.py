@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-import stat
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,28 +79,19 @@ def open_image(
             large (over MAX_IMAGE_PIXELS; for baseline JPEGs, MAX_JPEG_PIXELS). The message does not
             name the file: the caller does.
     """
-    if isinstance(source, TarMember):
-        if not source.size:
-            raise ImageError("the file is empty")
-        source = source.read_bytes()
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:
-            status = path.stat()
-            if stat.S_ISDIR(status.st_mode):
-                raise ImageError("is a folder, not a photo")
-            if not stat.S_ISREG(status.st_mode):
-                raise ImageError("is a pipe or a device, not a photo")
-            if status.st_size == 0:
-                raise ImageError("the file is empty")
+            if path.exists() and not path.is_file():
+                raise ImageError("is a folder or a device, not a photo")
             with path.open("rb") as file:
                 return open_image(file, max_pixels=max_pixels)
         except FileNotFoundError:
             raise ImageError("no such file") from None
-        except OSError as error:
-            raise ImageError(f"cannot be read ({error.strerror or error})") from None
-        except ValueError as error:  # a zero byte in the name
-            raise ImageError(f"cannot be read ({error})") from None
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            raise ImageError(f"cannot be read ({getattr(error, 'strerror', error)})") from None
+    if isinstance(source, TarMember):
+        source = source.read_bytes()
     if isinstance(source, bytes):
         source = io.BytesIO(source)
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
@@ -125,6 +115,8 @@ def open_image(
 
 def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
     """Decode an open file as upright RGB; raise what Pillow raises, or an ImageError."""
+    if not source.seek(0, io.SEEK_END):
+        raise ImageError("the file is empty")
     try:
         image: Image.Image = Image.open(source, formats=accepted_formats(source))
     except Image.DecompressionBombError:  # more than twice HALVED_FROM_PIXELS
@@ -141,7 +133,11 @@ def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
             )
         if image.format in ("JPEG", "MPO") and not image.info.get("progressive"):
             _check_size(image, MAX_JPEG_PIXELS)
-            _draft(image)
+            scale = 1  # a half, a quarter or an eighth
+            while image.width * image.height > scale**2 * HALVED_FROM_PIXELS:
+                scale *= 2
+            if scale > 1:
+                image.draft(None, (image.width // scale, image.height // scale))
         _check_size(image)
         if image.format != "HEIF":  # opens at its primary image, not always the first
             image.seek(0)
@@ -149,15 +145,6 @@ def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
         if image.format in ("GIF", "WEBP", "PNG", "AVIF") and getattr(image, "is_animated", False):
             photo = _first_frame_with_contrast(image, photo)
         return photo
-
-
-def _draft(image: Image.Image) -> None:
-    """Have a large JPEG decoded at a half, a quarter or an eighth of its size."""
-    scale = 1
-    while image.width * image.height > scale**2 * HALVED_FROM_PIXELS:
-        scale *= 2
-    if scale > 1:
-        image.draft(None, (image.width // scale, image.height // scale))
 
 
 def _first_frame_with_contrast(animation: Image.Image, first: Image.Image) -> Image.Image:
@@ -242,17 +229,9 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to 8-bit RGB."""
     if image.mode.startswith(("I", "F")):  # 16-bit and 32-bit grey; convert("RGB") would clip
-        grey = np.asarray(image, dtype=np.float64)
-        # Scientific images mark pixels without a value by NaN or infinity.
-        brightest = grey.max(initial=0, where=np.isfinite(grey))
-        full_scale = 65535.0 if brightest > 255 else 255.0
-        if image.mode.startswith("F") and 0 < brightest <= 1:
-            full_scale = 1.0
-        if image.mode.startswith("I;16"):
-            full_scale = 65535.0
-        if isinstance(key := image.info.get("transparency"), int):  # of a PNG
-            grey[grey == key] = full_scale
-        grey = np.nan_to_num(grey).clip(0, full_scale) * (255.0 / full_scale)
+        grey = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        full_scale = 65535.0 if image.mode.startswith("I;16") or grey.max() > 255 else 255.0
+        grey = grey.clip(0, full_scale) * (255.0 / full_scale)
         return Image.fromarray(grey.round().astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         rgba = image.convert("RGBA")

@@ -165,15 +165,6 @@ def test_an_item_is_the_captions_as_indices_and_their_photos_once(
         assert torch.equal(batch.inputs[batch.image_index[row]], plain)
 
 
-def test_captions_come_by_falling_length_so_that_packing_works(
-    photos: list[CaptionedImage],
-) -> None:
-    data = dataset(photos)
-    lengths = data[0, range(len(data))].lengths
-    assert len(set(lengths.tolist())) > 2
-    assert (lengths.diff() <= 0).all()
-
-
 def test_long_captions_are_cut_and_still_end(photos: list[CaptionedImage]) -> None:
     data = dataset(photos, max_words=2)
     batch = data[0, range(len(data))]
@@ -195,13 +186,6 @@ def test_captions_without_words_are_left_out() -> None:
     assert data.captions.lengths.tolist() == [4, 3]
 
 
-def test_a_word_that_the_vocabulary_lacks_is_unknown(drawn_photos: Path) -> None:
-    data = dataset([CaptionedImage(drawn_photos / "00.jpg", ("a purple disc",), 0)])
-    assert data[0, [0]].targets.tolist() == [
-        [VOCABULARY.encode(["a"])[0], VOCABULARY.unknown, *VOCABULARY.encode(["disc"]), 2]
-    ]
-
-
 def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(
     photos: list[CaptionedImage],
 ) -> None:
@@ -216,15 +200,6 @@ def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(
     assert torch.equal(view(dataset(photos), 1, [4], 0), alone)
     assert not torch.equal(view(data, 2, [4], 0), alone)
     assert not torch.equal(view(dataset(photos, seed=4), 1, [4], 0), alone)
-
-
-def test_a_moved_batch_has_everything_as_it_was(photos: list[CaptionedImage]) -> None:
-    batch = dataset(photos)[0, [3, 0, 9]]
-    moved = batch.to(torch.device("cpu"))
-    for name in ("inputs", "image_index", "tokens", "targets", "lengths"):
-        assert torch.equal(getattr(moved, name), getattr(batch, name))
-    assert moved.inputs.dtype == torch.float32
-    assert (moved.from_frozen, moved.unreadable) == (batch.from_frozen, batch.unreadable)
 
 
 # ------------------------------------------------------------------------------ photos that fail
@@ -269,16 +244,6 @@ def equal(one: Batch, other: Batch) -> bool:
         torch.equal(getattr(one, name), getattr(other, name))
         for name in ("inputs", "image_index", "tokens", "targets", "lengths")
     )
-
-
-@pytest.mark.parametrize("by", MODES)
-def test_no_and_two_workers_give_identical_tensors(by: str, photos: list[CaptionedImage]) -> None:
-    data = dataset(photos)
-    order = CaptionBatches(data.captions, batch_size=5, by=by, seed=9)  # type: ignore[arg-type]
-    none = list(load_batches(data, order, 2))
-    two = list(load_batches(data, order, 2, workers=2))
-    assert len(none) == len(order.epoch(2)) == len(two) > 3
-    assert all(map(equal, none, two))
 
 
 @pytest.mark.parametrize("by", MODES)

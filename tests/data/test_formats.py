@@ -66,12 +66,9 @@ def test_flickr8k_gives_captions_ids_and_the_order_of_the_split_file(flickr8k: P
 
 
 def test_flickr8k_takes_val_for_dev_and_joins_splits(flickr8k: Path) -> None:
-    dev = read_split(format="flickr8k", root=flickr8k, split="dev")
-    assert names(dev) == ["a.jpg"]
-    assert read_split(format="flickr8k", root=str(flickr8k), split="val") == dev
-    joined = read_split(format="flickr8k", root=flickr8k, split="train + val+dev")
-    assert names(joined) == ["b.jpg", "c.jpg", "a.jpg"]
-    assert ids(joined) == [3, 0, 1]
+    assert names(read_split(format="flickr8k", root=flickr8k, split="dev")) == ["a.jpg"]
+    joined = read_split(format="flickr8k", root=str(flickr8k), split="train + val+dev")
+    assert (names(joined), ids(joined)) == (["b.jpg", "c.jpg", "a.jpg"], [3, 0, 1])
 
 
 def test_missing_images_are_returned_and_change_no_id(flickr8k: Path) -> None:
@@ -158,15 +155,6 @@ def test_coco_s_test_split_has_photos_and_no_captions(tmp_path: Path) -> None:
     assert split == Split([], [], [CaptionedImage(tmp_path / "test2017" / coco_name(3), (), 3)])
 
 
-@pytest.mark.parametrize("cocoid", [None, [1], 1.5])
-def test_an_id_that_names_no_image_is_refused(tmp_path: Path, cocoid: object) -> None:
-    touch(tmp_path, "a.jpg")
-    write_karpathy(tmp_path, karpathy_image("a.jpg", "test", "A.", cocoid=cocoid))
-    told = sentence(format="karpathy", root=tmp_path, split="test")
-    assert "image number 1" in told
-    assert "cocoid" in told
-
-
 def test_karpathy_uses_positions_when_one_image_has_no_cocoid(tmp_path: Path) -> None:
     touch(tmp_path, "a.jpg", "b.jpg")
     write_karpathy(
@@ -197,12 +185,7 @@ def test_the_captions_file_is_chosen_by_name_when_there_are_two(
     "image",
     [
         {"filename": "a.jpg", "split": "train"},
-        {"filename": "a.jpg", "sentences": [{"raw": "A."}]},
-        {"split": "train", "sentences": [{"raw": "A."}]},
         {"filename": "a.jpg", "split": "train", "sentences": ["A."]},
-        {"filename": "a.jpg", "split": "train", "sentences": [{"raw": None}]},
-        {"filename": "a.jpg", "split": [], "sentences": [{"raw": "A."}]},
-        {"filename": "a.jpg", "filepath": 3, "split": "train", "sentences": [{"raw": "A."}]},
         "a.jpg",
     ],
 )
@@ -366,22 +349,6 @@ def test_only_real_coco_names_are_matched_by_number(tmp_path: Path, split_lists:
     assert root / f"prefix_{coco_name(2)}" in test.missing
 
 
-@pytest.mark.parametrize("there", ["2014", "2017"])
-def test_with_both_captions_the_image_on_disk_is_taken(
-    tmp_path: Path, split_lists: Path, there: str
-) -> None:
-    root = tmp_path / "coco"
-    write_coco(root, "val2014", {coco_name(4, "val2014"): (4, ["Four."])})
-    write_coco(root, "train2017", {coco_name(4): (4, ["Four."])})
-    for folder in ("val2014", "train2017"):
-        (root / folder).mkdir()
-    name = {"2014": f"val2014/{coco_name(4, 'val2014')}", "2017": f"train2017/{coco_name(4)}"}
-    touch(root, name[there])
-    split = read_split(format="coco", root=root, split="val", coco_splits=split_lists)
-    assert [photo.path for photo in split.images] == [root / name[there]]
-    assert split.missing == []
-
-
 def test_wrong_coco_lists_are_named(tmp_path: Path, split_lists: Path) -> None:
     root = tmp_path / "coco"
     write_coco(root, "val2014", {coco_name(4, "val2014"): (4, ["Four."])})
@@ -444,12 +411,10 @@ def test_a_jsonl_table_takes_a_caption_or_a_list(tmp_path: Path) -> None:
     ("text", "line", "complaint"),
     [
         ("image,caption,a\na.jpg,A dog, barking, loudly\n", 2, "4 cells under a heading of 3"),
-        ("image,caption\n\na.jpg\n", 3, "1 cells under a heading of 2"),
         ("image,caption\n,A dog\n", 2, "the image is empty"),
         ("image,caption,image\na.jpg,A dog,b.jpg\n", 1, "the column image is there twice"),
         ('image,caption\na.jpg,"A\ndog"\na.jpg,"no end\na.jpg,x\n', 4, "not readable as CSV"),
         ("image,caption,split\na.jpg,A,train\na.jpg,A,\n", 3, "the split is empty"),
-        ("a.jpg#0\tA dog\nb.jpg#0 A bird\n", 2, "1 cells under a heading of 2"),
         ("image,caption\na.jpg,A caf\udce9\n", 2, "not UTF-8"),
     ],
 )
@@ -468,13 +433,10 @@ def test_a_malformed_csv_line_is_named(
     ("text", "complaint"),
     [
         ("{", "not one JSON object"),
-        (DEEP, "not one JSON object"),
         ("[1]", "expected {"),
         ('{"caption": "A"}', "it has no image"),
         ('{"image": "", "caption": "A"}', "the image is empty"),
         ('{"image": "a.jpg", "caption": ["A", 3]}', "expected a text or a list of texts"),
-        ('{"image": "a.jpg", "caption": 7}', "expected a text or a list of texts"),
-        ('{"image": "a.jpg", "caption": "A", "split": 3}', "expected a text"),
     ],
 )
 def test_a_malformed_jsonl_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:
@@ -504,13 +466,6 @@ def test_tables_are_read_as_other_programs_write_them(
     (tmp_path / "t.txt").write_bytes(text.encode(encoding))
     (image,) = read_split(root=tmp_path, split="all").images
     assert image.captions == ("A dog, a cat",)
-
-
-def test_captions_between_tabs_may_begin_with_a_quote(tmp_path: Path) -> None:
-    touch(tmp_path, "a.jpg", "b.jpg")
-    (tmp_path / "t.tsv").write_text('image\tcaption\na.jpg\t"Stop" says a sign\nb.jpg\tA 6" cake\n')
-    found = read_split(root=tmp_path, split="all").images
-    assert [i.captions for i in found] == [('"Stop" says a sign',), ('A 6" cake',)]
 
 
 def test_names_that_begin_like_a_formula_are_read_without_their_guard(tmp_path: Path) -> None:
@@ -563,7 +518,7 @@ def test_an_empty_split_is_an_error(flickr8k: Path, tmp_path: Path) -> None:
     assert "is empty" in sentence(root=tmp_path / "captions.csv", split="train")
 
 
-@pytest.mark.parametrize("split", ["", "+", "train+", " + val"])
+@pytest.mark.parametrize("split", ["", "train+"])
 def test_a_split_without_a_name_is_refused(flickr8k: Path, split: str) -> None:
     assert "is no split name" in sentence(format="flickr8k", root=flickr8k, split=split)
 
@@ -617,18 +572,12 @@ COCO_CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
     "content",
     [
         DEEP,
-        '{"images": ' + DEEP,
-        '{"images": [{"id": ' + "9" * 10_000 + "}]}",
         '{"images": [], "annotations"',
         {"images": [{**COCO_IMAGE, "id": None}], "annotations": [COCO_CAPTION]},
-        {"images": [{**COCO_IMAGE, "id": [1]}], "annotations": [COCO_CAPTION]},
-        {"images": [{**COCO_IMAGE, "id": True}], "annotations": [COCO_CAPTION]},
         {"images": [COCO_IMAGE, {"id": 1, "file_name": "b.jpg"}], "annotations": [COCO_CAPTION]},
-        {"images": [{**COCO_IMAGE, "file_name": 7}], "annotations": [COCO_CAPTION]},
         {"images": [{**COCO_IMAGE, "file_name": "a\0.jpg"}], "annotations": [COCO_CAPTION]},
         {"images": [COCO_IMAGE], "annotations": [{**COCO_CAPTION, "caption": 7}]},
         {"images": [COCO_IMAGE], "annotations": [{**COCO_CAPTION, "caption": None}]},
-        {"images": {"1": COCO_IMAGE}, "annotations": [COCO_CAPTION]},
         {"annotations": [COCO_CAPTION]},
     ],
     ids=lambda content: str(content)[:40],

@@ -124,12 +124,6 @@ def test_loss_weights_are_per_caption(two: list[SourceConfig]) -> None:
     assert repeated.inputs is batch.inputs
 
 
-def test_one_source_has_no_weights(tmp_path: Path) -> None:
-    data = read_sources([SourceConfig("only", "table", table(tmp_path / "a"))])
-    captions = encode_captions(data.training, VOCABULARY)
-    assert data.loss_weights(captions) is None
-
-
 def test_a_source_without_captions_and_missing_files_are_reported(tmp_path: Path) -> None:
     root = Path(table(tmp_path / "a", train=3))
     (root / "01.jpg").unlink()
@@ -184,16 +178,7 @@ def test_half_of_a_source_comes_in_one_epoch_and_the_other_half_in_the_next(by: 
     assert halves[0] != set(range(11, 21)), "a random half"
 
 
-@pytest.mark.parametrize("by", ["photo", "length"])
-@pytest.mark.parametrize("weight", [2.0, 3.0])
-def test_a_source_of_whole_weight_comes_so_often_in_each_epoch(by: str, weight: float) -> None:
-    captions, order = batches([6, 5], [weight, 1.0], by)
-    for epoch in range(3):
-        counts = views(captions, order.epoch(epoch))
-        assert counts == Counter({i: int(weight) if i < 6 else 1 for i in range(11)})
-
-
-@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7, 1.5, 2.25])
+@pytest.mark.parametrize("weight", [0.1, 0.7, 2.0, 2.25])
 def test_over_the_epochs_all_images_come_equally_often(weight: float) -> None:
     captions, order = batches([13, 10], [1.0, weight])
     total: Counter[int] = Counter()
@@ -208,11 +193,6 @@ def test_batches_mix_the_sources() -> None:
     captions, order = batches([40, 40], [1.0, 1.0])
     mixed = [len(set((captions.image_of[batch] // 40).tolist())) == 2 for batch in order.epoch(0)]
     assert np.mean(mixed) > 0.7
-
-
-def test_a_tiny_weight_still_shows_an_image_in_each_epoch() -> None:
-    captions, order = batches([3], [0.01])
-    assert all(sum(views(captions, order.epoch(epoch)).values()) == 1 for epoch in range(5))
 
 
 # ------------------------------------------------------------------------------------ the views

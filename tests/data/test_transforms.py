@@ -107,8 +107,8 @@ def a_pipe(folder: Path) -> Path:
     ("place", "expected"),
     [
         (no_such_file, "no such file"),
-        (a_folder, "is a folder, not a photo"),
-        (a_pipe, "is a pipe or a device"),
+        (a_folder, "is a folder or a device, not a photo"),
+        (a_pipe, "is a folder or a device"),
     ],
 )
 def test_a_place_without_a_photo_ends_in_one_sentence(
@@ -185,21 +185,6 @@ def transparent(mode: str) -> tuple[Image.Image, np.ndarray]:
 def test_transparency_lies_on_white(mode: str) -> None:
     image, expected = transparent(mode)
     np.testing.assert_array_equal(pixels(encoded(image, "PNG")), expected)
-
-
-def test_pixels_without_a_value_do_not_turn_a_scientific_image_black() -> None:
-    ramp = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
-    expected = ramp * 255
-    for missing, shown in ((np.nan, 0), (np.inf, 255)):
-        ramp[0, 0], expected[0, 0] = missing, shown
-        found = pixels(encoded(Image.fromarray(ramp), "TIFF"))
-        np.testing.assert_allclose(found[..., 0], expected, atol=0.5)
-
-
-def test_the_transparent_level_of_16_bit_grey_lies_on_white() -> None:
-    image = Image.fromarray(np.repeat(np.array([[0, 30000]], np.uint16), 4, axis=0))
-    found = pixels(encoded(image, "PNG", transparency=0))
-    np.testing.assert_array_equal(found[..., 0], np.repeat([[255, 117]], 4, axis=0))
 
 
 def test_a_palette_s_transparent_colour_lies_on_white() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,11 +79,6 @@ def test_what_a_worker_refuses_is_its_sentence_alone(tmp_path: Path) -> None:
     assert str(caught.value) == "a: b cannot be read; mend it"
 
 
-class Many(Dataset[list[torch.Tensor]]):
-    def __getitem__(self, key: int) -> list[torch.Tensor]:
-        return [torch.zeros(8) for _ in range(100)]
-
-
 class SlowStart(Dataset[int]):
     """Takes a while to arrive in a worker, as large data does."""
 
@@ -127,13 +121,3 @@ def test_a_signal_while_workers_start_comes_once_they_have(
             multiprocessing.active_children()  # reaps
             time.sleep(0.01)
         assert not Path(f"/proc/{pid}").exists()
-
-
-def test_in_another_thread_than_the_main_one_it_works_too() -> None:
-    found: list[int] = []
-    thread = threading.Thread(
-        target=lambda: found.extend(load_items(SlowStart(), range(4), workers=1))
-    )
-    thread.start()
-    thread.join(30)
-    assert found == [0, 1, 2, 3]
