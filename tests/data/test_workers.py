@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from captioner.data import workers
 from captioner.data.workers import load_items
 from captioner.errors import DataError
 
@@ -37,33 +36,19 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave() -> None:
-    os._exit(3)
-
-
-def hang() -> None:
-    time.sleep(1000)
-
-
 @pytest.fixture
 def others() -> set[object]:
     """Processes that tests before have left."""
     return set(multiprocessing.active_children())
 
 
-@pytest.mark.parametrize("harm", [die, leave])
 def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
-    harm: Callable[[], None],
     tmp_path: Path,
     others: set[object],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workers, "CHECK_EVERY_S", 0.3)
     found: list[int] = []
     with pytest.raises(DataError, match=r"data\.workers") as caught:
-        found.extend(
-            int(i) for i in load_items(Squares(tmp_path / "x", harm), range(20), workers=2)
-        )
+        found.extend(int(i) for i in load_items(Squares(tmp_path / "x", die), range(20), workers=2))
     assert found == [n * n for n in range(len(found))]
     assert "\n" not in str(caught.value)
     assert not set(multiprocessing.active_children()) - others
