@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import tiny
 import torch
 from filelock import FileLock
+from onnx import TensorProto, helper
 from safetensors.torch import save_file
 from torch import nn
 
-from captioner.checkpoint import model_folder
+from captioner import Captioner
+from captioner.checkpoint import model_folder, write_manifest
 from captioner.config import AttentionConfig, DecoderConfig, HardAttentionMode
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
@@ -179,3 +186,112 @@ def test_a_graph_is_not_read_from_a_cache_that_another_process_fills(tmp_path: P
             assert list(tmp_path.glob("*.blob")) == []
         compiled.result(timeout=60)
     assert len(list(tmp_path.glob("*.blob"))) == 1
+
+
+# ------------------------------------------------------------- graphs and their folder
+
+
+@pytest.fixture
+def folder(model_with_graphs: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_with_graphs, tmp_path / "model"))
+
+
+def caption(folder: Path) -> None:
+    """Caption a photo by the folder's graphs, which its manifest is made to agree with."""
+    write_manifest(folder)
+    Captioner.from_pretrained(folder, engine="runtime").caption(tiny.photo(1)[0])
+
+
+def sentence(folder: Path) -> str:
+    """The one sentence that refuses the folder."""
+    with pytest.raises(CheckpointError) as caught:
+        caption(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    assert len(message) < 600
+    return message
+
+
+def change(path: Path, function: Callable[[Any], None]) -> None:
+    """Change an ONNX file without reading what it names."""
+    model = onnx.load(path, load_external_data=False)
+    function(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def named(model: Any) -> list[Any]:
+    """The places that a graph names."""
+    return [entry for tensor in model.graph.initializer for entry in tensor.external_data]
+
+
+def test_the_graphs_of_an_export_are_used(folder: Path) -> None:
+    caption(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "location"), [(GRAPHS[0], "../secret"), (GRAPHS[1], ""), (GRAPHS[2], "/etc/passwd")]
+)
+def test_a_graph_names_no_file_but_the_weights(folder: Path, name: str, location: str) -> None:
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder.parent / "secret").write_bytes(weights)
+
+    def elsewhere(model: Any) -> None:
+        next(e for e in named(model) if e.key == "location").value = location
+
+    change(folder / name, elsewhere)
+    assert "another file than the folder's weights" in sentence(folder)
+
+
+def test_a_constant_names_no_other_file_either(folder: Path) -> None:
+    def constant(model: Any) -> None:
+        tensor = TensorProto(name="c", dims=[4], data_type=TensorProto.FLOAT)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="../secret")
+        model.graph.node.append(helper.make_node("Constant", [], ["c"], value=tensor))
+
+    change(folder / "encoder.onnx", constant)
+    assert "another file than the folder's weights" in sentence(folder)
+
+
+def test_operators_of_other_domains_are_refused(folder: Path) -> None:
+    def foreign(model: Any) -> None:
+        model.graph.node[0].domain = "org.openvinotoolkit"
+
+    change(folder / "encoder.onnx", foreign)
+    sentence(folder)
+
+
+def swap(folder: Path) -> None:
+    content = (folder / "step.onnx").read_bytes()
+    (folder / "step.onnx").write_bytes((folder / "prepare.onnx").read_bytes())
+    (folder / "prepare.onnx").write_bytes(content)
+
+
+def rename_an_output(folder: Path) -> None:
+    def rename(model: Any) -> None:
+        for node in model.graph.node:
+            for place, name in enumerate(node.output):
+                node.output[place] = "others" if name == "logits" else name
+        next(o for o in model.graph.output if o.name == "logits").name = "others"
+
+    change(folder / "step.onnx", rename)
+
+
+def describe(folder: Path, **changed: Any) -> None:
+    path = folder / "graphs.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+@pytest.mark.parametrize("damage", [swap, rename_an_output])
+def test_graphs_that_do_not_fit_their_folder_are_refused(
+    damage: Callable[[Path], None], folder: Path
+) -> None:
+    damage(folder)
+    sentence(folder)
+
+
+def test_graphs_of_a_newer_version_are_not_used(folder: Path) -> None:
+    describe(folder, format=2, grid={"rows": 2, "columns": 3}, hard_attention=None)
+    write_manifest(folder)
+    assert Captioner.from_pretrained(folder, device="cpu").engine.name == "torch"

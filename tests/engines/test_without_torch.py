@@ -165,19 +165,8 @@ def test_graphs_of_other_weights_are_not_used(copied_model: Path) -> None:
     assert Captioner.from_pretrained(copied_model, device="cpu").engine.name == "torch"
 
 
-@pytest.mark.parametrize("content", [b"", b"no graph", "foreign"])
-def test_a_damaged_or_foreign_graph_is_one_sentence(
-    content: bytes | str, copied_model: Path
-) -> None:
-    graph = copied_model / "step.onnx"
-    if content == "foreign":  # an operator that is no part of ONNX
-        import onnx
-
-        proto = onnx.load(graph, load_external_data=False)
-        proto.graph.node[-1].domain = "somewhere.else"
-        content = proto.SerializeToString()
-    assert isinstance(content, bytes)
-    graph.write_bytes(content)
+def test_a_damaged_graph_is_one_sentence(copied_model: Path) -> None:
+    (copied_model / "step.onnx").write_bytes(b"no graph")
     with pytest.raises(CheckpointError, match=r"step\.onnx: damaged"):  # by its digest
         Captioner.from_pretrained(copied_model, device="cpu")
     write_manifest(copied_model)
