@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -78,8 +78,6 @@ class Captioner:
 
         from captioner.engines.pytorch import TorchEngine
 
-        if precision not in get_args(Precision):
-            raise ConfigError(f"precision: '{precision}' is not accepted; use float32 or bfloat16")
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         engine = TorchEngine(model, choose_device(str(device)), dtype)
         self._initialize(engine, model, config, vocabulary, calibrator)
@@ -210,10 +208,10 @@ class Captioner:
         return self.caption_batch([image], **settings)[0]
 
     def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
-        """Caption several images in one batch; settings as for `options`, but faster.
+        """Caption several images in one batch, which is faster.
 
         Args:
-            images: A list, generator or other iterable of images.
+            images: Any iterable of images.
             settings: As for `options`.
         """
         return [captions[0] for captions in self.captions(images, self.options(**settings))]
@@ -225,11 +223,6 @@ class Captioner:
 
         The first is that of `caption_batch`. A list is shorter where the search found fewer: it
         never finds more than `beam_size`.
-
-        Args:
-            images: A list, generator or other iterable of images.
-            count: Captions per image.
-            settings: As for `options`.
         """
         return self.captions(images, self.options(num_captions=count, **settings))
 
@@ -270,7 +263,7 @@ class Captioner:
         """Return several captions of each image: found by beam search, or drawn at random.
 
         Args:
-            images: A list, generator or other iterable of images.
+            images: Any iterable of images.
             options: From `options()`; None takes the model's settings.
 
         Returns:
@@ -338,24 +331,6 @@ class Captioner:
         self._seed_cells(seed)  # again, so that the maps show the cells that were drawn
         return force_decode(self.engine.decoder, grid, texts, max_words=options.max_words)
 
-    def hypotheses(
-        self, images: Iterable[ImageInput], **settings: Any
-    ) -> list[tuple[list[Hypothesis], ImageStatistics]]:
-        """Return the search's hypotheses for each image, best first, for calibration.
-
-        With them come the statistics of the image's grid, which calibrators read.
-
-        Args:
-            images: A list, generator or other iterable of images.
-            settings: As for `options`.
-        """
-        inputs = as_list(images)
-        if not inputs:
-            return []
-        grid, _ = self.encode(inputs)
-        found = search(self.engine.decoder, grid, self.options(**settings))
-        return list(zip(found, ImageStatistics.of(grid), strict=True))
-
     def score(
         self,
         image: ImageInput,
@@ -408,10 +383,6 @@ class Captioner:
             format: Layout of the data set; `auto` recognises it.
             split: Which photos.
             settings: As for `captioner.evaluation.evaluate.evaluate`, such as `beam_size`.
-
-        Returns:
-            `results`, with `metrics` such as CIDEr as `results.json` has them, `captions` by image
-            id, and what was left out.
 
         Raises:
             DataError: The data set cannot be read, or nothing can be scored.

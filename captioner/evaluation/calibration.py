@@ -19,10 +19,12 @@ from captioner.data.image_batches import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.metrics import tokenize
+from captioner.generation import search
 from captioner.generation.confidence import (
     CALIBRATOR,
     FEATURES,
     Calibrator,
+    ImageStatistics,
     confidence_features,
 )
 from captioner.log import logger, progress_bar
@@ -96,8 +98,10 @@ def collect(
 
     with progress_bar(total=len(images), desc=name, unit="photo") as bar:
         for batch in opened(((image, image.path) for image in images), failed, captioner.device):
-            hypotheses = captioner.hypotheses([photo for _, photo in batch])
-            for (image, _), (found, statistics) in zip(batch, hypotheses, strict=True):
+            grid, _ = captioner.encode([photo for _, photo in batch])
+            hypotheses = search(captioner.engine.decoder, grid, captioner.options())
+            of_images = zip(batch, hypotheses, ImageStatistics.of(grid), strict=True)
+            for (image, _), found, statistics in of_images:
                 features = confidence_features(found, statistics)
                 rows.append(np.array([features[name] for name in FEATURES]))
                 words = captioner.vocabulary.decode(found[0].tokens)
