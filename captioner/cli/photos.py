@@ -63,7 +63,7 @@ def photos_in(
     """
     from captioner.data.codecs import HEIF_SUFFIXES, register_heif
     from captioner.data.transforms import IMAGE_SUFFIXES
-    from captioner.visualization import is_picture_of
+    from captioner.visualization import PICTURE_ENDINGS
 
     def unlisted(error: OSError) -> None:
         failed(f"{error.filename}: cannot be listed ({error.strerror})")
@@ -72,10 +72,9 @@ def photos_in(
     for place, folders, names in os.walk(folder, onerror=unlisted):
         files = [Path(place, name) for name in sorted(names) if not name.startswith(".")]
         photos = [path for path in files if path.suffix.lower() in suffixes]
-        of_photos = {name for photo in photos for name in (photo.name, photo.stem)}
         drawn = pictures_in(Path(place))
         for path in photos:
-            if path.name not in drawn and not is_picture_of(path.name, of_photos):
+            if path.name not in drawn and not path.name.endswith(PICTURE_ENDINGS):
                 yield path
         for path in set(files).difference(photos):
             suffix = path.suffix.lower()

@@ -7,7 +7,7 @@ from captioner.visualization import notebook
 from captioner.visualization.animation import caption_gif
 from captioner.visualization.arrays import caption_arrays, caption_from_arrays
 from captioner.visualization.files import (
-    is_picture_of,
+    PICTURE_ENDINGS,
     output_names,
     picture_name,
     save_npz,
@@ -28,6 +28,7 @@ from captioner.visualization.style import OverlayStyle
 from captioner.visualization.words import word_images
 
 __all__ = [
+    "PICTURE_ENDINGS",
     "Caption",
     "Entry",
     "OverlayStyle",
@@ -40,7 +41,6 @@ __all__ = [
     "caption_page",
     "comparison_sheet",
     "gallery_page",
-    "is_picture_of",
     "matrix_bytes",
     "output_names",
     "overlay",

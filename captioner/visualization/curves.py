@@ -40,7 +40,6 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 # Okabe and Ito's colours, distinct for every kind of colour vision; and lines differ too.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
-LARGEST = 3.5e38  # of float32: nothing that a run logs is larger, and sums of larger ones overflow
 _SHARES = ("entropy of attention (1: uniform)", "gate β")  # panels of figures from 0 to 1
 _HARDLY = 0.1  # of the largest value
 _FEWEST_FOR_A_MEAN = 20  # points; of fewer, each is drawn as it is
@@ -105,22 +104,18 @@ def _lines(
 ) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
     """Return steps, values (NaN where not finite), and whether of validation, by logged figure."""
     lines = {}
+    both = len({kind for kind, _ in keys}) > 1
     for kind, name in keys:
-        logged = [entry for entry in entries if entry["kind"] == kind and name in entry]
+        logged = [
+            (entry["step"], entry[name])
+            for entry in entries
+            if entry["kind"] == kind and name in entry
+        ]
         if logged:
-            steps = np.array([entry["step"] for entry in logged], dtype=float)
-            values = [_finite(entry[name]) for entry in logged]
-            both = len({one for one, _ in keys}) > 1
+            steps, values = np.array(logged, dtype=float).T  # None becomes NaN
             label = {"train": "training", "validation": "validation"}[kind] if both else name
-            lines[label] = (steps, np.array(values), kind == "validation")
+            lines[label] = (steps, values, kind == "validation")
     return lines
-
-
-def _finite(value: object) -> float:
-    """Return a figure, or NaN for what no run logs."""
-    if isinstance(value, (int, float)) and abs(value) <= LARGEST:
-        return float(value)
-    return math.nan
 
 
 def _draw_panel(
@@ -137,34 +132,23 @@ def _draw_panel(
         axes.axvline(step, color="#e6e9ee", lw=0.8, zorder=0)
     for index, (label, (steps, values, validated)) in enumerate(lines.items()):
         colour, dashes = _COLOURS[index % 5], _DASHES[index % 5]
-        if validated:
+        if validated or len(values) < _FEWEST_FOR_A_MEAN:
             axes.plot(steps, values, color=colour, ls=dashes, marker="o", ms=3, label=label)
-            continue
-        dot = "o" if len(values) == 1 else ""  # a line of one point cannot be seen
-        if label == "learning_rate":  # which is known, not measured
-            axes.plot(steps, values, color=colour, lw=1.5, marker=dot, ms=3)
-            continue
-        if len(values) < _FEWEST_FOR_A_MEAN:
-            axes.plot(steps, values, color=colour, ls=dashes, marker="o", ms=3, label=label)
-            continue
-        axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
-        axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
+        else:
+            axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
+            axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
     if len(lines) > 3:  # room for their names
         axes.margins(y=0.25)
     if named:
         axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
-    _widen(axes, np.concatenate([values for _, values, _ in lines.values()]), name in _SHARES)
-    axes.set_xlabel("step")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.02)
-
-
-def _widen(axes: Any, values: np.ndarray, share: bool) -> None:
-    """Show figures that hardly move between their natural bounds: 0, and 1 for a share."""
+    values = np.concatenate([values for _, values, _ in lines.values()])
     values = values[np.isfinite(values)]
     if values.size and np.ptp(values) < _HARDLY * np.abs(values).max():
         low, high = axes.get_ylim()
-        axes.set_ylim(min(low, 0.0), max(high, 1.0 if share else 0.0))
+        axes.set_ylim(min(low, 0.0), max(high, 1.0 if name in _SHARES else 0.0))
+    axes.set_xlabel("step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.02)
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

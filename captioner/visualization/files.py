@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from captioner.files import save, save_bytes
 from captioner.visualization.arrays import png
 
 _LONGEST_WORD = 32  # characters of a word that go into a file name
-_PICTURE = re.compile(
-    r"(?P<name>.+)\.(?:(?:attention|comparison|matrix|\d{2,}-[^.]+)\.png|attention\.gif)",
-    re.DOTALL,
-)
+# Of names that no photo has.
+PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matrix.png")
 
 
 def save_png(image: Image.Image, path: str | Path) -> None:
@@ -38,9 +35,8 @@ def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> 
 
     NAME is the image's file name without its suffix. Where images would share a NAME, or names
     that differ only in case, which some file systems do not tell apart, each of them keeps its
-    suffix; where that is not enough, the folders that hold it come in front. So no image of a run
-    overwrites another's pictures, and a name does not depend on the order of the images. The same
-    image given twice has one NAME. With `with_suffix` every NAME keeps its suffix.
+    suffix; where that is not enough, the folders that hold it come in front. The same image given
+    twice has one NAME. With `with_suffix` every NAME keeps its suffix.
 
     >>> output_names(["dog.jpg", "in/cat.jpg", "in/cat.png", "out/cat.png"])
     ['dog', 'cat.jpg', 'in-cat.png', 'out-cat.png']
@@ -48,25 +44,18 @@ def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> 
     ['about.html', 'a-index.html', 'b-index.html']
     """
     paths = [Path(os.path.abspath(image)) for image in images]
-    detail = dict.fromkeys(paths, int(with_suffix))
+    parts = dict.fromkeys(paths, int(with_suffix))
     while True:
-        names = {path: _name(path, level) for path, level in detail.items()}
+        names = {path: _name(path, count) for path, count in parts.items()}
         uses = Counter(name.casefold() for name in names.values())
         shared = [path for path, name in names.items() if uses[name.casefold()] > 1]
-        grown = [path for path in shared if detail[path] < len(path.parts)]
+        grown = [path for path in shared if parts[path] < len(path.parts)]
         if not grown:
-            break
+            # Full paths can still meet, as a-b/c and a/b-c do.
+            numbered = {path: f"{n}-{names[path]}" for n, path in enumerate(sorted(shared), 2)}
+            return [numbered.get(path, names[path]) for path in paths]
         for path in grown:
-            detail[path] += 1
-    # Full paths can still meet, as a-b/c and a/b-c do: number those, in order of their paths. The
-    # number comes in front, so that a name ends as its file does.
-    for path in sorted(shared):
-        number = 2
-        while f"{number}-{names[path]}".casefold() in uses:
-            number += 1
-        names[path] = f"{number}-{names[path]}"
-        uses[names[path].casefold()] += 1
-    return [names[path] for path in paths]
+            parts[path] += 1
 
 
 def _name(path: Path, level: int) -> str:
@@ -100,26 +89,6 @@ def word_names(name: str, words: Sequence[str]) -> list[str]:
         f"{name}.{number:0{digits}d}-{_in_a_file_name(word)}.png"
         for number, word in enumerate(words, start=1)
     ]
-
-
-def is_picture_of(file: str, images: Container[str]) -> bool:
-    """Return whether a file has the name of a picture that was drawn of one of these images.
-
-    Args:
-        images: Their file names, each with its suffix and without.
-
-    >>> is_picture_of("dog.attention.png", {"dog", "dog.jpg"})
-    True
-    >>> is_picture_of("2024.05-paris.png", {"dog", "dog.jpg"})
-    False
-    """
-    match = _PICTURE.fullmatch(file)
-    if match is None:
-        return False
-    name = match["name"]
-    # output_names puts folders, each with a hyphen behind it, in front where it must.
-    starts = [0, *(hyphen.end() for hyphen in re.finditer("-", name))]
-    return any(name[start:] in images for start in starts)
 
 
 def _in_a_file_name(word: str) -> str:

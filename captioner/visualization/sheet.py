@@ -29,7 +29,6 @@ from captioner.visualization.typography import (
     WARNING,
     fit,
     font,
-    is_right_to_left,
     one_line,
     wrap,
 )
@@ -237,11 +236,10 @@ def draw_heading(
         draw = pen(page)
         label, small = fit(one_line(name), width, size_px=text, smallest_px=text // 2)
         draw.text((left, top + text), label, fill=MUTED, font=small, anchor="ls")
-        x, anchor = (left + width, "rs") if is_right_to_left(caption.text) else (left, "ls")
         below = top + name_line + layout.title_line * len(lines)
         for number, line in enumerate(lines):
             y = top + name_line + round(0.8 * layout.title) + number * layout.title_line
-            draw.text((x, y), line, fill=INK, font=face, anchor=anchor)
+            draw.text((left, y), line, fill=INK, font=face, anchor="ls")
         note, small = fit(note, width, size_px=text, smallest_px=text // 2)
         colour = WARNING if warning else MUTED
         draw.text((left, below + text), note, fill=colour, font=small, anchor="ls")

@@ -5,12 +5,11 @@ DejaVu Sans comes with matplotlib; for letters that it lacks, a font of the syst
 
 from __future__ import annotations
 
-import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import ImageFont, features
+from PIL import ImageFont
 
 from captioner.data.tokenizer import begins_unspaced
 from captioner.log import logger
@@ -25,21 +24,10 @@ def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeT
     """Return DejaVu Sans, or for a text with letters that it lacks, a font of the system.
 
     DejaVu Sans has β, × and the letters of most alphabets, but no Chinese, Japanese or Korean.
-    Where no font has a letter, or Arabic and Hebrew cannot be laid out, stderr says so once.
+    Where no font has a letter, stderr says so once.
     """
     lacking = "" if text.isascii() else "".join(sorted(set(text) - _letters(_dejavu(bold))))
-    if is_right_to_left(text) and not features.check_feature("raqm"):
-        _say_once(
-            "text from right to left is drawn letter by letter in the wrong order, because this "
-            "Pillow has no Raqm; install libraqm and libfribidi"
-        )
     return _face(_font_with(lacking) or _dejavu(bold) if lacking else _dejavu(bold), size_px)
-
-
-def is_right_to_left(text: str) -> bool:
-    """Return whether the first letter that has a direction is of Arabic, Hebrew or the like."""
-    directions = (unicodedata.bidirectional(character) for character in text)
-    return next((each for each in directions if each in ("L", "R", "AL")), "L") != "L"
 
 
 @lru_cache(maxsize=64)

@@ -34,14 +34,11 @@ def test_a_run_is_drawn_with_its_curves(
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("value", [10**400, None])
-def test_figures_that_no_run_logs_are_gaps_without_a_warning(
-    run: Path, tmp_path: Path, value: object
-) -> None:
+def test_figures_that_are_not_finite_are_gaps_without_a_warning(run: Path, tmp_path: Path) -> None:
     entries = read_metrics(run)
     for entry in entries:
         if entry["kind"] == "train":
-            entry["total"] = value
+            entry["total"] = None
     save_curves(entries, [tmp_path / "curves.png"], title="a run")
     assert (tmp_path / "curves.png").exists()
 
@@ -67,10 +64,9 @@ def test_the_only_line_of_a_panel_of_several_figures_is_named(tmp_path: Path) ->
         assert (f"<!-- {name} -->" in file.read_text().replace("<!-- reward -->", "", 1)) == named
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "gradient_norm"])
-def test_a_line_of_one_point_is_a_dot(tmp_path: Path, name: str) -> None:
+def test_a_line_of_one_point_is_a_dot(tmp_path: Path) -> None:
     file = tmp_path / "curves.png"
-    entry = {"kind": "train", "step": 1, "epoch": 1, name: 0.1}
+    entry = {"kind": "train", "step": 1, "epoch": 1, "gradient_norm": 0.1}
     save_curves([entry], [file], title="a run")
     with Image.open(file) as curves:
         colours = {colour for _, colour in curves.convert("RGB").getcolors(1 << 20)}

@@ -138,13 +138,6 @@ def test_uniform_attention_is_one_everywhere(size, grid, smooth):
         np.testing.assert_allclose(heat, 1, rtol=1e-5)
 
 
-def test_smooth_heat_does_not_depend_on_the_size_it_is_drawn_at():
-    cells = np.random.default_rng(4).dirichlet(np.full(63, 0.3)).reshape(7, 9)
-    small = attention_heat(cells, CROP, width_px=90, height_px=60)
-    large = attention_heat(cells, CROP, width_px=90 * 7, height_px=60 * 7)
-    np.testing.assert_allclose(large[3::7, 3::7], small, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("smooth", [True, False])
 def test_pixels_that_the_network_did_not_read_have_no_heat(smooth):
     uniform = np.full((7, 9), 1 / 63)
@@ -162,14 +155,6 @@ def test_maps_of_many_words_are_laid_out_as_each_alone():
     for cells, heat in zip(maps, together, strict=True):
         alone = attention_heat(cells, MIRRORED, width_px=80, height_px=60)
         np.testing.assert_allclose(heat, alone, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "maps", [np.full((2, 2), np.nan), np.ones(4), np.ones((0, 3)), np.full((2, 2), np.inf)]
-)
-def test_maps_that_cannot_be_drawn_are_refused(maps):
-    with pytest.raises(ValueError, match="finite"):
-        attention_heat(maps, WHOLE, width_px=4, height_px=4)
 
 
 def test_peaks_are_the_highest_cell_and_others_at_least_half_as_high():

