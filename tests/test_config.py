@@ -195,10 +195,8 @@ def test_of_several_bases_or_recipes_the_later_wins(tmp_path: Path) -> None:
     [
         ("base: none_such", ["mine.yaml", "none_such", "flickr8k_soft"]),
         ("base: mine", ["mine.yaml", "itself"]),
-        ("base: [a, 3]", ["mine.yaml", "base"]),
         ("optim: {lr: fast}", ["mine.yaml", "optim.lr"]),
         ("optim: {rate: 1}", ["mine.yaml", "optim.rate", "lr"]),
-        ("optim: [", ["mine.yaml"]),
         ("- 1", ["mine.yaml"]),
     ],
 )
@@ -211,7 +209,7 @@ def test_a_recipe_that_cannot_be_used_is_named(tmp_path: Path, text: str, facts:
     assert [fact for fact in facts if fact not in message] == []
 
 
-@pytest.mark.parametrize("name", ["none_such", "configs", ".", "", "\0"])
+@pytest.mark.parametrize("name", ["none_such", "configs"])
 def test_a_recipe_that_is_not_there_is_refused_with_those_that_ship(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_recipe(name)
@@ -219,14 +217,6 @@ def test_a_recipe_that_is_not_there_is_refused_with_those_that_ship(name: str) -
 
 
 # --- several data sets ----------------------------------------------------------------------------
-
-
-def test_plain_keys_are_a_list_of_one_source() -> None:
-    text = "data: {format: coco, root: r, coco_splits: s, train_split: a+b, val_split: v}"
-    (source,) = data_sources(from_yaml(Config, text).data)
-    assert source == SourceConfig(
-        name="coco", format="coco", root="r", coco_splits="s", train_split="a+b", val_split="v"
-    )
 
 
 SOURCES = """
@@ -274,37 +264,12 @@ def test_a_root_for_no_source_is_refused_with_the_names(roots: str) -> None:
     assert "coco" in str(caught.value)
 
 
-def test_a_plain_root_is_for_the_only_source() -> None:
-    one = from_yaml(Config, "data: {sources: [{name: a, root: r}]}").data
-    assert data_sources(with_source_roots(one, "/x/a=b"))[0].root == "/x/a=b"
-    assert data_sources(with_source_roots(one, "a=/y"))[0].root == "/y"
-    assert data_sources(with_source_roots(Config().data, "a=b"))[0].root == "a=b"
-
-
-@pytest.mark.parametrize(
-    ("sources", "facts"),
-    [
-        ("3", ["data.sources"]),
-        ("[3]", ["data.sources", "train_split"]),
-        ("[{root: a, nmae: b}]", ["data.sources", "nmae", "loss_weight"]),
-        ("[{root: a, loss_weight: -1}]", ["data.sources", "loss_weight", "from 0 up"]),
-        ("[{root: 3}]", ["data.sources", "root", "text"]),
-    ],
-)
-def test_a_wrong_source_is_refused(sources: str, facts: list[str]) -> None:
-    message = refusal(f"data: {{sources: {sources}}}")
-    assert [fact for fact in facts if fact not in message] == []
-
-
 @pytest.mark.parametrize(
     ("sources", "facts"),
     [
         ("[{name: a}]", ["data.sources", "root", "--data.root a="]),
         ("[{name: a, root: x}, {name: a, root: y}]", ["data.sources", "name a"]),
-        ("[{name: a=b, root: x}]", ["data.sources", "a=b"]),
-        ("[{name: 'a,b', root: x}]", ["data.sources", "a,b"]),
         ("[{root: x, train_split: null}]", ["data.sources", "train_split"]),
-        ("[{root: x, val_split: null}]", ["data.sources", "val_split"]),
         ("[]", ["data.sources"]),
     ],
 )
@@ -340,12 +305,7 @@ def test_settings_that_are_not_given_keep_their_defaults() -> None:
     assert from_yaml(Config, "{}") == default
 
 
-@pytest.mark.parametrize("text", ["", "# nothing yet\n", "encoder:\n", "encoder: {}\ndecoder:\n"])
-def test_an_empty_file_or_section_is_all_defaults(text: str) -> None:
-    assert from_yaml(Config, text) == Config()
-
-
-@pytest.mark.parametrize("number", ["1e-3", "1.0e-3", "0.001", ".001"])
+@pytest.mark.parametrize("number", ["1e-3", ".001"])
 def test_a_rate_is_a_number_however_it_is_spelt(number: str) -> None:
     assert from_yaml(Config, f"optim: {{lr: {number}}}").optim.lr == 0.001
 
@@ -411,14 +371,10 @@ def test_a_model_folder_holds_no_settings_of_training() -> None:
     ("text", "key"),
     [
         ("decoder: {hidden_dim: many}", "decoder.hidden_dim"),
-        ("decoder: {hidden_dim: null}", "decoder.hidden_dim"),
-        ("decoder: {hidden_dim: true}", "decoder.hidden_dim"),
         ("encoder: vgg19", "encoder: "),
         ("optim: {lr: fast}", "optim.lr"),
-        ("decoder: {tie_embeddings: 3}", "decoder.tie_embeddings"),
-        ("encoder: {tap: 3}", "encoder.tap"),
         ("preprocess: {mean: [0.1, 0.2]}", "preprocess.mean"),
-        ("preprocess: {mean: [a, b, c]}", "preprocess.mean"),
+        ("data: {sources: [{root: a, nmae: b}]}", "nmae"),
         ("data: {sources: [{root: a, weight: 0}]}", "data.sources.weight"),
     ],
 )
@@ -494,12 +450,8 @@ def test_every_number_has_a_range() -> None:
     "changes",
     [
         {"decoder": {"hidden_dim": "8"}},
-        {"decoder": {"hidden_dim": 8.0}},
-        {"decoder": {"tie_embeddings": 1}},
-        {"data": {"batch_size": True}},
         {"attention": {"score": "bilinear"}},
         {"preprocess": {"mean": [0.5, 0.5, 0.5]}},
-        {"train": {"output": None}},
     ],
     ids=str,
 )
@@ -519,6 +471,7 @@ def test_settings_from_python_are_checked_like_those_from_yaml(
     [
         ("hard: {samples: 1}", "hard.samples"),
         ("self_critical: {samples: 1}", "self_critical.samples"),
+        ("self_critical: {samples: 2}\nloss: {attention_effect: 0.5}", "loss.attention_effect"),
         ("self_critical: {samples: 2}\nloss: {teachers: [soft]}", "loss.teachers"),
         ("self_critical: {samples: 2}\nattention: {select: hard}", "self_critical.samples"),
         ("attention: {select: hard}\ndecoder: {kind: mean}", "attention.select"),
@@ -559,26 +512,6 @@ def test_settings_that_do_nothing_are_reported(text: str, key: str) -> None:
     assert unused_settings(Config(), captions=10**6) == []
 
 
-def test_null_is_taken_where_a_setting_may_be_none() -> None:
-    optional: dict[str, dict[str, None]] = {}
-    for section in fields(Config):
-        hints = get_type_hints(type(getattr(Config(), section.name)))
-        optional[section.name] = {
-            name: None for name, hint in hints.items() if type(None) in get_args(hint)
-        }
-    assert sum(map(len, optional.values())) > 8
-    config = from_yaml(Config, yaml.safe_dump(optional))
-    for section_name, names in optional.items():
-        assert all(getattr(getattr(config, section_name), name) is None for name in names)
-
-
-@pytest.mark.parametrize(
-    "text", ["hello", "[1, 2]", "a: [", "a: 1\n---\nb: 2", "\x00", "train: {output: 2024-31-12}"]
-)
-def test_a_file_that_holds_no_settings_is_refused(text: str) -> None:
-    refusal(text)
-
-
 def test_yaml_cannot_run_code(tmp_path: Path) -> None:
     made = tmp_path / "made"
     refusal(f'!!python/object/apply:os.mkdir ["{made}"]')
@@ -616,19 +549,3 @@ def test_every_family_differs_from_the_base_in_a_few_settings_and_can_be_built(
     forced = network(grid, torch.tensor([0, 1]), tokens, lengths)
     assert forced.logits.shape == (6, 30)
     assert torch.isfinite(forced.logits).all()
-
-
-def test_two_sources_of_one_name_are_refused_with_a_root_too() -> None:
-    two = "data: {sources: [{name: a, root: x}, {name: a, root: y}]}"
-    config = from_yaml(Config, two)
-    with pytest.raises(ConfigError, match="name a"):
-        validate(replace(config, data=with_source_roots(config.data, "a=/z")))
-
-
-def test_settings_without_effect_on_self_critical_training_are_refused() -> None:
-    config = from_yaml(
-        Config,
-        "self_critical: {samples: 2}\nloss: {attention_effect: 0.5}\n",
-    )
-    with pytest.raises(ConfigError, match=r"loss\.attention_effect"):
-        validate(config)

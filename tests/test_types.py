@@ -1,4 +1,4 @@
-"""The types that flow through the house: what they promise and what they refuse."""
+"""Geometry, Grid and Caption."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 import captioner.types
 from captioner.errors import ConfigError
-from captioner.types import Caption, Geometry, Grid
+from captioner.types import Caption, Geometry
 
 
 def test_the_examples_of_the_docstrings_hold() -> None:
@@ -43,15 +42,6 @@ def test_a_mirrored_input_has_its_first_column_at_the_right_of_the_photo() -> No
     assert mirrored.cell_box_px(1, 0, rows=2, columns=4) == (150.0, 50.0, 200.0, 100.0)
 
 
-def test_a_cell_box_is_of_plain_floats() -> None:
-    geometry = Geometry(10, 10, np.float32(0), np.float64(0), 10, 10)
-    assert {type(value) for value in geometry.cell_box_px(0, 0, 2, 2)} == {float}
-
-
-def test_a_grid_may_be_of_no_photos() -> None:
-    assert Grid(torch.zeros(0, 12, 8), height=3, width=4).features.shape == (0, 12, 8)
-
-
 def caption(count: int = 2, **changed: object) -> Caption:
     fields = {
         "words": ["a", "dog", "runs"][:count],
@@ -68,10 +58,6 @@ def test_a_caption_s_text_is_its_words_unless_it_is_given() -> None:
     assert caption(text="A dog.").text == "A dog."
 
 
-def test_a_caption_without_words_has_an_empty_text() -> None:
-    assert caption(0).text == ""
-
-
 @pytest.mark.parametrize("name", ["maps", "beta", "log_probs"])
 def test_a_caption_refuses_a_field_of_another_length(name: str) -> None:
     whole = vars(caption(3))[name]
@@ -79,7 +65,7 @@ def test_a_caption_refuses_a_field_of_another_length(name: str) -> None:
         caption(2, **{name: whole})
 
 
-@pytest.mark.parametrize("number", [0, -1, 4])
+@pytest.mark.parametrize("number", [0, 4])
 def test_a_layer_or_head_that_there_is_not_is_refused(number: int) -> None:
     several = caption(heads=np.full((2, 3, 3, 2, 3), 1 / 6, np.float32))
     for name in ("layer", "head"):
