@@ -19,9 +19,7 @@ import hashlib
 import json
 import logging
 import math
-import shutil
 import struct
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -86,7 +84,6 @@ def graph_files(
         files = {GRAPHS[0]: _onnx(encoder, {"images": images}, _grid_names(grid), places)}
     decoder_files, description = decoder_graphs(model.decoder, grid, places)
     files |= decoder_files
-    _check(files, weights_file)
     description = {
         "format": FORMAT,
         "opset": OPSET,
@@ -346,17 +343,6 @@ def _onnx(
             )
     _refer_to_file(proto, places)
     return proto.SerializeToString()
-
-
-def _check(files: dict[str, bytes], weights_file: Path) -> None:
-    """Check the graphs as ONNX files next to the weights that they name."""
-    import onnx
-
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(weights_file, Path(folder) / WEIGHTS)
-        for name, content in files.items():
-            (Path(folder) / name).write_bytes(content)
-            onnx.checker.check_model(str(Path(folder) / name), full_check=True)
 
 
 def _dynamic(inputs: dict[str, Tensor]) -> list[dict[int, Any]]:

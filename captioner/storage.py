@@ -57,11 +57,19 @@ def os_errors(name: str) -> Iterator[None]:
         raise OSError(error_summary(error, part="line", max_length=200)) from error
 
 
-def _unreachable(name: str, error: OSError) -> DataError:
-    return DataError(
-        f"{name}: cannot be read ({error.strerror or error}); check the address, the rights and, "
-        "of a URL, the credentials and the network"
-    )
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Context in which every error but FileNotFoundError becomes a DataError."""
+    try:
+        with os_errors(name):
+            yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{name}: cannot be read ({error.strerror or error}); check the address, the rights "
+            "and, of a URL, the credentials and the network"
+        ) from None
 
 
 def expand(pattern: str) -> list[str]:
@@ -72,13 +80,8 @@ def expand(pattern: str) -> list[str]:
     """
     names = [pattern]
     if "{" in pattern:
-        try:
-            from braceexpand import braceexpand
-        except ModuleNotFoundError:
-            raise DataError(
-                f"{pattern}: braces need the package braceexpand; install captioner with its extra "
-                "[batch], or use * instead"
-            ) from None
+        from braceexpand import braceexpand  # of the extra `batch`
+
         try:
             names = list(braceexpand(pattern))
         except ValueError:
@@ -86,14 +89,11 @@ def expand(pattern: str) -> list[str]:
     found: list[str] = []
     for name in names:
         system, path = file_system(name)
-        try:
-            with os_errors(name):
-                if any(sign in name for sign in "*?["):
-                    paths = sorted(system.glob(path))
-                else:
-                    paths = [path] if system.exists(path) else []
-        except OSError as error:
-            raise _unreachable(name, error) from None
+        with _reading(name):
+            if any(sign in name for sign in "*?["):
+                paths = sorted(system.glob(path))
+            else:
+                paths = [path] if system.exists(path) else []
         if not paths:
             raise DataError(f"{name}: no such file")
         found += [system.unstrip_protocol(each) if is_url(name) else each for each in paths]
@@ -127,12 +127,10 @@ class Folder:
             DataError: It cannot be read.
         """
         try:
-            with os_errors(self.name):
+            with _reading(f"{self.name}/{name}"):
                 content: bytes = self.system.cat_file(self.path(name))
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise _unreachable(f"{self.name}/{name}", error) from None
         return content
 
     def write(self, name: str, content: bytes) -> None:
@@ -164,12 +162,10 @@ class Folder:
         """
         self.system.invalidate_cache()
         try:
-            with os_errors(self.name):
+            with _reading(self.name):
                 paths = self.system.ls(self.path(folder), detail=False)
         except FileNotFoundError:
             return set()
-        except OSError as error:
-            raise _unreachable(self.name, error) from None
         return {posixpath.basename(path) for path in paths}
 
     def remove(self, name: str) -> None:
