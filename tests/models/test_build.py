@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioner.config import (
     AttentionConfig,
-    Config,
     DecoderConfig,
     DecodingConfig,
     EncoderConfig,
     LossConfig,
     ModelConfig,
     PreprocessConfig,
-    from_yaml,
 )
 from captioner.data.batch import pack_by_step
 from captioner.data.transforms import image_transform
@@ -28,7 +26,7 @@ from captioner.models.backbones.backbone import Preprocessing
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.training.cross_entropy import caption_losses
-from captioner.training.reinforce import NoBaseline, Reinforce
+from captioner.training.reinforce import Baseline, Reinforce
 
 V = 12
 
@@ -75,23 +73,6 @@ def photos() -> Tensor:
 # --- the whole way --------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
-def test_each_caption_is_read_with_its_own_photo() -> None:
-    model = small_model()
-    tokens, _, lengths = batch(CAPTIONS)
-    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
-    rows = pack_by_step(torch.arange(4).unsqueeze(1).expand(4, int(lengths.max())), lengths)
-    for row, (words, photo) in enumerate(zip(CAPTIONS, PHOTO_OF, strict=True)):
-        own_tokens, _, own_length = batch([words])
-        one = photos()[photo : photo + 1]
-        alone = model(model.encoder(one), torch.tensor([0]), own_tokens, own_length)
-        torch.testing.assert_close(forced.logits[rows == row], alone.logits, rtol=1e-4, atol=1e-5)
-        found = forced.maps[row, : len(words) + 1]
-        torch.testing.assert_close(found, alone.maps[0], rtol=1e-4, atol=1e-6)
-    other = model(model.encoder(photos()), torch.tensor([0, 0, 1, 2]), tokens, lengths)
-    assert not torch.allclose(other.maps[0], forced.maps[0], atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "mean", "transformer"])
 @torch.inference_mode()
 def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours(kind: str) -> None:
@@ -124,36 +105,6 @@ def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours(kind: str) -> N
             assert losses(list(of)) == pytest.approx(expected, rel=1e-4)
 
 
-@torch.inference_mode()
-def test_frozen_features_take_the_same_way_as_their_photos() -> None:
-    model = small_model()
-    tokens, _, lengths = batch(CAPTIONS)
-    given = (torch.tensor(PHOTO_OF), tokens, lengths)
-    frozen = model.encoder.frozen_features(photos())
-    whole = model(model.encoder(photos()), *given)
-    rest = model(model.encoder(frozen, from_frozen=True), *given)
-    assert torch.equal(whole.logits, rest.logits)
-
-
-def test_training_reaches_every_weight_that_is_not_frozen() -> None:
-    model = small_model(
-        encoder__trainable_from="layer4", decoder__gate="vector", decoder__dropout=0.0
-    ).train()
-    for module in model.modules():  # timm's residual branches begin as zeros
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.ones_(module.weight)
-    tokens, targets, lengths = batch(CAPTIONS)
-    forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
-    caption_losses(forced, targets, lengths, LossConfig(doubly_stochastic=1.0))["total"].backward()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert parameter.grad is not None, name
-            assert parameter.grad.abs().sum() > 0, name
-        else:
-            assert name.startswith("encoder.backbone."), name
-            assert parameter.grad is None, name
-
-
 # --- building -------------------------------------------------------------------------------------
 
 
@@ -177,13 +128,6 @@ def test_sizes_are_those_of_the_settings() -> None:
     assert unprojected.encoder.dim == unprojected.encoder.backbone.channels == 96
 
 
-def test_dropouts_are_those_of_the_settings() -> None:
-    model: Any = small_model(decoder__dropout=0.1, decoder__embed_dropout=0.2, encoder__dropout=0.3)
-    assert model.decoder.dropout.p == 0.1
-    assert model.decoder.embed_dropout.p == 0.2
-    assert model.encoder.project[-1].p == 0.3
-
-
 def test_the_seed_fixes_all_weights() -> None:
     first, second = small_model(), small_model()
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
@@ -202,46 +146,6 @@ def test_unpretrained_models_ask_for_no_weights() -> None:
     assert build_model(config, V, pretrained=False).encoder.dim == 8
 
 
-@pytest.mark.parametrize("value", [0, -1])
-@pytest.mark.parametrize(
-    "key",
-    [
-        "preprocess.height_px",
-        "preprocess.width_px",
-        "encoder.project_dim",
-        "attention.dim",
-        "decoder.hidden_dim",
-        "decoder.embed_dim",
-        "decoding.beam_size",
-        "decoding.max_words",
-    ],
-)
-def test_sizes_below_one_are_refused_by_their_key(key: str, value: int) -> None:
-    with pytest.raises(ConfigError) as caught:
-        small_model(**{key.replace(".", "__"): value})
-    message = str(caught.value)
-    assert message.startswith(f"{key}: {value} ")
-    assert "use a whole number from 1 " in message
-
-
-def test_a_negative_length_of_repeats_is_refused_by_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"^decoding\.no_repeat_ngram: -1 .* from 0 up$"):
-        small_model(decoding__no_repeat_ngram=-1)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, float("nan")])
-@pytest.mark.parametrize("key", ["encoder.dropout", "decoder.dropout", "decoder.embed_dropout"])
-def test_dropouts_that_are_no_shares_are_refused_by_their_key(key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"^{key}: .* use a number from 0 up to below 1$"):
-        small_model(**{key.replace(".", "__"): value})
-
-
-@pytest.mark.parametrize("std", [(0.0, 1.0, 1.0), (1.0, -1.0, 1.0)])
-def test_a_standard_deviation_of_zero_is_refused(std: tuple[float, float, float]) -> None:
-    with pytest.raises(ConfigError, match=r"^preprocess\.std: "):
-        small_model(preprocess__std=std)
-
-
 # --- families -------------------------------------------------------------------------------------
 
 FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_dim": 8}
@@ -251,13 +155,6 @@ FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_
     ("changes", "key", "accepted"),
     [
         ({"attention__heads": 0}, "attention.heads", "whole number from 1 up"),
-        ({"decoder__heads": 0}, "decoder.heads", "whole number from 1 up"),
-        ({"decoder__layers": 0}, "decoder.layers", "whole number from 1 up"),
-        ({"decoder__feedforward_dim": -1}, "decoder.feedforward_dim", "whole number from 1 up"),
-        ({"decoder__max_positions": 0}, "decoder.max_positions", "whole number from 1 up"),
-        ({"attention__words": 0}, "attention.words", "whole number from 1 up"),
-        ({"encoder__self_attention_layers": -1}, "encoder.self_attention_layers", "from 0 up"),
-        ({"encoder__self_attention_heads": 0}, "encoder.self_attention_heads", "from 1 up"),
         ({"attention__heads": 3}, "attention.heads", "a divisor of 8"),  # of D
         ({"attention__heads": 4}, "attention.heads", "a divisor of 6"),  # of attention.dim
         (
@@ -278,7 +175,6 @@ FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_
             "a multiple of 4",
         ),
         ({"attention__radius": 0.2}, "attention.radius", "0.5"),
-        ({"attention__radius": float("nan")}, "attention.radius", "0.5"),
         ({"attention__temperature": 0.0}, "attention.temperature", "a number above 0"),
         ({"attention__semi_sampling": 1.5}, "attention.semi_sampling", "from 0 to 1"),
         (
@@ -303,30 +199,6 @@ def test_unusable_settings_are_refused_with_their_key_and_the_accepted_values(
         small_model(**{**FAMILY, **changes})
     message = str(caught.value)
     assert message.startswith(f"{key}: ")
-    assert accepted in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "accepted"),
-    [
-        ("attention: {window: [local_p, local_m]}", "attention.window", "local_p"),
-        ("attention: {score: bilinear}", "attention.score", "scaled_dot"),
-        ("attention: {select: top}", "attention.select", "hard"),
-        ("attention: {heads: two}", "attention.heads", "whole number"),
-        ("decoder: {kind: gru}", "decoder.kind", "transformer"),
-        ("decoder: {head: 2}", "decoder.head", "heads"),
-        ("hard: {baseline: critic}", "hard.baseline", "leave_one_out"),
-        ("hard: {credit: past}", "hard.credit", "future"),
-    ],
-)
-def test_a_recipe_with_a_family_that_is_not_there_is_one_sentence(
-    text: str, key: str, accepted: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        from_yaml(Config, text)
-    message = str(caught.value)
-    assert key in message
     assert accepted in message
     assert "\n" not in message
 
@@ -374,7 +246,7 @@ def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> N
             )
     model.train()
     forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
-    hard = Reinforce(NoBaseline())
+    hard = Reinforce(Baseline())
     losses = caption_losses(
         forced, targets, lengths, LossConfig(doubly_stochastic=1.0), reinforce=hard
     )
@@ -406,32 +278,6 @@ def test_resolved_settings_take_from_the_backbone_only_those_not_given() -> None
         preprocess__interpolation="bicubic",
     )
     assert resolved(given, model) == given
-
-
-def test_a_recipe_stays_a_recipe_when_it_is_resolved() -> None:
-    model = small_model()
-    recipe = Config(encoder=small_config().encoder)
-    found = resolved(recipe, model)
-    assert isinstance(found, Config)
-    assert found.train == recipe.train
-    assert found.preprocess.mean == model.encoder.backbone.preprocessing.mean
-
-
-def test_the_transform_follows_the_settings() -> None:
-    transform = image_transform(
-        PreprocessConfig(
-            height_px=30,
-            width_px=50,
-            resize="letterbox",
-            interpolation="bilinear",
-            mean=(0.1, 0.2, 0.3),
-            std=(0.4, 0.5, 0.6),
-        )
-    )
-    assert (transform.height_px, transform.width_px) == (30, 50)
-    assert transform.resize == "letterbox"
-    assert transform.mean.tolist() == pytest.approx([0.1, 0.2, 0.3])
-    assert transform.std.tolist() == pytest.approx([0.4, 0.5, 0.6])
 
 
 @pytest.mark.parametrize("missing", ["mean", "std", "interpolation"])

@@ -66,17 +66,6 @@ def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
     assert attended.log_prob.tolist() == [[0.0] * K] * B
 
 
-def test_the_gradient_of_each_output_of_attention_is_the_numerical_one() -> None:
-    scores = 3 * torch.randn(B, K, L, dtype=torch.double)
-    values = torch.randn(B, L, D, dtype=torch.double)
-
-    def parts(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attended = SoftSelect(AttentionConfig())(scores, values)
-        return attended.context, attended.weights, attended.entropy
-
-    assert torch.autograd.gradcheck(parts, (scores.requires_grad_(), values.requires_grad_()))
-
-
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
@@ -99,24 +88,6 @@ def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
         attended = attention(random_query().float(), attention.prepare(grid), 0)
     assert attended.weights.dtype == attended.entropy.dtype == torch.float32
     assert torch.allclose(attended.weights.sum(-1), torch.ones(B, K), atol=1e-6)
-
-
-class FavourLaterCells(nn.Module):
-    """A window that adds a tenth of its number to each cell's score."""
-
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
-        return 0.1 * torch.arange(L, dtype=query.dtype).expand(*query.shape[:2], L)
-
-
-def test_a_window_is_added_to_the_scores() -> None:
-    attention, grid = random_attention(window=FavourLaterCells())
-    query = random_query()
-    attended = attention(query, attention.prepare(grid), 0)
-    free = attention.score(query, attention.score.keys(grid.features))
-    for b in range(B):
-        for k in range(K):
-            expected = plain.softmax([free[b, 0, k, i].item() + 0.1 * i for i in range(L)])
-            assert attended.weights[b, k].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 class OnlyTheFirstCells(nn.Module):
@@ -159,13 +130,6 @@ def test_hypotheses_of_a_photo_see_the_same_as_each_would_alone() -> None:
             torch.testing.assert_close(
                 getattr(together, name)[:, k : k + 1], getattr(alone, name), rtol=1e-12, atol=1e-13
             )
-
-
-def test_another_query_or_another_photo_gives_another_map() -> None:
-    attention, grid = random_attention()
-    attended = attention(random_query(), attention.prepare(grid), 0)
-    maps = attended.weights.reshape(B * K, L)
-    assert all((maps[i] - maps[j]).abs().max() > 1e-3 for i in range(B * K) for j in range(i))
 
 
 @pytest.mark.parametrize("index", [torch.tensor([2, 0, 0, 1]), slice(2)], ids=["index", "slice"])
@@ -259,33 +223,6 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
             torch.testing.assert_close(found.heads[:, :, 0], maps.transpose(1, 2))
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3])
-def test_heads_attend_independently_and_a_plain_loop_joins_them(heads: int) -> None:
-    attention, grid, query = multi_head(heads), wide_grid(), random_query()
-    values = attention.values
-    attended = attention(query, attention.prepare(grid), 0)
-    scores = attention.score(query, attention.score.keys(grid.features)).tolist()
-    for b, k in product(range(B), range(K)):
-        cells = [plain.linear(values.value, cell) for cell in grid.features[b].tolist()]
-        maps = [plain.softmax(scores[b][head][k]) for head in range(heads)]
-        contexts: list[float] = []
-        for head, shares in enumerate(maps):
-            contexts += plain.expectation(shares, [plain.part(cell, head, heads) for cell in cells])
-        expected = plain.linear(values.output, contexts)
-        assert attended.context[b, k].tolist() == pytest.approx(expected, abs=1e-10)
-        assert attended.weights[b, k].tolist() == pytest.approx(plain.mean(maps), abs=1e-12)
-        entropies = [-sum(share * math.log(share) for share in shares) for shares in maps]
-        assert attended.entropy[b, k].item() == pytest.approx(sum(entropies) / heads, rel=1e-10)
-        if heads == 1:
-            assert attended.heads is None
-        else:
-            assert attended.heads is not None
-            assert attended.heads.shape == (B, K, 1, heads, L)
-            torch.testing.assert_close(
-                attended.heads[b, k, 0], torch.tensor(maps, dtype=torch.double)
-            )
-
-
 @pytest.mark.parametrize("heads", [1, 3])
 def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> None:
     attention = multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.0))).train()
@@ -350,19 +287,6 @@ def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: in
     assert attention.eval().prepare(grid).use_expectation is None
 
 
-def test_selected_photos_keep_their_projected_values() -> None:
-    attention, grid = multi_head(2), wide_grid()
-    memory = attention.prepare(grid)
-    chosen = memory.select(torch.tensor([1, 1, 2]))
-    assert memory.values is not None
-    assert chosen.values is not None
-    assert torch.equal(chosen.values, memory.values[[1, 1, 2]])
-    bare, features = random_attention()
-    memory = bare.prepare(features)
-    assert memory.values is None
-    assert torch.equal(memory.grid.features, features.features)
-
-
 @pytest.mark.parametrize("shape", [(2, 11, D), (2, 3, 4, D), (12, D), (2, D, 12)])
 def test_features_of_another_shape_than_the_grid_are_refused(shape: tuple[int, ...]) -> None:
     attention, _ = random_attention()
@@ -381,11 +305,3 @@ def test_the_uniform_attention_sees_every_cell_alike() -> None:
         assert attended.log_prob[b, k] == 0
     assert attended.cells is None
     assert attended.beta is None
-
-
-def test_the_uniform_map_of_a_bfloat16_grid_is_float32_and_sums_to_one() -> None:
-    attended = uniform_attention(torch.ones(B, 196, D, dtype=torch.bfloat16), K)
-    assert attended.context.dtype == torch.bfloat16
-    assert attended.weights.dtype == attended.entropy.dtype == torch.float32
-    assert torch.allclose(attended.weights.sum(-1), torch.ones(B, K), atol=1e-6)
-    assert torch.allclose(attended.entropy, torch.full((B, K), math.log(196)))

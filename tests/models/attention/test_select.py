@@ -70,27 +70,6 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
             assert abs(found - share) < 4 * error, (b, k, cell)
 
 
-def test_a_sample_is_the_cells_own_vector_with_its_own_log_probability() -> None:
-    scores, values = random_scores()
-    attended = HardSelect(AttentionConfig(semi_sampling=0.0)).train()(scores, values)
-    assert attended.cells is not None
-    for b, k in product(range(B), range(K)):
-        cell = int(attended.cells[b, k])
-        assert torch.equal(attended.context[b, k], values[b, cell])
-        share = plain.softmax(scores[b, k].tolist())[cell]
-        assert attended.log_prob[b, k].item() == pytest.approx(math.log(share), rel=1e-12)
-
-
-def test_samples_of_photos_and_hypotheses_are_independent() -> None:
-    torch.manual_seed(0)
-    select = HardSelect(AttentionConfig(semi_sampling=0.0)).train()
-    cells = select(torch.zeros(500, 2, 2), torch.zeros(500, 2, 1))
-    assert cells.cells is not None
-    photos, hypotheses = cells.cells.double().unbind(1)
-    assert abs(torch.corrcoef(torch.stack([photos, hypotheses]))[0, 1]) < 4 / math.sqrt(500)
-    assert abs(torch.corrcoef(torch.stack([photos[1:], photos[:-1]]))[0, 1]) < 4 / math.sqrt(500)
-
-
 def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
     scores = torch.full((1, 5000, 4), -torch.inf)
     scores[..., 1], scores[..., 3] = 0.0, -6.0

@@ -77,7 +77,7 @@ def plain_local_p(window: PredictiveWindow, query: Vector, rows: int, columns: i
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(ROWS, COLUMNS), (1, 5), (7, 1), (1, 1)])
-@pytest.mark.parametrize("radius", [0.5, 1.0, 1.7, 3.0, 20.0])
+@pytest.mark.parametrize("radius", [0.5, 1.7, 20.0])
 def test_local_p_is_a_plain_loop_over_rows_and_columns(
     radius: float, rows: int, columns: int
 ) -> None:
@@ -88,16 +88,6 @@ def test_local_p_is_a_plain_loop_over_rows_and_columns(
     for b, k in product(range(B), range(K)):
         expected = plain_local_p(window, query[b, k].tolist(), rows, columns)
         assert bias[b, k].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_centres_of_the_tests_are_apart() -> None:
-    """Else the loop above would see one corner only."""
-    window, query = local_p(1.0), random_query().flatten(0, 1).tolist()
-    centres = [plain_centre(window, row, ROWS, COLUMNS) for row in query]
-    for axis, last in enumerate((ROWS - 1, COLUMNS - 1)):
-        values = [centre[axis] for centre in centres]
-        assert min(values) < 0.3 * last
-        assert max(values) > 0.7 * last
 
 
 @pytest.mark.parametrize(
@@ -187,14 +177,6 @@ def test_the_centre_learns_through_the_gaussian() -> None:
         assert parameter.grad.abs().max() > 1e-6
 
 
-def test_half_precision_keeps_the_centre_in_single_precision() -> None:
-    window = local_p(2.0).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        bias = window(random_query().float(), random_grid(), 0)
-    assert bias is not None
-    assert bias.dtype == torch.float32
-
-
 # --- local-m --------------------------------------------------------------------------------------
 
 
@@ -204,8 +186,8 @@ def plain_local_m(radius: float, words: int, word: int, cells: int) -> list[int]
     return [cell for cell in range(cells) if abs(cell - place) <= radius]
 
 
-@pytest.mark.parametrize("words", [1, 3, 5, 7, 24, 40])
-@pytest.mark.parametrize("radius", [0.5, 1, 2.5, 7])
+@pytest.mark.parametrize("words", [1, 5, 40])
+@pytest.mark.parametrize("radius", [0.5, 2.5])
 def test_local_m_goes_through_the_grid_in_reading_order(radius: float, words: int) -> None:
     window, query, grid = (
         MonotonicWindow(AttentionConfig(radius=radius, words=words), query_dim=H),
@@ -246,7 +228,3 @@ def test_local_m_reads_several_words_at_once_as_it_does_one_by_one() -> None:
         assert alone is not None
         assert torch.equal(together[:, word : word + 1], alone)
     assert not torch.equal(together[:, 0], together[:, 1])
-
-
-def test_the_global_window_excludes_nothing() -> None:
-    assert GlobalWindow(AttentionConfig(), query_dim=H)(random_query(), random_grid(), 0) is None

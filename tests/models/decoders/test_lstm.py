@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
-from captioner.data.batch import pack_by_step
-from captioner.errors import ConfigError
 from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
 from captioner.models.decoders.lstm import LSTMDecoder, LSTMState
 from captioner.types import Grid
@@ -136,73 +134,9 @@ def test_steps_are_the_papers_equations_in_a_plain_loop(settings: dict[str, Any]
                 assert attended.beta[b, k].item() == pytest.approx(expected["beta"], abs=CLOSE)
 
 
-def test_local_values_are_the_cells_before_self_attention_and_keys_those_after_it() -> None:
-    decoder, grid = random_decoder(local=True, gate="vector"), random_grid(2)
-    local = torch.randn(2, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(2))
-    memory = decoder.prepare(Grid(grid.features, ROWS, COLUMNS, local))
-    state = decoder.start(memory)
-    plain = [plain_start(decoder, values) for values in local.tolist()]
-    for tokens in ([1, 1], [4, 6], [7, 3]):
-        logits, attended, state = decoder.step(torch.tensor(tokens).unsqueeze(1), state, memory)
-        for b in range(2):
-            cells, values = grid.features[b].tolist(), local[b].tolist()
-            expected = plain_step(decoder, tokens[b], *plain[b], cells, values)
-            plain[b] = (expected["h"], expected["c"])
-            assert logits[b, 0].tolist() == pytest.approx(expected["logits"], abs=CLOSE)
-            assert attended.weights[b, 0].tolist() == pytest.approx(expected["map"], abs=CLOSE)
-            assert attended.context[b, 0].tolist() == pytest.approx(expected["context"], abs=CLOSE)
-
-
-def test_the_first_state_is_a_tanh_layer_of_the_mean_annotation_vector() -> None:
-    decoder, grid = random_decoder(), random_grid(3)
-    state = decoder.start(decoder.prepare(grid), beams=2)
-    for b, k in product(range(3), range(2)):
-        h, c = plain_start(decoder, grid.features[b].tolist())
-        assert state.h[b, k].tolist() == pytest.approx(h, rel=1e-12)
-        assert state.c[b, k].tolist() == pytest.approx(c, rel=1e-12)
-
-
-def test_the_recurrence_is_torchs_own_lstm_cell_with_the_same_weights() -> None:
-    decoder, grid = random_decoder(gate="vector"), random_grid(3)
-    cell = nn.LSTMCell(E + D, H).double()
-    word, recurrent = decoder.word_gates, decoder.state_gates.weight
-    i, f, o, g = range(4)
-    torchs_order = torch.cat([torch.arange(H) + gate * H for gate in (i, f, g, o)])
-    with torch.no_grad():
-        from_input = torch.cat([word.weight, recurrent[:, H:]], dim=1)
-        cell.weight_ih.copy_(from_input[torchs_order])
-        cell.weight_hh.copy_(recurrent[torchs_order, :H])
-        cell.bias_ih.copy_(word.bias[torchs_order])
-        cell.bias_hh.zero_()
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory)
-    for token in (1, 5, 8):
-        h, c = state.h.squeeze(1), state.c.squeeze(1)
-        tokens = torch.full((3, 1), token)
-        _, attended, state = decoder.step(tokens, state, memory)
-        inputs = torch.cat([decoder.embedding(tokens), attended.context], dim=-1).squeeze(1)
-        expected_h, expected_c = cell(inputs, (h, c))
-        torch.testing.assert_close(state.h.squeeze(1), expected_h, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(state.c.squeeze(1), expected_c, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("gate", ["scalar", "vector"])
-def test_a_shut_gate_shows_the_lstm_nothing_and_an_open_one_everything(gate: Any) -> None:
-    decoder, grid = random_decoder(gate=gate), random_grid(2)
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory)
-    whole = decoder.attention(state.h, memory, 0).context
-    with torch.no_grad():
-        for bias, share in ((-200.0, 0.0), (200.0, 1.0)):
-            decoder.beta.bias.fill_(bias)
-            _, attended, _ = decoder.step(torch.ones(2, 1, dtype=torch.long), state, memory)
-            torch.testing.assert_close(attended.context, share * whole)
-            assert attended.beta.flatten().tolist() == pytest.approx([share, share], abs=1e-12)
-
-
 # --- teacher forcing ------------------------------------------------------------------------------
 
-LENGTH_SETS = [[5, 5, 3, 1], [6, 5, 4, 3, 2, 1], [4, 1, 1, 1], [3, 3, 3], [1]]
+LENGTH_SETS = [[5, 5, 3, 1], [6, 5, 4, 3, 2, 1], [1]]
 
 
 def random_captions(lengths: list[int], seed: int = 2) -> Tensor:
@@ -253,17 +187,6 @@ def test_teacher_forcing_equals_the_steps(lengths: list[int], settings: dict[str
     assert (forced.beta is None) == (settings["gate"] == "none")
 
 
-def test_nothing_is_left_where_a_caption_has_ended() -> None:
-    lengths = [5, 4, 4, 4, 2]  # a few rows that end are not worth cutting off at once
-    decoder, grid = random_decoder(), random_grid(5)
-    forced = decoder(decoder.prepare(grid), random_captions(lengths), torch.tensor(lengths))
-    for row, length in enumerate(lengths):
-        for values in (forced.maps, forced.entropy, forced.log_prob, forced.beta):
-            assert (values[row, length:] == 0).all()
-        assert (forced.maps[row, :length].sum(-1) - 1).abs().max() < CLOSE
-        assert (forced.beta[row, :length] > 0).all()
-
-
 def test_gradients_through_teacher_forcing_equal_those_through_the_steps() -> None:
     lengths = [4, 4, 3, 1]
     decoder = random_decoder(gate="vector")
@@ -288,29 +211,6 @@ def test_gradients_through_teacher_forcing_equal_those_through_the_steps() -> No
         torch.testing.assert_close(one, other, rtol=1e-9, atol=CLOSE)
 
 
-def test_a_caption_does_not_depend_on_its_neighbours_in_the_batch() -> None:
-    lengths = [5, 4, 2]
-    decoder, grid = random_decoder(), random_grid(3)
-    tokens = random_captions(lengths)
-    together = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
-    changed = random_captions(lengths, seed=3)
-    features = random_grid(3, seed=4).features
-    for row, length in enumerate(lengths):
-        mixed_tokens, mixed_features = changed.clone(), features.clone()
-        mixed_tokens[row], mixed_features[row] = tokens[row], grid.features[row]
-        mixed = decoder(
-            decoder.prepare(Grid(mixed_features, ROWS, COLUMNS)),
-            mixed_tokens,
-            torch.tensor(lengths),
-        )
-        torch.testing.assert_close(mixed.maps[row], together.maps[row], rtol=CLOSE, atol=CLOSE)
-        rows = torch.arange(3).unsqueeze(1).expand(3, max(lengths))
-        own = pack_by_step(rows, torch.tensor(lengths)) == row
-        assert own.sum() == length
-        torch.testing.assert_close(mixed.logits[own], together.logits[own], rtol=CLOSE, atol=CLOSE)
-        assert (mixed.logits[~own] - together.logits[~own]).abs().max() > 1e-2
-
-
 def test_padding_does_not_matter() -> None:
     lengths = [4, 3, 1]
     decoder, grid = random_decoder(), random_grid(3)
@@ -323,15 +223,6 @@ def test_padding_does_not_matter() -> None:
     found = decoder(memory, dirty, torch.tensor(lengths))
     assert torch.equal(found.logits, clean.logits)
     assert torch.equal(found.maps, clean.maps)
-
-
-def test_teacher_forcing_leaves_the_memory_it_was_given_as_it_was() -> None:
-    decoder, grid = random_decoder(), random_grid(3)
-    memory = decoder.prepare(grid)
-    before = memory.keys.clone(), grid.features.clone()
-    decoder(memory, random_captions([4, 1, 1]), torch.tensor([4, 1, 1]))
-    assert torch.equal(memory.keys, before[0])
-    assert torch.equal(grid.features, before[1])
 
 
 # --- hypotheses -----------------------------------------------------------------------------------
@@ -386,19 +277,6 @@ def test_fresh_weights_leave_the_forget_gate_open_and_the_recurrence_orthogonal(
     assert (decoder.embedding.weight[0] == 0).all()
     assert (decoder.embedding.weight[1:] != 0).any(1).all()
     assert (decoder.vocabulary.bias == 0).all()
-
-
-def test_tied_embeddings_are_one_matrix_in_both_places() -> None:
-    tied, untied = fresh_decoder(tie_embeddings=True), fresh_decoder()
-    assert tied.vocabulary.weight is tied.embedding.weight
-    assert untied.vocabulary.weight is not untied.embedding.weight
-    parameters = [sum(p.numel() for p in decoder.parameters()) for decoder in (tied, untied)]
-    assert parameters[1] - parameters[0] == V * E
-
-
-def test_embeddings_cannot_be_tied_to_a_plain_output() -> None:
-    with pytest.raises(ConfigError, match=r"decoder\.tie_embeddings.*decoder\.output: deep"):
-        fresh_decoder(tie_embeddings=True, output="plain")
 
 
 @pytest.mark.parametrize("output", ["deep", "plain"])

@@ -109,19 +109,6 @@ def test_steps_are_the_equations_in_a_plain_loop(
                 assert attended.beta[b, k].item() == pytest.approx(step["beta"], abs=1e-10)
 
 
-def test_the_query_of_attention_is_the_state_after_the_word_was_read() -> None:
-    decoder, grid = random_decoder(), random_grid()
-    queries: list[Tensor] = []
-    decoder.attention.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory, 2)
-    for tokens in STEPS:
-        before = state.h
-        _, _, state = decoder.step(torch.tensor(tokens), state, memory)
-        assert torch.equal(queries[-1], state.h)
-        assert not torch.equal(queries[-1], before)
-
-
 @pytest.mark.parametrize("input_feeding", [True, False])
 def test_only_input_feeding_lets_the_context_change_the_next_state(input_feeding: bool) -> None:
     decoder, grid = random_decoder(input_feeding=input_feeding), random_grid()
@@ -148,17 +135,6 @@ def test_reorder_takes_the_input_feeding_along() -> None:
         assert torch.equal(
             getattr(chosen, name), torch.stack([given[2, [1, 1]], given[0, [0, 1]]])
         ), name
-
-
-def test_embeddings_can_be_tied_to_the_attentional_vectors_layer() -> None:
-    decoder = random_decoder(tie_embeddings=True)
-    assert decoder.vocabulary.weight is decoder.embedding.weight
-    grid = random_grid()
-    memory = decoder.prepare(grid)
-    logits, _, state = decoder.step(torch.tensor(STEPS[0]), decoder.start(memory, 2), memory)
-    torch.testing.assert_close(
-        logits, state.attentional @ decoder.embedding.weight.T + decoder.vocabulary.bias
-    )
 
 
 def test_the_window_gets_the_number_of_the_word() -> None:

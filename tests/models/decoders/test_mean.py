@@ -85,14 +85,3 @@ def test_only_the_mean_of_the_cells_is_seen() -> None:
     assert (
         decoder(decoder.prepare(brighter), tokens, lengths).logits - expected.logits
     ).abs().max() > 1e-3
-
-
-def test_the_image_is_read_once() -> None:
-    decoder, grid = random_decoder(), random_grid()
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory, 2)
-    other = decoder.prepare(Grid(-grid.features, ROWS, COLUMNS))
-    tokens = torch.tensor(STEPS[1])
-    one, _, _ = decoder.step(tokens, state, memory)
-    two, _, _ = decoder.step(tokens, state, other)
-    assert torch.equal(one, two)

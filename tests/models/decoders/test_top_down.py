@@ -11,7 +11,7 @@ import plain
 import pytest
 import torch
 from plain import Vector
-from torch import Tensor, nn
+from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.models.attention.attention import AdditiveScore, Attention, GlobalWindow, SoftSelect
@@ -102,17 +102,6 @@ def test_steps_are_the_equations_in_a_plain_loop(gate: Any, local: bool) -> None
             found = (state.h, state.c, state.language_h, state.language_c)
             for value, wanted in zip(found, step["state"], strict=True):
                 assert value[b, k].tolist() == pytest.approx(wanted, abs=1e-10)
-
-
-def test_the_query_of_attention_is_the_first_lstm_s_new_state() -> None:
-    decoder, grid = random_decoder(), random_grid()
-    queries: list[Tensor] = []
-    decoder.attention.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory, 2)
-    for tokens in STEPS:
-        _, _, state = decoder.step(torch.tensor(tokens), state, memory)
-        assert torch.equal(queries[-1], state.h)
 
 
 def test_reorder_takes_both_lstms_along() -> None:

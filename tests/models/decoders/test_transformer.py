@@ -235,17 +235,6 @@ def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers(
     assert forced.cells.shape == (3, 6, HEADS)
 
 
-def test_queries_do_not_depend_on_the_cells_sampled_for_the_same_word() -> None:
-    """A baseline reads them, and must not depend on the attention that it is taken from."""
-    decoder = random_decoder(
-        select=lambda: HardSelect(AttentionConfig(semi_sampling=0.0)), dropout=0.0
-    ).train()
-    memory, tokens, lengths = decoder.prepare(random_grid()), random_tokens(), torch.tensor([1] * 3)
-    first, second = (decoder(memory, tokens, lengths) for _ in range(2))
-    assert not torch.equal(first.log_prob, second.log_prob)
-    assert torch.equal(first.queries, second.queries)
-
-
 # --- positions ------------------------------------------------------------------------------------
 
 
@@ -281,33 +270,4 @@ def test_learned_positions_refuse_a_longer_text_in_one_sentence() -> None:
         )
 
 
-def test_any_length_is_read_with_sinusoidal_positions() -> None:
-    decoder = random_decoder(max_positions=4)
-    assert decoder.positions is None
-    forced = decoder(decoder.prepare(random_grid(1)), random_tokens(1, 80), torch.tensor([80]))
-    assert torch.isfinite(forced.logits).all()
-
-
 # --- construction ---------------------------------------------------------------------------------
-
-
-def test_tied_embeddings_are_one_matrix() -> None:
-    tied, untied = random_decoder(tie_embeddings=True), random_decoder()
-    assert tied.vocabulary.weight is tied.embedding.weight
-    assert untied.vocabulary.weight is not untied.embedding.weight
-
-
-@pytest.mark.parametrize("name", ["dropout", "embed_dropout"])
-def test_each_dropout_acts_in_training_only(name: str) -> None:
-    settings = {"dropout": 0.0, "embed_dropout": 0.0}
-    still, noisy = random_decoder(**settings), random_decoder(**{**settings, name: 0.5})
-    grid, tokens, lengths = random_grid(), random_tokens(), torch.tensor([6, 4, 1])
-
-    def logits(decoder: TransformerDecoder) -> Tensor:
-        torch.manual_seed(0)
-        return decoder(decoder.prepare(grid), tokens, lengths).logits
-
-    expected = logits(still)
-    torch.testing.assert_close(logits(still.train()), expected)
-    torch.testing.assert_close(logits(noisy), expected)
-    assert (logits(noisy.train()) - expected).abs().max() > 1e-3

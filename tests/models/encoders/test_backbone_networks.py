@@ -144,17 +144,6 @@ def test_grids_have_the_known_shape(
     assert grid.features.shape == (2, rows * columns, channels)
 
 
-def test_a_name_with_its_librarys_is_the_same_network() -> None:
-    with torch.device("meta"):
-        plain, full = (
-            build_backbone(name, weights="none") for name in ("resnet50", "torchvision/resnet50")
-        )
-        timms = build_backbone("timm/resnet50", weights="none")
-    assert plain.names == full.names == list(RESNET_STAGES)
-    assert list(plain.state_dict()) == list(full.state_dict())
-    assert timms.names == ["body"]
-
-
 @torch.inference_mode()
 def test_any_torchvision_network_is_tapped_at_its_last_feature_map() -> None:
     torch.manual_seed(0)
@@ -227,25 +216,3 @@ def test_cutting_at_a_tap_leaves_the_stages_before_it_as_they_were() -> None:
         torch.testing.assert_close(cut(inputs), whole.stages[:4](inputs))
         again = whole.stages[4:](whole.stages[:4](inputs))
         torch.testing.assert_close(again, whole(inputs))
-
-
-def test_googlenet_with_pretrained_weights_equals_torchvision_s(
-    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    """Its weights come from another library, and torchvision rescales their input for them."""
-    torch.manual_seed(0)
-    state = with_random_weights(models.googlenet(init_weights=False)).state_dict()
-    monkeypatch.setattr(models.GoogLeNet_Weights, "get_state_dict", lambda *_, **__: dict(state))
-    theirs = models.googlenet(weights=models.GoogLeNet_Weights.DEFAULT).eval()
-    ours = build_backbone("googlenet", weights="default").eval()
-    inputs = photos(64, 96)
-    seen: list[Tensor] = []
-    theirs.inception5b.register_forward_hook(lambda _, __, output: seen.append(output))
-    with torch.inference_mode():
-        theirs(inputs)
-        torch.testing.assert_close(ours(inputs), seen[0])
-        # a model folder builds the network without weights and then loads its own
-        reloaded = build_backbone("googlenet", weights="none").eval()
-        reloaded.load_state_dict(ours.state_dict())
-        torch.testing.assert_close(reloaded(inputs), seen[0])
-    assert not [warning for warning in recwarn if "tracing" in str(warning.message)]

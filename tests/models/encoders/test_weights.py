@@ -142,30 +142,25 @@ def test_what_a_file_without_weights_holds_is_said(
     assert message.isprintable(), "no escape codes of PyTorch"
 
 
-@pytest.mark.parametrize("kind", ["another network", "no weights", "empty", "a list", "unsafe"])
+@pytest.mark.parametrize("kind", ["another network", "no weights", "unsafe"])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_wrong_file_is_named_in_one_sentence(
-    name: str, suffix: str, kind: str, tmp_path: Path
-) -> None:
+def test_a_wrong_file_is_named_in_one_sentence(suffix: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"wrong.{suffix}"
     if kind == "another network":
         state = {f"features.{i}.weight": torch.zeros(2) for i in range(3)}
         torch.save(state, path) if suffix == "pth" else safetensors.torch.save_file(state, path)
-    elif kind == "a list":
-        torch.save([1, 2, 3], path)
     elif kind == "unsafe":
         path.write_bytes(pickle.dumps(Path("x")))
     else:
-        path.write_bytes(b"" if kind == "empty" else b"<html>not found</html>" * 9)
+        path.write_bytes(b"<html>not found</html>" * 9)
     with pytest.raises(WeightsError) as caught:
-        build_backbone(name, weights=str(path))
+        build_backbone("efficientnet_lite2", weights=str(path))
     assert str(path) in sentence(caught)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_missing_file_is_refused_with_the_accepted_values(name: str, tmp_path: Path) -> None:
-    for weights in (str(tmp_path / "missing.pth"), str(tmp_path), "IMAGENET1K_V9", ""):
+    for weights in (str(tmp_path / "missing.pth"), "IMAGENET1K_V9"):
         with pytest.raises(ConfigError) as caught:
             build_backbone(name, weights=weights)
         message = sentence(caught)
@@ -195,13 +190,6 @@ def test_offline_one_sentence_names_timms_repository(offline: Path) -> None:
     assert "encoder.weights" in message
 
 
-def test_a_named_entry_is_another_file_than_the_default(offline: Path) -> None:
-    with pytest.raises(WeightsError) as caught:
-        build_backbone("resnet50", weights="IMAGENET1K_V1")
-    assert models.ResNet50_Weights.IMAGENET1K_V1.url in sentence(caught)
-    assert models.ResNet50_Weights.IMAGENET1K_V1 != models.ResNet50_Weights.DEFAULT
-
-
 def place_in_torch_home(folder: Path, content: object) -> Path:
     path = folder / "hub" / "checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
     path.parent.mkdir(parents=True)
@@ -220,23 +208,11 @@ def test_a_file_put_where_the_sentence_says_is_used(offline: Path) -> None:
         assert torch.equal(own, theirs)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [{"conv1.weight": torch.zeros(2)}, [1, 2], b"<html>not found</html>" * 9, b""],
-    ids=["another network", "a list", "no weights", "empty"],
-)
-def test_a_wrong_file_put_where_the_sentence_says_is_named(offline: Path, content: object) -> None:
-    path = place_in_torch_home(offline, content)
-    with pytest.raises(WeightsError) as caught:
-        build_backbone("squeezenet1_1", weights="default")
-    assert str(path) in sentence(caught)
-
-
 # --- names ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet5O", "", "timm/", "foo/resnet50", "torchvision/test_resnet", "timm/nothing"]
+    "name", ["resnet5O", "foo/resnet50", "torchvision/test_resnet", "timm/nothing"]
 )
 def test_an_unknown_network_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -263,22 +239,10 @@ def test_an_unknown_tap_is_refused_with_the_known_ones(name: str, tap: str, acce
     assert accepted in message
 
 
-def test_a_tap_that_is_no_feature_map_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not give a feature map") as caught:
-        build_backbone("squeezenet1_1", weights="none", tap="flatten")
-    sentence(caught)
-
-
 def test_a_network_that_gives_no_grid_at_the_recipes_size_is_refused_in_one_sentence() -> None:
     with torch.device("meta"), pytest.raises(ConfigError, match=r"encoder\.backbone") as caught:
         build_backbone("timm/mixer_s32_224", weights="none", size_px=(64, 64))
     assert "64 x 64 px; use a convolutional network" in sentence(caught)
-
-
-def test_a_torchvision_transformer_is_refused_in_one_sentence() -> None:
-    with torch.device("meta"), pytest.raises(ConfigError, match=r"encoder\.backbone") as caught:
-        build_backbone("vit_b_16", weights="none")
-    sentence(caught)
 
 
 def test_the_encoder_of_an_untapped_torchvision_network_can_be_trained() -> None:
@@ -358,9 +322,3 @@ def test_what_a_recipe_downloads_is_pinned(recipe: str) -> None:
         assert re.search(r"-[0-9a-f]{8,}\.pth$", entry.url)
     else:
         assert re.fullmatch("default@[0-9a-f]{40}", encoder.weights)
-
-
-def test_where_pinned_weights_cannot_be_had_the_revision_is_named(offline: Path) -> None:
-    with pytest.raises(WeightsError) as caught:
-        build_backbone("timm/test_resnet", weights=f"default@{REVISION}")
-    assert f"test_resnet.r160_in1k/tree/{REVISION}" in sentence(caught)
