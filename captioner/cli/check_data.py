@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.CommandParser(
         prog="captioner check-data",
         description="Check photos and captions before training: what cannot be read, captions "
-        "without words, photos that are there twice or in two splits, lengths, words and script. "
+        "without words, photos that are there twice or in two splits, lengths and words. "
         "Says what to mend. Exit code: 0 nothing to mend, 1 something to mend, 2 the data set "
         "cannot be read.",
         epilog="example: captioner check-data photos.csv --contact-sheet sheet.jpg",
@@ -97,8 +97,8 @@ def _run(arguments: argparse.Namespace) -> int:
     problems += _listed(f"smaller than {SMALL_PX} pixels", small)
     across: list[str] = []
     within: list[str] = []
-    for a, b, how in duplicates(facts):
-        (within if of_split[a] == of_split[b] else across).append(f"{a} and {b}, {how}")
+    for a, b in duplicates(facts):
+        (within if of_split[a] == of_split[b] else across).append(f"{a} and {b}")
     problems += _listed("in two splits under two names (keep one)", across)
     problems += _listed("there twice (keep one)", within)
     problems += _language(splits, tokenizer, arguments.root)
@@ -155,11 +155,10 @@ def _summary(figures: dict[str, Any]) -> str:
     """Return the statistics of a split as one sentence."""
     fewest, most = figures["captions_a_photo"]
     shortest, median, longest = figures["words_a_caption"]
-    scripts = ", ".join(f"{name} {share:.0%}" for name, share in figures["scripts"].items())
     return (
         f"{figures['photos']} photos, {figures['captions']} captions ({fewest} to {most} a photo), "
         f"{shortest} to {longest} words (median {median}), {figures['words']} different words "
-        f"({figures['rare_words']} of them fewer than 5 times), script: {scripts or 'none'}"
+        f"({figures['rare_words']} of them fewer than 5 times)"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +12,6 @@ from captioner.errors import CheckpointError, needs_extra
 _SPACE = "\u2581"  # stands for the space before a token, as in SentencePiece
 _UNKNOWN = "<unk>"  # the vocabulary's token of this name
 _DEFAULT_SIZE = 8000
-_PARTS = {"version", "added_tokens", "pre_tokenizer", "model"}  # of a learned model
 # Characters of a token: without spaces to end them, tokens would become whole captions.
 _LONGEST, _LONGEST_UNSPACED = 16, 4
 
@@ -27,9 +25,6 @@ class SubwordTokenizer(WordTokenizer):
     Args:
         model: The learned model in the JSON of `tokenizers`; None, before it is fitted, leaves
             words whole.
-
-    Raises:
-        ValueError, TypeError: `model` is not what `fitted` makes.
     """
 
     name = "subwords"
@@ -37,14 +32,12 @@ class SubwordTokenizer(WordTokenizer):
 
     def __init__(self, model: str | None = None) -> None:
         self.model = model
-        self._content = None if model is None else _checked(model)
 
     @cached_property
     def _encoder(self) -> Any:
         package = _import_tokenizers()
         try:
-            # Serialised again, so that the package reads exactly what was checked.
-            return package.Tokenizer.from_str(json.dumps(self._content))
+            return package.Tokenizer.from_str(self.model)
         except Exception as error:  # noqa: BLE001  the package has no type of its own
             raise CheckpointError(
                 f"the model's tokenizer is damaged ({error}); fetch the model again"
@@ -86,24 +79,6 @@ class SubwordTokenizer(WordTokenizer):
 
     def warning(self, texts: Iterable[str]) -> str | None:
         return None
-
-
-def _checked(model: str) -> dict[str, Any]:
-    """Return the content of a learned model, which may be a stranger's.
-
-    Parts other than those that `fitted` makes could hold regular expressions whose search never
-    ends, or panics.
-    """
-    content = json.loads(model)
-    if isinstance(content, dict):
-        parts = {name for name, part in content.items() if part is not None}
-        kinds = [
-            isinstance(content.get(name), dict) and content[name].get("type")
-            for name in ("pre_tokenizer", "model")
-        ]
-        if parts <= _PARTS and kinds == ["Metaspace", "BPE"]:
-            return content
-    raise ValueError("tokenizer.json holds other parts than byte pair encoding of words")
 
 
 def _import_tokenizers() -> Any:
