@@ -1,10 +1,13 @@
-"""Count the kernels that Python starts for one training step; a GPU waits for each of them.
+"""Count the kernels that Python starts for a training step and for a search.
+
+A GPU waits for each of them.
 
     python -m benchmarks.kernels
 
 Counted is what PyTorch dispatches on the CPU, views and allocations apart. A GPU's libraries split
 or join some, and its AdamW updates many weights at once, as the fused one does here. Steps are of
 32 captions of 20 words and 32 images of 64 pixels, with the network of the recipe flickr8k_soft.
+Searches are of 20 words for 32 images, with 5 beams, after the encoder.
 """
 
 from __future__ import annotations
@@ -20,12 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner.config import Config, read_recipe
 from captioner.data.batch import Batch
+from captioner.data.vocabulary import Vocabulary
+from captioner.generation import SearchOptions, search
 from captioner.models.build import build_model
+from captioner.runtime.cuda_graphs import GraphCache
 from captioner.training.capture import FixedShapeStep
 from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
 from captioner.training.reinforce import build_reinforce
 from captioner.training.step import training_step
+from captioner.types import Grid
 
 CAPTIONS, WORDS, VOCABULARY = 32, 20, 1000
 WAYS = ("packed", "padded", "graphs")
@@ -60,8 +67,17 @@ class RecordedOnce:
     def __init__(self) -> None:
         self.results: dict[object, Any] = {}
         self.replays = 0
+        self.lock = nullcontext()
 
-    def run(self, key: object, function: Callable[[], Any]) -> Any:
+    def keep(self, key: object, make: Callable[[], Any]) -> Any:
+        """Return what `make` makes."""
+        return make()
+
+    def hold(self, key: object, value: Any) -> Any:
+        """Return the value as it is."""
+        return value
+
+    def run(self, key: object, function: Callable[[], Any], *, after: object = None) -> Any:
         """Return the function's result of its first call; count the others as one launch."""
         if key not in self.results:
             self.results[key] = function()
@@ -116,7 +132,8 @@ def kernels_of_a_step(select: str, way: str) -> int:
     recorded = RecordedOnce()
     if way != "packed":
         step = FixedShapeStep(task, **options, kind="off", captions=CAPTIONS, longest=WORDS)
-        step.graphs = recorded if way == "graphs" else None  # type: ignore[assignment]
+        if way == "graphs":
+            step.graphs = recorded  # type: ignore[assignment]
     batch = made_up_batch()
     step([batch], learning_rate_factor=1.0)
     with KernelCount() as counted:
@@ -124,11 +141,43 @@ def kernels_of_a_step(select: str, way: str) -> int:
     return counted.count + recorded.replays
 
 
+def kernels_of_a_search(select: str, way: str, words: int = WORDS) -> int:
+    """Return the kernels that Python starts in the second search of a model.
+
+    Args:
+        select: `soft` or `hard`.
+        way: `packed` is the search that images leave when they are done, `padded` the one of fixed
+            shapes computed kernel by kernel, `graphs` the same where each graph counts as one.
+    """
+    config = config_of(select)
+    torch.manual_seed(1)
+    model = build_model(config, VOCABULARY, pretrained=False).eval()
+    with torch.no_grad():
+        model.decoder.vocabulary.bias[Vocabulary.end] = -100.0
+    grid = Grid(torch.rand(CAPTIONS, 4, model.encoder.dim), 2, 2)
+    recorded = RecordedOnce()
+    graphs: Any = {"packed": None, "padded": GraphCache(record=False), "graphs": recorded}[way]
+    options = SearchOptions(beam_size=5, max_words=words)
+    search(model.decoder, grid, options, graphs)
+    with KernelCount() as counted:
+        search(model.decoder, grid, options, graphs)
+    return counted.count + recorded.replays
+
+
+def kernels_of_a_word(select: str, way: str) -> int:
+    """Return the kernels that the last word of a search takes."""
+    fewer, more = (kernels_of_a_search(select, way, words) for words in (WORDS - 1, WORDS))
+    return more - fewer
+
+
 def main() -> None:
-    print("| attention | " + " | ".join(WAYS) + " |\n| --- |" + " --- |" * len(WAYS))
+    print("| | " + " | ".join(WAYS) + " |\n| --- |" + " --- |" * len(WAYS))
     for select in ("soft", "hard"):
-        counts = [kernels_of_a_step(select, way) for way in WAYS]
-        print(f"| {select} | " + " | ".join(map(str, counts)) + " |", flush=True)
+        for name, count in (("step", kernels_of_a_step), ("search", kernels_of_a_search)):
+            counts = [count(select, way) for way in WAYS]
+            print(f"| {select}, {name} | " + " | ".join(map(str, counts)) + " |", flush=True)
+        words = [kernels_of_a_word(select, way) for way in WAYS[:2]]
+        print(f"| {select}, a word of the search | {words[0]} | {words[1]} | |", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from captioner.models.attention.attention import (
     SoftSelect,
 )
 from captioner.models.decoders.lstm import LSTMDecoder
-from captioner.training.capture import GraphCache
+from captioner.runtime.cuda_graphs import GraphCache
 from captioner.training.cross_entropy import caption_losses
 from captioner.training.reinforce import MovingAverage, Reinforce
 from captioner.types import Grid
@@ -154,7 +154,7 @@ def _ours(
 
     if not recorded:
         return step
-    graphs = GraphCache()
+    graphs = GraphCache(record=True)
     return lambda: graphs.run("step", step)
 
 

@@ -283,7 +283,8 @@ class Captioner:
             if options.sample:
                 found, calibrator = self._sample(grid, options), None
             else:
-                found, calibrator = search(self.engine.decoder, grid, options), self.calibrator
+                found = search(self.engine.decoder, grid, options, self.engine.search_graphs)
+                calibrator = self.calibrator
         if not all(found):
             raise ConfigError(
                 f"min_words: no caption of at least {options.min_words} words was found; use fewer"

@@ -42,6 +42,7 @@ class Engine(Protocol):
     name: ClassVar[str]  # `torch` or `runtime`
     device: Any  # a `torch.device`, or a `graphs.CPU`
     decoder: Any  # a `generation.arrays.StepDecoder`
+    search_graphs: Any  # CUDA graphs of the search on a GPU, else None
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         """Map B images [3, H, W] to their grid."""

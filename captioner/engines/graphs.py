@@ -83,6 +83,7 @@ class GraphEngine:
 
     name: ClassVar[str] = "runtime"
     device = CPU()
+    search_graphs = None
 
     def __init__(self, folder: Path, config: ModelConfig, description: dict[str, Any]) -> None:
         self.height, self.width = description["grid"]

@@ -13,6 +13,7 @@ import torch
 from captioner.models.backbones.efficientnet_source import fold_batch_norms
 from captioner.models.model import CaptionModel
 from captioner.runtime.cores import usable_cores
+from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.types import Grid
 
 
@@ -32,6 +33,7 @@ class TorchEngine:
         self.device, self.dtype = device, dtype
         self.model = inference_copy(model, device, dtype)
         self.decoder = self.model.decoder
+        self.search_graphs = graphs_of_search(device)
         if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # PyTorch knows the cores of the machine, but not a control group's quota.
             torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))

@@ -7,7 +7,8 @@ PyTorch is not even imported.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -37,6 +38,13 @@ def log_softmax(logits: Array) -> Array:
 def softmax(logits: Array) -> Array:
     """Return the probabilities [..., V] of logits [..., V]."""
     return np.exp(log_softmax(logits)) if is_numpy_array(logits) else logits.softmax(-1)
+
+
+def gather(values: Array, indices: Array) -> Array:
+    """Return the values [R, N] at indices [R, n], none of which is negative."""
+    if is_numpy_array(values):
+        return np.take_along_axis(values, indices, axis=-1)
+    return values.gather(-1, indices)  # array-api-compat's needs three kernels more
 
 
 def top_k_indices(values: Array, count: int) -> Array:
@@ -95,13 +103,18 @@ def to_numpy(array: Array) -> np.ndarray:
     return array if is_numpy_array(array) else array.cpu().numpy()
 
 
-def without_gradients(array: Array) -> AbstractContextManager[Any]:
-    """Return a context in which PyTorch, where it computes, keeps nothing for gradients."""
+@contextmanager
+def without_gradients(array: Array, *, for_training: bool = False) -> Iterator[None]:
+    """Keep nothing for gradients where PyTorch computes; training may use the tensors if asked."""
     if is_numpy_array(array):
-        return nullcontext()
+        yield
+        return
     import torch
 
-    return torch.inference_mode()
+    with torch.no_grad() if for_training else torch.inference_mode():
+        yield
+    if for_training:  # weights that autocast has cast here have no graph
+        torch.clear_autocast_cache()
 
 
 class StepDecoder(Protocol):

@@ -1,13 +1,17 @@
 """Greedy and beam search for a batch of images at once; every written caption comes from here.
 
 The same code searches with tensors and with NumPy arrays, whichever the decoder computes with:
-`arrays.py` says in what they differ.
+`arrays.py` says in what they differ. On a CPU, images that are done leave the batch. On a GPU they
+stay, so that all shapes are fixed, and a few words at a time are recorded in a CUDA graph.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -17,14 +21,21 @@ from captioner.errors import CheckpointError
 from captioner.generation.arrays import (
     Array,
     StepDecoder,
+    gather,
     log_softmax,
     to_numpy,
     top_k_indices,
     without_gradients,
 )
 from captioner.generation.options import SearchOptions
-from captioner.types import AttentionOutput, Caption, Geometry, Grid
+from captioner.models.attention.mode import given_mode
+from captioner.runtime.device import padded_size
+from captioner.types import Caption, Geometry, Grid
 
+if TYPE_CHECKING:
+    from captioner.runtime.cuda_graphs import GraphCache
+
+CHECK_EVERY = 4  # words between two questions to a GPU whether all captions have ended
 PAD, START, END, UNKNOWN = Vocabulary.pad, Vocabulary.start, Vocabulary.end, Vocabulary.unknown
 
 
@@ -76,28 +87,30 @@ class Hypothesis:
 
 
 def search(
-    decoder: StepDecoder, grid: Grid, options: SearchOptions | None = None
+    decoder: StepDecoder,
+    grid: Grid,
+    options: SearchOptions | None = None,
+    graphs: GraphCache | None = None,
 ) -> list[list[Hypothesis]]:
     """Caption every image of the grid.
 
     Beam search keeps the `beam_size` likeliest unfinished captions of each image. A caption whose
-    end token is among the `beam_size` best continuations is finished. Images that are done leave
-    the batch, and no image's result depends on the others. Of the special tokens only the end is
-    ever written, and never as the first word.
+    end token is among the `beam_size` best continuations is finished. No image's result depends on
+    the others. Of the special tokens only the end is ever written, and never as the first word.
 
     `options.stop` chooses when an image is done. With `first` it is done as soon as `beam_size`
-    captions have finished, although a longer one could still rank above them. With `bound` it is
-    done when, in addition, no running caption can rank above the best finished one. A running
-    caption of total log-probability s after t words ends with a total of at most s and a length n
-    of t + 1 to max_words. Its score is therefore at most s / max_words ** p for a length penalty
-    p > 0, and s / (t + 1) ** p for p <= 0. Of the finished captions the `beam_size` best are kept.
+    captions have finished, although a longer one could still rank above them. With `bound`, in
+    addition, no running caption can rank above the best finished one, and the `beam_size` best are
+    kept. A caption of total log-probability s after t words ends with a score of at most
+    s / max_words ** p for a length penalty p > 0, and s / (t + 1) ** p for p <= 0.
 
-    The search stays inexact with `bound`: it loses captions whose beginning fell out of the beam,
-    and ends that are not among the best `beam_size` continuations. Captions behind the first place
-    may still have been overtaken.
+    The search stays inexact: it loses captions whose beginning fell out of the beam, and ends that
+    are not among the best `beam_size` continuations.
 
     Args:
         options: Settings; None takes the defaults of `SearchOptions`.
+        graphs: Search in fixed shapes, as a GPU needs it. They belong to this decoder. None: images
+            that are done leave the batch.
 
     Returns:
         For each image up to `beam_size` hypotheses, best first. If none has finished after
@@ -106,123 +119,171 @@ def search(
     Raises:
         CheckpointError: The model's output is not a number.
     """
-    images = len(grid.features)
-    if not images:
+    options = options or SearchOptions()
+    if not len(grid.features):
         return []
-    xp, device = array_namespace(grid.features), grid.features.device
-    beam = _Beam(options or SearchOptions(), images=images, like=grid.features)
     with without_gradients(grid.features):
-        memory = decoder.prepare(grid)
-        state = decoder.start(memory)
-        words = xp.full((images, 1), START, dtype=xp.int64, device=device)
-        while beam.is_running:
-            logits, attended, state = decoder.step(words, state, memory)
-            words, parents, running = beam.advance(logits, attended)
-            if len(running):
-                state = decoder.reorder(state, running, parents[running])
-                if len(running) < len(words):
-                    memory, words = memory.select(running), words[running]
+        if graphs is not None:
+            with graphs.lock:
+                return _search_in_fixed_shapes(decoder, grid, options, graphs)[: len(grid.features)]
+        beam = _Beam(decoder, grid, options, _repeatable(grid, options))
+        running = True
+        while running and len(beam.trace) < options.max_words:
+            beam.write_word()
+            running = beam.leave()
         return beam.hypotheses()
+
+
+def _search_in_fixed_shapes(
+    decoder: StepDecoder, grid: Grid, options: SearchOptions, graphs: GraphCache
+) -> list[list[Hypothesis]]:
+    """Search without leaving, and ask the device only every few words whether all are done."""
+    images, *shape = grid.features.shape
+    size = padded_size(images)
+    key = (size, *shape, grid.height, grid.width, grid.features.dtype, options, given_mode.get())
+    xp = array_namespace(grid.features)
+    # The last image fills the batch: an empty one could take longer than all others.
+    index = xp.clip(xp.arange(size, device=grid.features.device), max=images - 1)
+    grid = graphs.hold(key, grid.select(index))
+    repeatable = graphs.keep((key, "repeatable"), lambda: _repeatable(grid, options))
+
+    def write(beam: _Beam | None, first: int) -> _Beam:
+        # A copy: what was returned before must stay as it is, to be replayed.
+        beam = copy.copy(beam) if beam else _Beam(decoder, grid, options, repeatable)
+        beam.trace = [*beam.trace]
+        for _ in range(first, min(first + CHECK_EVERY, options.max_words)):
+            beam.write_word()
+        return beam
+
+    beam, first = None, 0
+    while beam is None or (any(beam.read_running()) and first < options.max_words):
+        after = (key, first - CHECK_EVERY) if beam else None
+        beam = graphs.run((key, first), partial(write, beam, first), after=after)
+        first += CHECK_EVERY
+    return beam.hypotheses()
+
+
+def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
+    """Return the words that may come twice, on the device; None: all may."""
+    if options.repeatable is None:
+        return None
+    xp = array_namespace(grid.features)
+    return xp.asarray(options.repeatable, dtype=xp.int64, device=grid.features.device)
 
 
 class _Beam:
     """The running captions of each image, the finished ones, and the way back to their words.
 
-    Running images are rows (R) of the tensors that `advance` takes; `active` says which images
-    they are. The choices of every step are recorded for all images, so that a caption can be read
-    back from its last step through its parents.
+    Running images are rows (R) of the tensors; `active` says which of the B images they are. The
+    choices of every step are recorded for all images, so that a caption can be read back from its
+    last step through its parents.
     """
 
-    def __init__(self, options: SearchOptions, *, images: int, like: Array) -> None:
-        xp = self.xp = array_namespace(like)
-        device = self.device = like.device
-        self.options, self.images, self.beam_size = options, images, options.beam_size
-        self.active = xp.arange(images, device=device)
-        float32, int64 = xp.float32, xp.int64
-        self.totals = xp.full((images, self.beam_size), -xp.inf, dtype=float32, device=device)
+    def __init__(
+        self, decoder: StepDecoder, grid: Grid, options: SearchOptions, repeatable: Array | None
+    ) -> None:
+        xp = self.xp = array_namespace(grid.features)
+        device = self.device = grid.features.device
+        self.decoder, self.options, self.repeatable = decoder, options, repeatable
+        images, beams = len(grid.features), options.beam_size
+        self.memory = decoder.prepare(grid)
+        self.state = decoder.start(self.memory)
+        self.rows = self.kept = xp.arange(images, device=device)
+        self.active: Array | slice = slice(None)
+        self.running = xp.ones((images,), dtype=xp.bool, device=device)
+        self.damaged = ~self.running
+        self.words = xp.full((images, 1), START, dtype=xp.int64, device=device)
+        self.parents = self.words  # beams that the words continue, of rows `kept`
+        self.written = xp.zeros((images, 1, 0), dtype=xp.int64, device=device)  # [R, K, T]
+        float32 = xp.float32
+        self.totals = xp.full((images, beams), -xp.inf, dtype=float32, device=device)
         self.totals[:, 0] = 0.0  # one beam writes the first word
         self.trace: list[dict[str, Array]] = []
-        self.written = xp.zeros((images, self.beam_size, 0), dtype=int64, device=device)
         # score, log-probability of the end, words before it, beam: one row a finished caption
-        self.finished = xp.full((images, self.beam_size, 4), -xp.inf, dtype=float32, device=device)
-        self.count = xp.zeros((images,), dtype=int64, device=device)
+        self.finished = xp.full((images, beams, 4), -xp.inf, dtype=float32, device=device)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether there are images that are not done."""
-        return len(self.active) > 0 and len(self.trace) < self.options.max_words
-
-    def advance(self, logits: Array, attended: AttentionOutput) -> tuple[Array, Array, Array]:
-        """Choose the next words.
-
-        Args:
-            logits: [R, K, V], before the first word [R, 1, V].
-            attended: Attention of the same rows and beams.
-
-        Returns:
-            The words [R, K], the beams that they continue [R, K], and the rows that go on.
-        """
-        xp = self.xp
-        log_probs = log_softmax(logits)
-        rows, given_beams, vocabulary = log_probs.shape
-        beams = self.beam_size
+    def write_word(self) -> None:
+        """Choose the next words [R, K] of all rows, and the beams that they continue."""
+        xp, beams = self.xp, self.options.beam_size
+        if self.trace:
+            self.state = self.decoder.reorder(self.state, self.kept, self.parents)
+        logits, attended, self.state = self.decoder.step(self.words, self.state, self.memory)
+        log_probs = log_softmax(logits)  # [R, K, V], before the first word [R, 1, V]
+        rows, _, vocabulary = log_probs.shape
         totals = self.totals[..., None] + log_probs  # [R, K, V]
         self._rule_out(totals)
         # Each beam has one end token, so among 2K continuations at least K go on.
         totals = xp.reshape(totals, (rows, -1))
         index = top_k_indices(totals, 2 * beams)
-        best = xp.take_along_axis(totals, index, axis=1)
-        damaged = xp.any(xp.isnan(best))  # NaN ranks above all numbers
-        parent, token = xp.clip(index // vocabulary, max=given_beams - 1), index % vocabulary
-        self._finish(best[:, :beams], parent[:, :beams], token[:, :beams] == END, log_probs)
+        best = gather(totals, index)
+        # NaN ranks above all numbers
+        self.damaged = self.damaged | (xp.isnan(best[:, 0]) & self.running)
+        parent, token = index // vocabulary, index % vocabulary
+        if not self.trace:  # the other beams are not there yet
+            parent = xp.zeros_like(parent)
+        ended = token == END
+        self._finish(best[:, :beams], parent[:, :beams], ended[:, :beams], log_probs)
 
-        ends, impossible = xp.astype(token == END, xp.uint8), xp.astype(xp.isinf(best), xp.uint8)
+        ends, impossible = xp.astype(ended, xp.uint8), xp.astype(xp.isinf(best), xp.uint8)
         going_on = xp.argsort(2 * ends + impossible, axis=-1, stable=True)[:, :beams]
-        best, parent, token = (
-            xp.take_along_axis(x, going_on, axis=1) for x in (best, parent, token)
-        )
+        self.totals, self.parents, self.words = (gather(x, going_on) for x in (best, parent, token))
         flat = xp.reshape(log_probs, (rows, -1))
-        self._record(
-            token=token,
-            parent=parent,
-            log_prob=xp.take_along_axis(flat, parent * vocabulary + token, axis=1),
-            map=attended.weights,
-            beta=attended.beta,
-            cells=attended.cells,
-            heads=attended.heads,
-        )
-        # The only copy from the device; it waits until the device has finished its queued work.
-        *goes_on, damage = xp.concat([self._goes_on(best), xp.reshape(damaged, (1,))]).tolist()
-        if damage:
+        step = {
+            "tokens": self.words,
+            "parents": self.parents,
+            "log_probs": gather(flat, self.parents * vocabulary + self.words),
+            "maps": attended.weights,
+            "beta": attended.beta,
+            "cells": attended.cells,
+            "heads": attended.heads,
+        }
+        self.trace.append({k: self._of_all(v) for k, v in step.items() if v is not None})
+        before = self.written[self.rows[:rows, None], self.parents]
+        self.written = xp.concat([before, self.words[..., None]], axis=-1)
+        self.running = self.running & self._goes_on()
+
+    def leave(self) -> bool:
+        """Drop the images that are done; return whether others go on."""
+        xp = self.xp
+        running = self.read_running()
+        rows = self.kept = xp.asarray(np.flatnonzero(running), dtype=xp.int64, device=self.device)
+        if 0 < len(rows) < len(running):
+            self.memory = self.memory.select(rows)
+            for name in ("words", "parents", "written", "totals", "running", "damaged"):
+                setattr(self, name, getattr(self, name)[rows])
+            self.active = self.rows[self.active][rows]
+        return any(running)
+
+    def read_running(self) -> list[bool]:
+        """Return which rows go on; the only copy from the device, for whose work it waits."""
+        rows = len(self.running)
+        values = self.xp.concat([self.running, self.damaged]).tolist()
+        if any(values[rows:]):
             raise CheckpointError(
                 "the model's output is not a number; its weights are damaged or its training went "
                 "astray, so use another checkpoint"
             )
-        running = xp.asarray(np.flatnonzero(goes_on), dtype=xp.int64, device=self.device)
-        self.totals, self.active = best[running], self.active[running]
-        before = self.written[xp.arange(rows, device=self.device)[:, None], parent]
-        self.written = xp.concat([before, token[..., None]], axis=-1)[running]
-        return token, parent, running
+        return values[:rows]
 
-    def _goes_on(self, totals: Array) -> Array:
-        """Return, for running captions of these totals [R, K], which images [R] go on."""
-        unfinished = self.count[self.active] < self.beam_size
+    def _goes_on(self) -> Array:
+        """Return which images [R] are not done."""
+        finished = self.finished[self.active, :, 0]  # the best first, or the first
+        unfinished = self.xp.isinf(finished[:, -1])
         if self.options.stop == "first":
             return unfinished
         words = len(self.trace)
         longest = self.options.max_words if self.options.length_penalty > 0 else words + 1
-        bound = self.xp.max(totals, axis=-1) / longest**self.options.length_penalty
-        best = self.xp.max(self.finished[self.active, :, 0], axis=-1)
-        return unfinished | (bound > best)
+        bound = self.xp.max(self.totals, axis=-1) / longest**self.options.length_penalty
+        return unfinished | (bound > finished[:, 0])
 
     def _rule_out(self, totals: Array) -> None:
         """Set to minus infinity, in [R, K, V], the words that must not come next."""
         xp, options = self.xp, self.options
-        rows, beams, place = self.written.shape
+        place = len(self.trace)
         for token in unwritable(may_end=place >= max(1, options.min_words)):
             totals[..., token] = -xp.inf
-        row = xp.arange(rows, device=self.device)[:, None, None]
-        beam = xp.arange(beams, device=self.device)[:, None]
+        row = self.rows[: len(totals), None, None]
+        beam = xp.arange(totals.shape[1], device=self.device)[:, None]
         for words, again in self._repeats(place):
             # The other words are ruled out as <pad>, which is never written anyway.
             totals[row, beam, xp.where(again, words, PAD)] = -xp.inf
@@ -241,89 +302,83 @@ class _Beam:
         for phrase in options.no_repeat_around:
             before = place - len(phrase) - 1
             if before >= 0:
-                end = xp.asarray(phrase, dtype=xp.int64, device=self.device)
-                ends_so = xp.all(self.written[..., before + 1 :] == end, axis=-1, keepdims=True)
-                yield self.written[..., before, None], ends_so
-        if options.repeatable is not None and place:
-            repeatable = xp.asarray(options.repeatable, dtype=xp.int64, device=self.device)
-            yield self.written, ~xp.any(self.written[..., None] == repeatable, axis=-1)
+                word = self.written[..., before, None]
+                ends_so = xp.ones_like(word, dtype=xp.bool)
+                for offset, token in enumerate(phrase, start=before + 1):
+                    ends_so &= self.written[..., offset, None] == token
+                yield word, ends_so
+        if self.repeatable is not None and place:
+            yield self.written, ~xp.any(self.written[..., None] == self.repeatable, axis=-1)
 
     def _finish(self, totals: Array, beam: Array, ends: Array, log_probs: Array) -> None:
         """Record the captions [R, K] that end here: while there is room, or if better (`bound`)."""
         xp = self.xp
         words = len(self.trace)
-        ends = ends & xp.isfinite(totals)
+        ends = ends & xp.isfinite(totals) & self.running[:, None]
         score = xp.where(ends, totals / (words + 1) ** self.options.length_penalty, -xp.inf)
-        end = xp.take_along_axis(log_probs[..., END], beam, axis=1)
+        end = gather(log_probs[..., END], beam)
         new = xp.stack([score, end, xp.full_like(end, words), xp.astype(beam, end.dtype)], axis=-1)
         both = xp.concat([self.finished[self.active], new], axis=1)
         scores = both[..., 0]
         key = scores if self.options.stop == "bound" else xp.astype(xp.isfinite(scores), xp.uint8)
-        order = xp.argsort(key, axis=1, descending=True, stable=True)[:, : self.beam_size]
-        row = xp.arange(len(both), device=self.device)[:, None]
-        self.finished[self.active] = both[row, order]
-        finished = self.count[self.active] + xp.sum(xp.astype(ends, xp.int64), axis=-1)
-        self.count[self.active] = xp.clip(finished, max=self.beam_size)
+        order = xp.argsort(key, axis=1, descending=True, stable=True)[:, : self.options.beam_size]
+        self.finished[self.active] = both[self.rows[: len(both), None], order]
 
-    def _record(self, **values: Array | None) -> None:
-        """Append a step to the trace: values [R, ...] in the rows of the active images."""
-        step = {}
-        for name, value in values.items():
-            if value is not None:
-                shape = (self.images, self.beam_size, *value.shape[2:])
-                step[name] = self.xp.zeros(shape, dtype=value.dtype, device=self.device)
-                step[name][self.active, : value.shape[1]] = value
-        self.trace.append(step)
+    def _of_all(self, value: Array) -> Array:
+        """Return values [R, K or 1, ...] of the active images as values [B, K, ...] of all."""
+        shape = (self.options.beam_size, *value.shape[2:])
+        if len(value) == len(self.rows):
+            return self.xp.broadcast_to(value, (len(value), *shape))
+        values = self.xp.zeros((len(self.rows), *shape), dtype=value.dtype, device=self.device)
+        values[self.active] = value
+        return values
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """Return the finished captions of each image, or the running ones where none finished."""
         trace = {
             name: to_numpy(self.xp.stack([step[name] for step in self.trace]))
             for name in self.trace[0]
-        }
-        results = [
-            [
-                self._read_back(trace, image, int(words), int(beam), score, end)
-                for score, end, words, beam in rows[:count]
-            ]
-            for image, (count, rows) in enumerate(
-                zip(self.count.tolist(), self.finished.tolist(), strict=True)
-            )
-        ]
-        words = len(self.trace)
-        for image, of_beams in zip(self.active.tolist(), self.totals.tolist(), strict=True):
-            if not results[image]:
-                scores = [total / words**self.options.length_penalty for total in of_beams]
-                results[image] = [
-                    self._read_back(trace, image, words, beam, score, None)
-                    for beam, score in enumerate(scores)
-                    if np.isfinite(score)
-                ]
-        return [sorted(found, key=lambda hypothesis: -hypothesis.score) for found in results]
-
-    def _read_back(
-        self,
-        trace: dict[str, np.ndarray],
-        image: int,
-        words: int,
-        beam: int,
-        score: float,
-        end: float | None,
-    ) -> Hypothesis:
-        """Follow a caption from the beam that holds its last word to its first word."""
-        written = np.zeros(words, dtype=np.int64)  # the beam that holds word t once written
-        parent = np.zeros_like(written)  # the beam that it continued, whose attention it is
-        for step in range(words - 1, -1, -1):
-            written[step] = beam
-            beam = parent[step] = trace["parent"][step, image, beam]
-        at = np.arange(words)
-        return Hypothesis(
-            tokens=trace["token"][at, image, written].tolist(),
-            log_probs=trace["log_prob"][at, image, written],
-            end_log_prob=end,
-            maps=trace["map"][at, image, parent],
-            beta=trace["beta"][at, image, parent] if "beta" in trace else None,
-            cells=trace["cells"][at, image, parent] if "cells" in trace else None,
-            heads=trace["heads"][at, image, parent] if "heads" in trace else None,
-            score=score,
+        }  # [T, B, K, ...]
+        steps, images = len(self.trace), len(self.rows)
+        finished = to_numpy(self.finished).astype(np.float64)
+        totals = to_numpy(self.totals).astype(np.float64) / steps**self.options.length_penalty
+        cut_off = np.stack(
+            np.broadcast_arrays(totals, np.nan, steps, np.arange(totals.shape[1])), -1
         )
+        active = to_numpy(self.rows[self.active])
+        unfinished = np.isinf(finished[active, 0, 0])
+        finished[active[unfinished]] = cut_off[unfinished]
+        score, end, words, beam = np.moveaxis(finished, -1, 0)  # [B, K] each
+        found = np.isfinite(score)
+        words, beam = (np.where(found, value, 0).astype(np.int64) for value in (words, beam))
+        # Follow each caption from the beam that holds its last word to its first word.
+        written = np.zeros((*words.shape, steps), dtype=np.int64)  # the beam that holds word t
+        parent = np.zeros_like(written)  # the beam that it continued, whose attention it is
+        for step in reversed(range(steps)):
+            written[..., step] = beam
+            parent[..., step] = trace["parents"][step, np.arange(images)[:, None], beam]
+            beam = np.where(step < words, parent[..., step], beam)
+        at, image = np.arange(steps), np.arange(images)[:, None, None]
+        trace.pop("parents")
+        values = {
+            name: array[at, image, written if name in ("tokens", "log_probs") else parent]
+            for name, array in trace.items()
+        }  # [B, K, T, ...]
+
+        def hypothesis(image: int, place: int) -> Hypothesis:
+            length, end_log_prob = words[image, place], float(end[image, place])
+            own: dict[str, Any] = {
+                name: x[image, place, :length].copy() for name, x in values.items()
+            }
+            own["tokens"] = own["tokens"].tolist()
+            return Hypothesis(
+                **{"beta": None, "cells": None, **own},
+                end_log_prob=None if np.isnan(end_log_prob) else end_log_prob,
+                score=float(score[image, place]),
+            )
+
+        order = np.argsort(-score, axis=1, kind="stable")
+        return [
+            [hypothesis(image, place) for place in places if found[image, place]]
+            for image, places in enumerate(order.tolist())
+        ]

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -178,16 +179,10 @@ class Calibrator:
         """
         try:
             content = dict(json.loads(data))
-            return cls(
-                mean=tuple(map(float, content["mean"])),
-                scale=tuple(map(float, content["scale"])),
-                weights=tuple(map(float, content["weights"])),
-                bias=float(content["bias"]),
-                threshold=float(content["threshold"]),
-                right_from=float(content["right_from"]),
-                fitted_on=str(content.get("fitted_on", "")),
-                features=tuple(map(str, content["features"])),
-            )
+            found: dict[str, Any] = {"fitted_on": str(content.get("fitted_on", ""))}
+            found |= {name: float(content[name]) for name in ("bias", "threshold", "right_from")}
+            found |= {n: tuple(map(float, content[n])) for n in ("mean", "scale", "weights")}
+            return cls(**found, features=tuple(map(str, content["features"])))
         except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"{CALIBRATOR}: not a calibrator of this version of captioner ({error}); make one "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import array_namespace
 
 from captioner.generation.arrays import (
     Array,
@@ -14,8 +13,9 @@ from captioner.generation.arrays import (
     exponential,
     softmax,
     top_k_indices,
+    without_gradients,
 )
-from captioner.generation.beam_search import END, PAD, START, unwritable
+from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, unwritable
 from captioner.types import Grid
 
 
@@ -23,7 +23,8 @@ def writable(logits: Array, *, may_end: bool) -> Array:
     """Return logits [..., V] with minus infinity for the tokens that no caption holds."""
     xp = array_namespace(logits)
     ruled_out = xp.zeros((logits.shape[-1],), dtype=xp.bool, device=logits.device)
-    ruled_out[unwritable(may_end=may_end)] = True
+    for token in unwritable(may_end=may_end):  # a list would be copied to the device
+        ruled_out[token] = True
     # Not a copy by asarray: before PyTorch 2.15 that has no gradient.
     return xp.where(ruled_out, -xp.inf, logits)
 
@@ -85,7 +86,8 @@ def sample(
     """
     xp = array_namespace(grid.features)
     device = grid.features.device
-    with _no_grad(grid.features):
+    check_every = 1 if str(device) == "cpu" else CHECK_EVERY
+    with without_gradients(grid.features, for_training=True):
         memory = decoder.prepare(grid)
         state = decoder.start(memory, samples)
         tokens = xp.full((len(grid.features), samples), START, dtype=xp.int64, device=device)
@@ -108,21 +110,8 @@ def sample(
                     tokens = xp.argmax(shares / exponential(shares, generator), axis=-1)
             written.append(xp.where(running, tokens, PAD))
             running = running & (tokens != END)
-            if not bool(xp.any(running)):
+            if len(written) % check_every == 0 and not bool(xp.any(running)):
                 break
         stacked = xp.stack(written, axis=-1)
-        return stacked, xp.sum(xp.astype(stacked != PAD, xp.int64), axis=-1)
-
-
-@contextmanager
-def _no_grad(array: Array) -> Iterator[None]:
-    """Compute without gradients, but with tensors that training may use."""
-    if is_numpy_array(array):
-        yield
-        return
-    import torch
-
-    with torch.no_grad():
-        yield
-    # Weights that autocast has cast here have no graph: training must not use them.
-    torch.clear_autocast_cache()
+        lengths = xp.sum(xp.astype(stacked != PAD, xp.int64), axis=-1)
+        return stacked[..., : int(xp.max(lengths))], lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -10,12 +11,13 @@ from array_api_compat import array_namespace
 from captioner.generation.arrays import (
     Array,
     StepDecoder,
+    gather,
     log_softmax,
     to_numpy,
     without_gradients,
 )
 from captioner.generation.beam_search import END, PAD, START, Hypothesis
-from captioner.types import AttentionOutput, Grid
+from captioner.types import Grid
 
 
 def force_decode(
@@ -40,54 +42,44 @@ def force_decode(
     if not beams:
         return [[] for _ in captions]
     texts = [list(text) for image in captions for text in image]
-    longest = max(map(len, texts))
     scored = [text if len(text) == max_words else [*text, END] for text in texts]
     steps = max(map(len, scored))
     written = np.full((images * beams, steps), PAD)
     for row, text in enumerate(scored):
         written[row, : len(text)] = text
-    outputs: list[AttentionOutput] = []
+    names = {"maps": "weights", "beta": "beta", "cells": "cells", "heads": "heads"}
+    values: dict[str, list[Array]] = {name: [] for name in ("log_probs", *names)}
     with without_gradients(grid.features):
         xp = array_namespace(grid.features)
         targets = xp.asarray(written.reshape(images, beams, steps), device=grid.features.device)
         inputs = xp.concat([xp.full_like(targets[..., :1], START), targets[..., :-1]], axis=-1)
         memory = decoder.prepare(grid)
         state = decoder.start(memory, beams)
-        log_probs = []
         for step in range(steps):
             logits, attended, state = decoder.step(inputs[..., step], state, memory)
-            target = targets[..., step, None]
-            log_probs.append(xp.take_along_axis(log_softmax(logits), target, axis=-1))
-            outputs.append(attended)
-        joined = to_numpy(xp.concat(log_probs, axis=-1))
-    chosen_log_probs = joined.reshape(images * beams, steps)
+            log_probs = gather(log_softmax(logits), targets[..., step, None])
+            values["log_probs"].append(log_probs[..., 0])
+            for name, attribute in names.items():
+                values[name].append(getattr(attended, attribute))
 
-    def per_caption(name: str) -> np.ndarray | None:
-        """Return an attribute of the attention to each word, [B * K, T, ...]; None if absent."""
-        values: list[Array | None] = [getattr(attended, name) for attended in outputs[:longest]]
-        found = [value for value in values if value is not None]
-        if not found:
+    def joined(steps: list[Array]) -> Any:
+        """Join the values of all steps to [B * K, T, ...]; None if they are."""
+        if steps[0] is None:
             return None
-        stacked = xp.stack(found, axis=2)
-        if xp.isdtype(stacked.dtype, "real floating"):
-            stacked = xp.astype(stacked, xp.float32)
-        return to_numpy(stacked).reshape(images * beams, *stacked.shape[2:])
+        stacked = to_numpy(xp.stack(steps, axis=2))
+        kind = np.float32 if stacked.dtype.kind == "f" else stacked.dtype
+        return stacked.astype(kind, copy=False).reshape(-1, *stacked.shape[2:])
 
-    maps, beta, cells, heads = map(per_caption, ("weights", "beta", "cells", "heads"))
-    if maps is None:  # no words: the end at once
-        maps = np.zeros((images * beams, 0, grid.features.shape[1]), dtype=np.float32)
+    found = {name: joined(steps) for name, steps in values.items()}
 
     def hypothesis(row: int) -> Hypothesis:
-        words, steps = len(texts[row]), len(scored[row])
+        words, all_log_probs = len(texts[row]), found["log_probs"][row, : len(scored[row])]
+        own: Any = {name: None if x is None else x[row, :words] for name, x in found.items()}
         return Hypothesis(
+            **own,
             tokens=texts[row],
-            log_probs=chosen_log_probs[row, :words],
-            end_log_prob=float(chosen_log_probs[row, words]) if steps > words else None,
-            maps=maps[row, :words],
-            beta=None if beta is None else beta[row, :words],
-            cells=None if cells is None else cells[row, :words],
-            score=float(chosen_log_probs[row, :steps].sum()),
-            heads=None if heads is None else heads[row, :words],
+            end_log_prob=float(all_log_probs[words]) if len(all_log_probs) > words else None,
+            score=float(all_log_probs.sum()),
         )
 
     return [[hypothesis(image * beams + beam) for beam in range(beams)] for image in range(images)]

@@ -107,6 +107,12 @@ def autocast(
     return contextlib.nullcontext()
 
 
+def padded_size(count: int) -> int:
+    """Return the size to which a GPU's batch of this many images is filled up."""
+    step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
+    return count + -count % step
+
+
 def with_empty_images(images: Tensor) -> Tensor:
     """Return images [B, ...] with empty ones at the end, so that few sizes of batches occur.
 
@@ -115,9 +121,7 @@ def with_empty_images(images: Tensor) -> Tensor:
     """
     import torch
 
-    count = len(images)
-    step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
-    missing = -count % step
+    missing = padded_size(len(images)) - len(images)
     if not missing:
         return images
     return torch.cat([images, images.new_zeros(missing, *images.shape[1:])])

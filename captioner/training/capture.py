@@ -1,17 +1,17 @@
-"""Steps of fixed shapes, whose kernels are recorded once and started together.
+"""Training steps of fixed shapes, whose kernels are recorded once and started together.
 
-A GPU computes a step faster than Python starts its kernels one by one. So batches are padded to a
-few shapes, nothing is read from the device within a step, and the kernels of each shape are
-recorded in a CUDA graph (or compiled by torch.compile) and replayed for the batches that follow.
+Batches are padded to a few shapes, nothing is read from the device within a step, and the kernels
+of each shape are recorded in a CUDA graph (or compiled by torch.compile) and replayed for the
+batches that follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from captioner.config import Config
 from captioner.data.batch import Batch
-from captioner.errors import error_summary
 from captioner.log import logger
+from captioner.runtime.cuda_graphs import GraphCache
 from captioner.training.step import StepOutput, clip_gradients
 from captioner.training.task import LossOutput, TrainingTask
 
@@ -28,7 +28,6 @@ STEPS = (12, 16, 20, 28)  # numbers of words that captions are padded to, and th
 MULTIPLE = 16  # numbers of images and captions are multiples of this
 
 Shape = tuple[int, int, int]  # images, captions, steps
-Result = TypeVar("Result")
 
 
 def step_kind(
@@ -97,8 +96,8 @@ class FixedShapeStep:
         if kind == "inductor":
             mode = "reduce-overhead" if device.type == "cuda" else "default"
             self.compute_loss = torch.compile(task, fullgraph=True, dynamic=False, mode=mode)  # type: ignore[assignment]
-        self.graphs = GraphCache() if kind == "graphs" else None
-        self.batches: dict[Shape, Batch] = {}  # tensors that graphs read
+        self.graphs = GraphCache(record=kind == "graphs")
+        self.shapes: list[Shape] = []  # of earlier batches
 
     def __call__(self, batches: Sequence[Batch], *, learning_rate_factor: float) -> StepOutput:
         """Take a step; the arguments are those of `training_step`."""
@@ -107,16 +106,10 @@ class FixedShapeStep:
         self.share.fill_(1 / len(batches))
         for batch in batches:
             shape = self._shape_of(batch)
-            padded = pad_batch(batch.to(self.device), *shape)
-            if self.graphs is None or shape not in self.batches:
-                self.batches[shape] = padded
-            else:
-                for name, value in vars(self.batches[shape]).items():
-                    if isinstance(value, Tensor):
-                        value.copy_(getattr(padded, name), non_blocking=True)
+            padded = self.graphs.hold(shape, pad_batch(batch.to(self.device), *shape))
             torch.manual_seed(batch.seed)
-            output = self._run(shape, partial(self.forward_backward, self.batches[shape]))
-        gradient_norm, updated = self._run("update", self.update)
+            output = self.graphs.run(shape, partial(self.forward_backward, padded))
+        gradient_norm, updated = self.graphs.run("update", self.update)
         return StepOutput(output, gradient_norm, updated)
 
     def forward_backward(self, batch: Batch) -> LossOutput:
@@ -139,9 +132,6 @@ class FixedShapeStep:
         self.optimizer.zero_grad(set_to_none=False)  # graphs add to these tensors
         return gradient_norm, updated
 
-    def _run(self, key: object, function: Callable[[], Result]) -> Result:
-        return function() if self.graphs is None else self.graphs.run(key, function)
-
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the smallest shape that holds a batch, one that there is already if possible."""
         steps = min(steps for steps in self.steps if steps >= batch.targets.shape[1])
@@ -149,10 +139,13 @@ class FixedShapeStep:
         images = _round_up(len(batch.images))
         known = [
             shape[0]
-            for shape in self.batches
+            for shape in self.shapes
             if shape[1:] == (captions, steps) and images <= shape[0] <= 2 * images
         ]
-        return min(known, default=images), captions, steps
+        shape = (min(known, default=images), captions, steps)
+        if shape not in self.shapes:
+            self.shapes.append(shape)
+        return shape
 
 
 def pad_batch(batch: Batch, images: int, captions: int, steps: int) -> Batch:
@@ -184,57 +177,6 @@ def pad_batch(batch: Batch, images: int, captions: int, steps: int) -> Batch:
         words=words,
         captions=texts,
     )
-
-
-class GraphCache:
-    """Functions recorded as CUDA graphs at their second call, and replayed from then on.
-
-    All graphs share one pool of memory: what a function returns is valid until the next one runs.
-    A function that cannot be recorded is called each time instead, with one sentence in the log.
-    """
-
-    def __init__(self) -> None:
-        self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
-        self.called: set[object] = set()
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream()
-
-    def run(self, key: object, function: Callable[[], Result]) -> Result:
-        """Call a function without arguments, or replay its graph."""
-        if key not in self.called:  # also prepares libraries and state, which a graph cannot hold
-            self.called.add(key)
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                result = function()
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return result
-        if key not in self.graphs:
-            self.graphs[key] = self._record(function)
-        recorded = self.graphs[key]
-        if recorded is None:
-            return function()
-        graph, output = recorded
-        graph.replay()
-        returned: Result = output
-        return returned
-
-    def _record(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any] | None:
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with (
-                torch.cuda.stream(torch.cuda.current_stream()),  # again after a failure
-                # thread_local: the thread that pins memory for the next batches may go on
-                torch.cuda.graph(
-                    graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
-                ),
-            ):
-                return graph, function()
-        except RuntimeError as error:  # out of memory is one, too
-            logger.warning(
-                "train.compile: a step cannot be recorded as a CUDA graph "
-                f"({error_summary(error, part='line')}), so its kernels are started one by one"
-            )
-            return None
 
 
 def _round_up(count: int) -> int:

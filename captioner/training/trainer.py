@@ -14,6 +14,7 @@ import torch
 from captioner.errors import CaptionerError
 from captioner.log import logger
 from captioner.models.model import CaptionModel
+from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import (
     from_first_process,
@@ -173,6 +174,7 @@ class Trainer(TrainingLoop):
             decoding=validation_decoding(config),
             cache=setup.validation_cache,
             decisive_source=config.train.val_source,
+            graphs=graphs_of_search(self.device) if config.train.compile != "off" else None,
         )
 
     def _update_best(self, validation: Validation) -> None:

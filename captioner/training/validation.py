@@ -19,6 +19,7 @@ from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.model import CaptionModel
+from captioner.runtime.cuda_graphs import GraphCache
 from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
 from captioner.runtime.parallel import prefetch
 
@@ -60,6 +61,7 @@ def validate(
     decoding: DecodingConfig,
     cache: FeatureCache | None = None,
     decisive_source: str | None = None,
+    graphs: GraphCache | None = None,
 ) -> Validation:
     """Caption every readable image and score the captions.
 
@@ -72,6 +74,7 @@ def validate(
         decoding: Settings of the search.
         cache: Features of the images, instead of the images.
         decisive_source: Source whose metrics stand without a prefix; None takes the mean.
+        graphs: CUDA graphs of the search, if it may record some.
 
     Raises:
         ImageError: Not one image can be read.
@@ -87,7 +90,7 @@ def validate(
         with torch.inference_mode():
             grid = model.encoder(inputs, from_frozen=cache is not None)
         grid_shape = (grid.height, grid.width)
-        results = search(model.decoder, grid, options)
+        results = search(model.decoder, grid, options, graphs)
         found |= {image: result[0] for image, result in zip(batch, results, strict=True)}
     everyone = gathered(list(found.values()))
     grid_shape = max(gathered([grid_shape]), default=grid_shape)

@@ -13,9 +13,11 @@ import pytest
 import tiny
 import torch
 from pretend_gpu import CUDA, PretendedGPU, move
+from replay import CPUGraphs
 
 from benchmarks.kernels import kernels_of_a_step
 from captioner.data.batch import Batch
+from captioner.runtime.cuda_graphs import GraphCache
 from captioner.training.capture import FixedShapeStep, pad_batch, step_kind
 from captioner.training.distillation import Teachers
 from captioner.training.optimizer import build_optimizer
@@ -145,6 +147,36 @@ def test_steps_of_fixed_shapes_are_those_of_packed_batches(table: Path, name: st
         torch.testing.assert_close(other, one, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["soft", "hard, moving average"])
+def test_replayed_steps_change_the_weights_as_those_computed_kernel_by_kernel(
+    table: Path, kind: str
+) -> None:
+    """Steps of two batches and of one, whose images and counts differ, at falling rates."""
+    setup = ready(table, {**KINDS[kind], "decoder__dropout": 0.3})
+    images = [[range(4), range(4, 8)], [range(8, 12), range(12, 15)], [range(16, 20)], [range(3)]]
+    batches = [[setup.dataset[(0, each)] for each in step] for step in images]
+    tasks = []
+    for graphs in (GraphCache(record=False), CPUGraphs()):
+        tasks.append(copy.deepcopy(setup.task).train())
+        step = FixedShapeStep(
+            tasks[-1],
+            build_optimizer(tasks[-1], setup.config.optim, on_device=True),
+            clip_norm=1.0,
+            autocast=nullcontext(),
+            device=CPU,
+            kind="off",
+            captions=4,
+            longest=9,
+        )
+        step.graphs = graphs
+        found = steps_of(step, batches)
+        assert all(each["updated"] for each in found)
+    assert all(graph.replays > 1 for graph, _ in graphs.graphs.values())
+    state = tasks[0].state_dict()
+    for name, value in tasks[1].state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
 @pytest.mark.parametrize("kind", ["soft", "hard", "hard, moving average", "transformer"])
 def test_a_step_of_fixed_shapes_never_waits_for_the_gpu(table: Path, kind: str) -> None:
     """A graph cannot hold a wait, nor a copy from the CPU."""
@@ -182,7 +214,7 @@ def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
     )
     for count in (8, 3, 20):
         step([setup.dataset[(0, range(count))]], learning_rate_factor=1.0)
-    assert list(step.batches) == [(16, 16, 12), (16, 32, 12)]
+    assert step.shapes == [(16, 16, 12), (16, 32, 12)]
     assert step.steps == (12, 16, 20, 28, 30)
 
 
