@@ -124,26 +124,19 @@ def _read_splits(
 
     A data set without splits is one split, `all`.
     """
-    from captioner.data.formats.table import RowErrors
-
+    if names:
+        return {name: data.split(name) for name in dict.fromkeys(names)}, []
+    everything = data.everything()
+    if not data.has_splits:
+        return {"all": everything}, []
     splits: dict[str, Split] = {}
     absent: list[str] = []
-    try:
-        if names:
-            return {name: data.split(name) for name in dict.fromkeys(names)}, []
-        everything = data.everything()
-        if not data.has_splits:
-            return {"all": everything}, []
-        for name in data.split_names:
-            try:
-                splits[name] = data.split(name)
-            except DataError as error:  # such as train2017, where only val2017 was downloaded
-                absent.append(f"{name}: {error}")
-        return splits, absent
-    except RowErrors as error:
-        for sentence in error.rows[:NAMED]:
-            show(printable(f"mend: {sentence}"))
-        raise
+    for name in data.split_names:
+        try:
+            splits[name] = data.split(name)
+        except DataError as error:  # such as train2017, where only val2017 was downloaded
+            absent.append(f"{name}: {error}")
+    return splits, absent
 
 
 def _listed(kind: str, things: list[Any]) -> list[str]:

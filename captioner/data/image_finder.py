@@ -49,25 +49,6 @@ class FolderTree:
             yield from (place / name for name in sorted(names) if not name.startswith("."))
 
 
-class ExistingFiles:
-    """Set of the files that exist, which lists each folder once.
-
-    One listing of a folder replaces a hundred thousand calls of stat, slow on network disks.
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[str, frozenset[str]] = {}
-
-    def __contains__(self, path: Path) -> bool:
-        folder, name = os.path.split(path)
-        if folder not in self._names:
-            try:
-                self._names[folder] = frozenset(os.listdir(folder or "."))
-            except (OSError, ValueError):  # no such folder, or a zero byte in the name
-                self._names[folder] = frozenset()
-        return name in self._names[folder]
-
-
 class ImageFinder:
     """Finds images by the names that a data set gives them.
 
@@ -83,7 +64,7 @@ class ImageFinder:
     def __init__(self, folders: Sequence[Path], tree: FolderTree) -> None:
         self.folders = folders
         self.tree = tree
-        self.existing = ExistingFiles()
+        self._listed: dict[str, frozenset[str]] = {}  # names by folder
         self.elsewhere: Counter[str] = Counter()  # images by folder that were found by comparison
 
     def find(self, names: Sequence[str]) -> list[Path | None]:
@@ -109,7 +90,20 @@ class ImageFinder:
 
     def _exact(self, name: str) -> Path | None:
         paths = (folder / name for folder in self.folders)
-        return next((path for path in paths if path in self.existing), None)
+        return next(filter(self._exists, paths), None)
+
+    def _exists(self, path: Path) -> bool:
+        """Return whether a file exists; each folder is listed once.
+
+        A listing replaces a hundred thousand calls of stat, slow on network disks.
+        """
+        folder, name = os.path.split(path)
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(os.listdir(folder or "."))
+            except (OSError, ValueError):  # no such folder, or a zero byte in the name
+                self._listed[folder] = frozenset()
+        return name in self._listed[folder]
 
     def _similar(self, name: str, taken: set[Path | None]) -> Path | None:
         """Return the image below the root that is likeliest meant; None where several could be."""

@@ -90,7 +90,7 @@ def test_copies_in_one_split_are_not_in_two_where_one_has_no_caption(
     assert "in two splits" not in text
 
 
-def test_every_bad_row_of_a_table_is_named_by_its_line(table: Path, capsys) -> None:
+def test_the_first_bad_rows_of_a_table_are_named_by_their_lines(table: Path, capsys) -> None:
     write(table, ("", "no photo", "train"))
     with (table / "captions.csv").open("a") as file:
         file.write("08.jpg,a, comma,train\n" * 20)
@@ -98,8 +98,8 @@ def test_every_bad_row_of_a_table_is_named_by_its_line(table: Path, capsys) -> N
     assert code == 2
     rows = len((table / "captions.csv").read_text().splitlines())
     for line in range(rows - 20, rows - 10):
-        assert f"mend: {table / 'captions.csv'}, line {line}" in text
-    assert text.count("mend: ") == 10
+        assert f"{table / 'captions.csv'}, line {line}" in text
+    assert text.count(", line ") == 10
     assert "21 rows in all" in text
 
 

@@ -29,6 +29,7 @@ CAPTION_COLUMNS = (
     "caption captions caption_text image_caption text texts description sentence sentences raw "
     "comment title alt alt_text prompt additional_feature conversations".split()
 )
+MOST_ROWS = 10  # that cannot be read are named one by one
 _DELIMITERS = ",\t;|"
 _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".parquet")
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
@@ -36,19 +37,6 @@ _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a
 _BEFORE_BLANK = re.compile(rf"(\S+(?:{'|'.join(map(re.escape, SUFFIXES))})(?:#\d+)?) +([^\s,;|].*)")
 _FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
 _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
-
-
-class RowErrors(DataError):
-    """Rows of a table that cannot be read.
-
-    Args:
-        rows: A sentence with its line for each.
-    """
-
-    def __init__(self, rows: Sequence[str]) -> None:
-        self.rows = rows
-        more = f" ({len(rows)} rows in all cannot be read; mend these first)" if rows[1:] else ""
-        super().__init__(rows[0] + more)
 
 
 @dataclass(frozen=True)
@@ -88,8 +76,7 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
     """Return the images of tables, each with the name of its split, or "" if rows name theirs.
 
     Raises:
-        RowErrors: Rows cannot be read.
-        DataError: A table cannot be read.
+        DataError: A table, or rows of it, cannot be read; names the first rows.
     """
     ids: dict[str, int] = {}
     captions: dict[tuple[str, str], list[str]] = {}
@@ -109,7 +96,8 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
             ids.setdefault(name, len(ids))
             captions.setdefault((name, split or row.split), []).extend(row.captions)
     if bad:
-        raise RowErrors(bad)
+        more = f"; {len(bad)} rows in all cannot be read" if bad[1:] else ""
+        raise DataError("; ".join(bad[:MOST_ROWS]) + more)
     images = [
         NamedImage(name, tuple(texts), ids[name], split)
         for (name, split), texts in captions.items()
