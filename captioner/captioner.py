@@ -395,8 +395,7 @@ class Captioner:
         found = read_split(format=format, root=data, split=split)
         for sentence in found.left_out(split):
             logger.warning(sentence)
-        evaluation = evaluate(self, found.images, **settings)
-        return replace(evaluation, missing=found.missing, wordless=found.wordless)
+        return evaluate(self, found.images, **settings)
 
     @property
     def has_hard_attention(self) -> bool:

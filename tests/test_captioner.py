@@ -20,7 +20,7 @@ from captioner.data.captioned import CaptionedImage
 from captioner.data.layouts import read_split
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
+from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.types import Caption, Geometry
 
 NUMBERS = range(6)
@@ -521,34 +521,10 @@ def test_evaluate_scores_a_data_set(
     assert len(found.captions) == 3
     assert found.results["metrics"]["CIDEr"] >= 0
     assert found.results["signature"]["beam_size"] == 2
-    assert (found.missing, found.wordless, found.unreadable) == ([], [], {})
+    assert found.unreadable == {}
     images = read_split(format="table", root=drawn_photos, split="val").images
     again = captioner.evaluate(images, beam_size=2)
     assert again.results["metrics"] == found.results["metrics"]
-    for wrong, reason in (
-        (["00.jpg"], "use CaptionedImage"),
-        ([*images, images[0]], "id .* is there twice"),
-    ):
-        with pytest.raises(DataError, match=reason):
-            captioner.evaluate(wrong)  # type: ignore[arg-type]
-
-
-def test_references_without_words_lower_no_score_and_are_reported(
-    tiny_model: Path,
-    drawn_photos: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "")  # without Java, whose scores have tests of their own
-    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
-    images = read_split(format="table", root=drawn_photos, split="val").images
-    clean = captioner.evaluate(images).results["metrics"]
-    assert "no words" not in capsys.readouterr().err
-    spoilt = [replace(image, captions=(*image.captions, "", "...")) for image in images]
-    found = captioner.evaluate(spoilt)
-    assert found.results["metrics"] == clean
-    assert len(found.wordless) == 2 * len(images)
-    assert "6 captions are left out, because they have no words" in capsys.readouterr().err
 
 
 def test_no_word_comes_again_around_the_phrases_of_its_settings(drawn_photos: Path) -> None:

@@ -205,7 +205,7 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
         logger.warning(sentence)
     if repeated := same_caption(images):
         logger.warning(repeated)
-    from captioner.evaluation.evaluate import caption_images, measure_attention, score_written
+    from captioner.evaluation.evaluate import evaluate
 
     captioner = load_captioner(parsing.chosen_model(arguments), arguments)
     decoding = captioner.config.decoding
@@ -214,23 +214,13 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
         f"beam size {arguments.beam_size or decoding.beam_size}, length penalty "
         f"{decoding.length_penalty:g}"
     )
-    captions, failed = caption_images(
+    evaluation = evaluate(
         captioner,
         images,
-        beam_size=arguments.beam_size,
-        at_test=arguments.at_test,
-        on_unreadable=lambda path, error: logger.warning(f"{path}: {error}"),
-    )
-    if not captions:
-        raise DataError(f"{arguments.root}: none of the {len(images)} photos can be read")
-    images = [image for image in images if image.image_id in captions]
-    results = score_written(
-        captioner,
-        images,
-        captions,
         beam_size=arguments.beam_size,
         at_test=arguments.at_test,
         training_captions=training,
+        attention=attention,
         time_limit_s=arguments.time_limit,
         signature={
             "model": str(parsing.chosen_model(arguments)),
@@ -238,18 +228,16 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
             "data": f"{data.format} {arguments.split}",
         },
     )
+    results = evaluation.results
     if arguments.output:
-        write_json(arguments.output, results)  # what follows may take long, or be stopped
-    measured = measure_attention(captioner, images, captions, attention, arguments.at_test)
-    results |= measured
-    if arguments.output and measured:
         write_json(arguments.output, results)
     if arguments.report:
-        _report(arguments.report, results, images, captions)
+        images = [image for image in images if image.image_id in evaluation.captions]
+        _report(arguments.report, results, images, evaluation.captions)
     _show_results(results, bias=arguments.bias)
     for file in filter(None, (arguments.output, arguments.report)):
         show(str(file))
-    return 1 if failed or missing else 0
+    return 1 if evaluation.unreadable or missing else 0
 
 
 def _attention_settings(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.data.captioned import CaptionedImage, Split, with_words
+from captioner.data.captioned import CaptionedImage
 from captioner.data.image_batches import opened
-from captioner.data.tars import ImagePath
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.calibration import calibration_report
@@ -62,15 +60,11 @@ class Evaluation:
         results: The content of `results.json` (docs/evaluation.md).
         captions: Captions by image id, of all images that could be read.
         unreadable: Reasons why images could not be read, by image id.
-        missing: Images of the data set that are not there.
-        wordless: References that were left out for want of words, each with its image.
     """
 
     results: dict[str, Any]
     captions: dict[ImageId, Caption]
-    unreadable: dict[ImageId, str] = field(default_factory=dict)
-    missing: list[ImagePath] = field(default_factory=list)
-    wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
+    unreadable: dict[ImageId, str]
 
 
 def evaluate(
@@ -98,32 +92,30 @@ def evaluate(
         DataError: No image can be read or none has references.
         ConfigError: A setting that cannot be used.
     """
-    attention = attention or AttentionSettings()
-    if not all(isinstance(image, CaptionedImage) for image in images):
-        raise DataError("images: use CaptionedImage, as read_split returns them: with references")
-    counts = Counter(image.image_id for image in images)
-    if len(counts) < len(images):
-        twice, _ = counts.most_common(1)[0]
-        raise DataError(f"the image id {twice!r} is there twice; give each image its own")
-    images, wordless = with_words(images)
-    if sentence := Split(images, [], wordless=wordless).wordless_sentence():
-        logger.warning(sentence)
     captions, unreadable = caption_images(captioner, images, beam_size=beam_size, at_test=at_test)
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
     known = [image for image in images if image.image_id in captions and image.captions]
-    results = score_written(
-        captioner,
+    written = {image.image_id: captions[image.image_id] for image in known}
+    config = captioner.config
+    mode = at_test or config.attention.at_test
+    results = score_texts(
+        {image_id: caption.text for image_id, caption in written.items()},
         known,
-        captions,
-        beam_size=beam_size,
-        at_test=at_test,
+        confidence={image_id: caption.confidence for image_id, caption in written.items()},
+        calibrator=captioner.calibrator,
         training_captions=training_captions,
         time_limit_s=time_limit_s,
-        signature=signature,
+        signature={
+            **vars(config.decoding),
+            "beam_size": beam_size or config.decoding.beam_size,
+            "at_test": mode if captioner.has_hard_attention else None,
+            **(signature or {}),
+        },
     )
-    results |= measure_attention(captioner, known, captions, attention, at_test)
-    return Evaluation(results, captions, unreadable, wordless=wordless)
+    if attention is not None:
+        results |= measure_attention(captioner, known, captions, attention, at_test)
+    return Evaluation(results, captions, unreadable)
 
 
 def caption_images(
@@ -132,12 +124,8 @@ def caption_images(
     *,
     beam_size: int | None = None,
     at_test: HardAttentionMode | None = None,
-    on_unreadable: Callable[[ImagePath, ImageError], None] | None = None,
 ) -> tuple[dict[ImageId, Caption], dict[ImageId, str]]:
-    """Caption the images that can be read, in batches and with a progress bar.
-
-    Args:
-        on_unreadable: Called with each image that cannot be read, and the reason.
+    """Caption the images that can be read, in batches and with a progress bar; name the others.
 
     Returns:
         Captions by image id, and by image id the reasons why others could not be read.
@@ -149,8 +137,7 @@ def caption_images(
         def failed(image: CaptionedImage, error: ImageError) -> None:
             bar.update()
             unreadable[image.image_id] = str(error)
-            if on_unreadable:
-                on_unreadable(image.path, error)
+            logger.warning(f"{image.path}: {error}")
 
         def captioned(batch: list[tuple[CaptionedImage, Image.Image]]) -> dict[ImageId, Caption]:
             found = captioner.caption_batch(
@@ -218,34 +205,6 @@ def score_texts(
         intervals=bootstrap_intervals(per_image),
         statistics=corpus_statistics(list(texts.values()), training_captions),
         **further,
-    )
-
-
-def score_written(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    captions: Mapping[ImageId, Caption],
-    *,
-    beam_size: int | None = None,
-    at_test: HardAttentionMode | None = None,
-    signature: Mapping[str, object] | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Score captions that a captioner wrote, as `score_texts`; the signature has its settings."""
-    config = captioner.config
-    mode = at_test or config.attention.at_test
-    return score_texts(
-        {image.image_id: captions[image.image_id].text for image in images},
-        images,
-        confidence={image.image_id: captions[image.image_id].confidence for image in images},
-        calibrator=captioner.calibrator,
-        signature={
-            **vars(config.decoding),
-            "beam_size": beam_size or config.decoding.beam_size,
-            "at_test": mode if captioner.has_hard_attention else None,
-            **(signature or {}),
-        },
-        **options,
     )
 
 
