@@ -58,7 +58,7 @@ class Captioner:
         vocabulary: Words of the model.
         device: A `torch.device`, or auto, cpu, cuda or cuda:N.
         precision: Number format of the encoder, which does most of the work; the decoder computes
-            in float32. On many CPUs bfloat16 is slower (`captioner doctor --measure`).
+            in float32. On many CPUs bfloat16 is slower.
         calibrator: Gives captions their confidence.
 
     Raises:

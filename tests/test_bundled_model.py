@@ -68,19 +68,6 @@ def test_its_weights_are_in_half_precision(folder: Path) -> None:
     assert types <= {"F16", "I64"}
 
 
-def test_its_files_name_no_machine_s_folders(folder: Path) -> None:
-    for name in ("config.yaml", "README.md"):
-        text = (folder / name).read_text(encoding="utf-8")
-        for root in ("home", "root", "work", "tmp", "Users"):
-            assert f"/{root}/" not in text, name
-
-
-def test_its_card_states_its_data_and_its_metrics(folder: Path) -> None:
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    for fact in ("Flickr8k", "CIDEr", "BLEU-4", "validation"):
-        assert fact in card, fact
-
-
 def test_it_captions_a_real_photo_of_a_person(captioner: Captioner, photo: Path) -> None:
     caption = captioner.caption(photo)
     assert len(caption.words) >= 4, caption.text
@@ -126,17 +113,6 @@ def test_hard_attention_takes_one_cell_a_word_and_moves_between_words(
     )
     assert len(set(caption.cells.tolist())) > 1, "it does not stare at one cell"
     assert caption.paths.shape == (5, len(caption.words))
-
-
-def test_in_bfloat16_it_writes_much_the_same(name: str, captioner: Captioner, photo: Path) -> None:
-    rough = Captioner.from_pretrained(
-        name, device="cpu", precision="bfloat16"
-    )  # which would take two seconds
-    text = captioner.caption(photo).text
-    exact, near = captioner.score(photo, text), rough.score(photo, text)
-    differences = np.abs(near.log_probs - exact.log_probs)
-    assert differences.mean() < 0.1
-    assert differences.max() < 0.5  # of a word whose likeliest cell is another
 
 
 def test_a_blank_photo_is_never_captioned_as_sure(captioner: Captioner) -> None:

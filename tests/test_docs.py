@@ -114,7 +114,7 @@ def runnable() -> Iterator[list[str]]:
         text = " ".join(words)
         if words[0] in RUN and text not in seen:
             seen.add(text)
-            if not UNFIT & set(words) and "--measure" not in words:
+            if not UNFIT & set(words):
                 yield words
 
 

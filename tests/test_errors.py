@@ -20,12 +20,6 @@ def test_a_message_is_put_on_one_line_and_cut() -> None:
     assert error_summary(ValueError(message), max_length=14) == "mapping values"
 
 
-def test_a_part_of_a_message_leaves_out_what_follows() -> None:
-    message = "\nloading failed. See the docs.\n  at frame 0"
-    assert error_summary(message, part="line") == "loading failed. See the docs."
-    assert error_summary(message, part="sentence") == "loading failed"
-
-
 def test_an_error_without_a_message_is_named_by_its_class() -> None:
     assert error_summary(EOFError()) == "EOFError"
     assert error_summary("") == ""

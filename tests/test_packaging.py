@@ -6,14 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
-from functools import partial
 from pathlib import Path
-
-import pytest
-import tiny
-from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -70,41 +64,3 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Pa
     metadata = files.read(f"{info}/METADATA").decode()
     assert "\nRequires-Dist: torch>=" in metadata
     assert "\nRequires-Python: >=3.10" in metadata
-
-
-@pytest.mark.slow
-def test_the_sdist_alone_installs_a_package_that_captions(tmp_path: Path) -> None:
-    """Tree to sdist, sdist to wheel, wheel into an environment that has only the libraries.
-
-    `make dist` does the same with the libraries installed anew, which takes their gigabytes.
-    """
-    tree = tmp_path / "tree"
-    made = shutil.ignore_patterns(".*", "__pycache__", "out", "runs", "dist", "build", "*.egg-info")
-    shutil.copytree(REPOSITORY, tree, ignore=made)
-    hook = "import sys; import setuptools.build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
-    build = [sys.executable, "-c", hook]
-    run = partial(subprocess.run, check=True, capture_output=True, text=True)
-    run([*build, "build_sdist", tmp_path], cwd=tree)
-    (sdist,) = tmp_path.glob("captioner-*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    (source,) = (tmp_path / "unpacked").iterdir()
-    run([*build, "build_wheel", tmp_path], cwd=source)
-    (wheel,) = tmp_path.glob("captioner-*.whl")
-    run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"])
-    python = tmp_path / "empty/bin/python"
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = Path(run([python, "-c", where]).stdout.strip())
-    libraries = run([sys.executable, "-c", where]).stdout.strip()
-    (own / "libraries.pth").write_text(libraries)
-    alone = ["--no-deps", "--no-index", "--target", own]
-    run([sys.executable, "-m", "pip", "install", *alone, wheel])
-    tiny.photo(1)[0].save(tmp_path / "photo.jpg")
-    command = [python, "-m", "captioner", "caption", "photo.jpg", "--output", "out", "--device=cpu"]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    found = run(command, cwd=tmp_path, env=environment)
-    assert found.stdout.strip()
-    Image.open(tmp_path / "out/photo.attention.png").verify()
-    which = "import captioner; print(captioner.__file__)"
-    assert run([python, "-c", which], cwd=tmp_path, env=environment).stdout.startswith(str(own))
-    assert run([python, "-m", "captioner", "train", "--config=table", "--help"], cwd=tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -22,22 +21,6 @@ def test_a_file_reads_back_and_its_folder_is_made(tmp_path: Path) -> None:
     save_bytes(b"content", path)
     assert path.read_bytes() == b"content"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_who_has_the_old_file_open_reads_it_to_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    save_bytes(b"old", path)
-    with path.open("rb") as before:
-        save_bytes(b"newer", path)
-        assert before.read() == b"old"
-    assert path.read_bytes() == b"newer"
-
-
-def test_a_saved_file_is_as_readable_as_any_new_file(tmp_path: Path) -> None:
-    (tmp_path / "plain").write_text("")
-    save_bytes(b"", tmp_path / "saved")
-    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "saved")}
-    assert len(modes) == 1
 
 
 def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
@@ -136,46 +119,6 @@ def test_a_lock_keeps_another_process_out_until_it_ends_in_any_way(tmp_path: Pat
             other.kill() if kill else other.communicate("go\n")
         with locked(path, wait=False):
             pass
-
-
-FORKING_HOLDER = """
-import os, sys
-from pathlib import Path
-from captioner.files import locked
-with locked(Path(sys.argv[1]), wait=False):
-    if os.fork():
-        sys.stdin.readline()
-        os._exit(9)  # as if killed
-    print("forked", flush=True)  # and reads nothing: the line is for the other one
-    import time
-    time.sleep(60)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """A data worker may outlive a killed run by seconds, and the run is started again at once."""
-    path = tmp_path / ".lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKING_HOLDER, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as other:
-        try:
-            assert other.stdin is not None
-            assert other.stdout is not None
-            assert other.stdout.readline() == "forked\n"
-            with pytest.raises(BlockingIOError), locked(path, wait=False):
-                pass
-            other.stdin.write("end\n")
-            other.stdin.flush()
-            assert other.wait(timeout=30) == 9
-            with locked(path, wait=False):
-                pass
-        finally:
-            os.killpg(other.pid, signal.SIGKILL)  # the forked process, which still sleeps
 
 
 def test_a_place_that_cannot_hold_a_lock_is_an_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import platform
@@ -47,20 +46,13 @@ def main(argv: list[str] | None = None) -> int:
         "marked !! need mending, -- are optional. Exit code: 0 captioner works, 1 something that "
         "it needs is missing.",
     )
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="also caption a photo in float32 and in bfloat16, to see which is faster here",
-    )
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: _run(arguments))
+    parser.parse_args(argv)
+    return run_command(_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run() -> int:
     broken = []
-    for part in (_versions, _device, _models, _java, _extras, _precision):
-        if part is _precision and not arguments.measure:
-            continue
+    for part in (_versions, _device, _models, _java, _extras):
         for check in part():
             show(f"{check.mark}  {check.name:18} {printable(check.found)}")
             if check.mark == MISSING:
@@ -121,21 +113,3 @@ def _extras() -> Iterator[Check]:
         else:
             remedy = f"pip install '{package}'"
             yield Check(OPTIONAL, package, f"not installed, needed for {purpose}: {remedy}")
-
-
-def _precision() -> Iterator[Check]:
-    """Compare the seconds of the encoder in both number formats."""
-    from captioner.checkpoint import model_folder
-    from captioner.engines.choice import open_engine
-    from captioner.engines.speed import speed_ratio
-
-    try:
-        folder = model_folder("soft")
-        half, config, _ = open_engine(folder, engine="auto", device="auto", precision="bfloat16")
-        whole, _, _ = open_engine(folder, engine="auto", device="auto", precision="float32")
-    except CaptionerError as error:  # such as no PyTorch, or a damaged model, which was said above
-        yield Check(OPTIONAL, "bfloat16", f"not measured: {error}")
-        return
-    ratio = speed_ratio(half, whole, config.preprocess)
-    advice = "use --precision bfloat16" if ratio > 1.1 else "leave --precision at float32"
-    yield Check(OK, "bfloat16", f"{ratio:.2f} times as fast as float32 here: {advice}")

@@ -254,8 +254,8 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
         "--precision",
         choices=["float32", "bfloat16"],
         default="float32",
-        help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower: "
-        "`captioner doctor --measure` tries it (default: float32)",
+        help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower "
+        "(default: float32)",
     )
     parser.add_argument(
         engine,

@@ -10,6 +10,7 @@ from typing import Any
 
 from captioner.cli import parsing, run_command, show
 from captioner.errors import CheckpointError
+from captioner.log import logger
 
 KINDS = ("png", "pdf", "svg")
 
@@ -25,12 +26,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--save",
-        type=parsing.names_of((*KINDS, "all")),
+        type=parsing.names_of((*KINDS, "gif", "all")),
         default=("png",),
         metavar="KINDS",
         help="kinds to save, separated by commas: png, pdf, svg, or all (default: png)",
     )
     arguments = parser.parse_args(argv)
+    if "gif" in arguments.save:
+        logger.warning("--save gif is gone: TensorBoard shows the attention of each epoch")
     arguments.kinds = KINDS if "all" in arguments.save else arguments.save
     return run_command(lambda: _run(arguments))
 
@@ -40,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     entries = read_metrics(arguments.run)
     output = arguments.output or arguments.run / "plots"
-    curves = [output / f"curves.{kind}" for kind in arguments.kinds]
+    curves = [output / f"curves.{kind}" for kind in arguments.kinds if kind != "gif"]
     save_curves(entries, curves, title=arguments.run.resolve().name)
     for path in curves:
         show(str(path))

@@ -65,6 +65,7 @@ _REMOVED = {
     "caption --in-place": "--write html writes a copy of the page; move it over the page",
     "caption --max-length": "alternative texts have at most 125 characters",
     "doctor --json": "the lines begin with ok, -- or !!",
+    "doctor --measure": "time captioner caption with --precision bfloat16 and without",
     "evaluate --captions": "results.json has them; captioner batch captions all photos",
     "evaluate --removal": "--faithfulness always deletes cells from the grid",
     "serve --workers": "run several servers at ports of their own, behind nginx",

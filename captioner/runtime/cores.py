@@ -13,7 +13,7 @@ def available_cores(cgroup: Path = _CGROUP) -> int:
     """Count the cores by affinity and by the quota of the control group.
 
     Args:
-        cgroup: Folder of the control group's files, of version 2 or 1.
+        cgroup: Folder of the control group's files (version 2).
     """
     affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
@@ -31,13 +31,7 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
 def _quota(cgroup: Path) -> float | None:
     """Return the cores that the control group's quota is worth, or None without one."""
     try:
-        if (cgroup / "cpu.max").is_file():
-            quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            quota, period = (
-                (cgroup / "cpu" / name).read_text(encoding="ascii").strip()
-                for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            )
-        return float(quota) / float(period) if float(quota) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):  # no control groups, or "max"
+        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        return float(quota) / float(period)
+    except (OSError, ValueError):  # no control groups, or "max"
         return None

@@ -25,14 +25,6 @@ def test_a_quota_of_version_2_counts(content: str, cores: int, tmp_path: Path) -
     assert usable_cores(tmp_path) == cores
 
 
-@pytest.mark.parametrize(("quota", "cores"), [(-1, 8), (300000, 3)])
-def test_a_quota_of_version_1_counts(quota: int, cores: int, tmp_path: Path) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert usable_cores(tmp_path) == cores
-
-
 def test_a_given_number_of_threads_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_cores(tmp_path) == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from captioner.runtime import parallel as passes
-from captioner.runtime.parallel import parallel_map, prefetch, shared_cores
+from captioner.runtime.parallel import parallel_map, prefetch
 
 CPU = torch.device("cpu")
 
@@ -58,32 +57,6 @@ def test_each_pass_has_its_part_of_the_cores_and_one_alone_has_all() -> None:
     assert list(parallel_map(str, [], CPU)) == []
 
 
-def test_one_thread_is_one_pass_and_a_gpu_too() -> None:
-    with shared_cores(torch.device("cuda")) as found:
-        assert (found, torch.get_num_threads()) == (1, 4)
-    torch.set_num_threads(1)
-    with shared_cores(CPU) as found:
-        assert (found, torch.get_num_threads()) == (1, 1)
-    assert list(parallel_map(str, range(5), CPU)) == list("01234")
-
-
-def test_no_item_outlives_its_turn() -> None:
-    class Item:
-        pass
-
-    alive: list[weakref.ref[Item]] = []
-
-    def items() -> Iterator[Item]:
-        for _ in range(12):
-            item = Item()
-            alive.append(weakref.ref(item))
-            yield item
-            del item
-
-    for _ in parallel_map(lambda item: None, items(), CPU):
-        assert sum(item() is not None for item in alive) <= passes.PASSES + 2
-
-
 def test_an_error_reaches_the_caller_after_the_results_before_it() -> None:
     results = parallel_map(lambda item: 6 // item, [3, 2, 1, 0, 1, 2], CPU)
     assert [next(results), next(results), next(results)] == [2, 3, 6]
@@ -108,16 +81,6 @@ def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     found = list(prefetch(read, range(12), GPU))
     assert [item for item, _ in found] == list(range(12))
     assert len({name for _, name in found}) == 3
-
-
-def test_no_more_is_read_ahead_than_twice_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "usable_cores", lambda: 64)
-    begun: list[int] = []
-    results = prefetch(begun.append, range(1000), GPU)
-    next(results)
-    assert len(begun) <= 2 * passes.READERS + 1
-    results.close()  # type: ignore[attr-defined]
-    assert not [t for t in threading.enumerate() if t.name.startswith("pass_")]
 
 
 @pytest.mark.parametrize(("device", "cores"), [(CPU, 64), (GPU, 1)])

@@ -232,21 +232,6 @@ def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
     assert len(shown) == 3
 
 
-def test_only_what_has_an_effect_on_the_style_is_offered(open_viewer, make_caption):
-    page = open_viewer(content(make_caption((640, 480), WORDS))).page
-    page.get_by_text("Display", exact=True).click()
-    for style, colours, strength in (
-        ("focus", False, True),
-        ("colour", True, True),
-        ("contour", False, False),
-        ("mask", False, True),
-    ):
-        page.get_by_label("Show as").select_option(style)
-        selects = page.locator(".cv-display .cv-field select").all()
-        assert [select.is_visible() for select in selects] == [True, colours], style
-        assert page.get_by_label("Strength").is_visible() == strength, style
-
-
 def test_layers_and_heads_can_be_chosen(open_viewer, make_caption):
     rng = np.random.default_rng(2)
     heads = rng.dirichlet(np.full(63, 0.2), size=(3, 2, 4)).reshape(3, 2, 4, 7, 9)
@@ -369,16 +354,6 @@ def test_a_phone_shows_it_all_and_a_tap_is_enough(open_viewer, make_caption):
         assert box["width"] >= 44
         assert box["height"] >= 44
     assert watched.complaints == []
-
-
-def test_the_photo_is_bare_while_it_is_pressed(open_viewer, make_caption):
-    page = open_viewer(content(make_caption((640, 480), WORDS))).page
-    painted(page, 0)
-    page.locator(".cv-stage").hover()
-    page.mouse.down()
-    assert page.evaluate("viewer.canvas.hidden")
-    page.mouse.up()
-    assert not page.evaluate("viewer.canvas.hidden")
 
 
 def test_a_caption_without_words_and_a_missing_photo_are_reported(open_viewer, make_caption):
