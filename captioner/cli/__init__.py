@@ -110,20 +110,14 @@ def show(line: str) -> None:
 
     Raises:
         BrokenPipeError: Nobody reads them.
-        CaptionerError: They cannot be written, as on a full disk.
     """
     try:
         tqdm.write(visible(line), file=sys.stdout)
         sys.stdout.flush()
-    except OSError as error:
+    except BrokenPipeError:
         # Otherwise the interpreter would fail again when it flushes the buffer at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise CaptionerError(
-            f"the results cannot be written to standard output ({error.strerror}); free space or "
-            "send them elsewhere"
-        ) from None
+        raise
 
 
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:

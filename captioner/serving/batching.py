@@ -86,11 +86,9 @@ def _run(
         if len(batch) == 1:
             batch[0][1].set_exception(error)
             return
-        results = None
-    if results is None:
-        # Not inside the except clause, where the error keeps the failed batch's memory alive.
-        for job in batch:
-            _run([job], work)
+    else:
+        for (_, future), result in zip(batch, results, strict=True):
+            future.set_result(result)
         return
-    for (_, future), result in zip(batch, results, strict=True):
-        future.set_result(result)
+    for job in batch:  # not inside the except clause, whose error keeps the batch's memory alive
+        _run([job], work)

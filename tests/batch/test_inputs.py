@@ -87,14 +87,6 @@ def test_a_captioned_data_set_gives_each_photo_once_where_it_lies(tmp_path: Path
     assert [Path(path).name for _, path in found(table)[2:]] == ["3.jpg"], "missing, and a row"
 
 
-def test_numbers_may_be_ids_and_several_manifests_are_one(tmp_path: Path) -> None:
-    for number in (2, 1):
-        table = pa.table({"id": [number], "path": [f"/{number}.jpg"]})
-        pq.write_table(table, tmp_path / f"{number}.parquet")
-    assert found(tmp_path / "*.parquet") == [("1", "/1.jpg"), ("2", "/2.jpg")]
-    assert found(f"{tmp_path}/{{2..1}}.parquet") == [("2", "/2.jpg"), ("1", "/1.jpg")]
-
-
 def test_urls_are_read_as_folders_and_lists_are() -> None:
     system = fsspec.filesystem("memory")
     system.pipe("/photos/b/two.JPG", b"2")

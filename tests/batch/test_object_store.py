@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import s3fs
 from batch_tools import parts, rows
@@ -72,25 +70,3 @@ def test_a_run_from_store_to_store_that_is_killed_is_finished_by_the_next(
     assert "b/broken.jpg: " in second.stderr
     found = {path.rpartition("/")[2]: system.cat(path) for path in system.ls("bucket/out/parts")}
     assert found == parts(tmp_path)
-
-
-def test_tar_files_in_a_store_are_captioned(
-    store: tuple[s3fs.S3FileSystem, dict[str, str]],
-    programs: Programs,
-    model: Path,
-    drawn_photos: Path,
-    tmp_path: Path,
-) -> None:
-    system, environment = store
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for number in range(5):
-            tar.add(drawn_photos / f"{number:02d}.jpg", f"{number:09d}.jpg")
-    system.put(str(tmp_path / "a.tar"), "bucket/shards/train-0.tar")
-    command = ["captioner", "batch", "s3://bucket/shards/train-*.tar", "--device", "cpu"]
-    command += ["--output", "s3://bucket/captions", "--checkpoint", str(model), "--workers", "1"]
-    ended = programs.run(*command, **environment)
-    assert ended.code == 0, ended
-    with system.open("bucket/captions/parts/000000.parquet", "rb") as file:
-        captions = pq.read_table(file).to_pylist()
-    assert [row["id"] for row in captions] == [f"{number:09d}" for number in range(5)]
-    assert all(row["caption"] for row in captions)

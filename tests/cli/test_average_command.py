@@ -6,14 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner.checkpoint import load_model, save_model
 from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
-from captioner.models.build import build_model
 
 
 def average(commands: Runs, *arguments: object) -> ProgramResult:
@@ -80,20 +78,6 @@ def test_models_of_another_kind_are_refused_with_the_differing_settings(
     words = Vocabulary([*vocabulary.tokens[5:], vocabulary.tokens[4]])
     assert "its vocabulary differs" in refused(config, words)
     assert not (tmp_path / "mean").exists()
-
-
-def test_models_for_one_image_size_are_refused_with_the_differing_settings(
-    commands: Commands, tmp_path: Path
-) -> None:
-    _, config, vocabulary = tiny.model()
-    config = replace(config, attention=replace(config.attention, score="location"))
-    for width in (96, 160):
-        wide = replace(config, preprocess=replace(config.preprocess, width_px=width))
-        model = build_model(wide, len(vocabulary), pretrained=False)
-        save_model(tmp_path / str(width), model, wide, vocabulary, card="")
-    sentence = average(commands, tmp_path / "96", tmp_path / "160", tmp_path / "mean").sentence()
-    assert "160: is not a model like" in sentence
-    assert "has another size" in sentence
 
 
 def test_one_model_and_an_output_that_is_there_are_refused(

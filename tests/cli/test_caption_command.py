@@ -22,8 +22,6 @@ from PIL import Image
 from programs import REPOSITORY, Commands, ProgramResult, Programs, Runs
 
 from captioner import Captioner
-from captioner.cli import show
-from captioner.errors import CaptionerError
 
 Caption = Callable[..., ProgramResult]
 
@@ -73,18 +71,6 @@ def by_name(folder: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------ good photos
-
-
-def test_the_encoder_can_compute_in_bfloat16(caption: Caption, photos: list[Path]) -> None:
-    exact = as_json(caption(*photos, "--json", "--beam-size", 1))
-    rough = as_json(caption(*photos, "--json", "--beam-size", 1, "--precision", "bfloat16"))
-    assert len(exact) == len(rough) == 3
-    assert all(
-        one["log_probs"] != other["log_probs"] for one, other in zip(exact, rough, strict=True)
-    )
-    refused = caption(*photos, "--precision", "float8")
-    assert refused.code == 2
-    assert "float8" in refused.stderr
 
 
 def test_a_photo_is_captioned_on_one_line(program: Caption, photos: list[Path]) -> None:
@@ -161,24 +147,6 @@ def test_names_with_spaces_and_letters_of_any_script_are_kept(
     assert by_name(tmp_path / "out") == sorted(f"{Path(n).stem}.attention.png" for n in names)
 
 
-def test_a_model_without_a_gate_has_null_for_beta(
-    commands: Commands, photos: list[Path], tmp_path: Path
-) -> None:
-    from dataclasses import replace
-
-    from captioner.checkpoint import save_model
-    from captioner.models.build import build_model
-
-    _, config, vocabulary = tiny.model()
-    config = replace(config, decoder=replace(config.decoder, gate="none"))
-    model = build_model(config, len(vocabulary))
-    save_model(tmp_path / "gateless", model, config, vocabulary, card="")
-    options = ["--checkpoint", tmp_path / "gateless", "--output", tmp_path / "out"]
-    outcome = commands.run("caption.py", photos[0], "--json", *options)
-    assert outcome.code == 0, outcome.stderr
-    assert as_json(outcome)[0]["beta"] is None
-
-
 # -------------------------------------------------------------------------------------- pictures
 
 
@@ -207,26 +175,6 @@ def test_words_are_drawn_one_by_one(caption: Caption, photos: list[Path], tmp_pa
     for name in expected:
         with Image.open(tmp_path / "out" / name) as picture:
             assert picture.format == "PNG"
-
-
-def test_pictures_differ_with_other_options(
-    caption: Caption, photos: list[Path], tmp_path: Path
-) -> None:
-    sheets = []
-    for number, options in enumerate(([], ["--cells"], ["--style", "colour"])):
-        assert caption(photos[1], "--output", f"out{number}", *options).code == 0
-        sheets.append((tmp_path / f"out{number}" / "three.attention.png").read_bytes())
-    assert len(set(sheets)) == 3
-
-
-def test_two_photos_of_one_name_do_not_overwrite_each_other(
-    caption: Caption, photos: list[Path], tmp_path: Path
-) -> None:
-    (tmp_path / "other").mkdir()
-    tiny.photo(9)[0].save(tmp_path / "other" / "one.jpg")
-    outcome = caption("photos/one.jpg", "other/one.jpg", "--output", "out")
-    assert outcome.code == 0
-    assert len(by_name(tmp_path / "out")) == 2
 
 
 def test_a_folder_that_is_captioned_into_itself_twice_keeps_its_photos(
@@ -428,25 +376,6 @@ def test_a_call_that_is_refused_leaves_no_folder(
     assert not (tmp_path / "new").exists()
 
 
-def test_an_empty_checkpoint_is_not_taken_for_none(caption: Caption, photos: list[Path]) -> None:
-    # As of `--checkpoint "$RUN"` with an unset variable: another model would caption in silence.
-    sentence = caption(photos[0], "--checkpoint", "").sentence()
-    assert "soft" not in sentence
-
-
-def test_a_damaged_model_is_one_sentence_that_names_the_file(
-    caption: Caption, photos: list[Path], tiny_model: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(tiny_model, tmp_path / "model")
-    path = tmp_path / "model" / "config.yaml"
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
-    assert str(path) in caption(photos[0], "--checkpoint", "model").sentence().replace(
-        "model/", f"{tmp_path}/model/"
-    )
-
-
 # ------------------------------------------------------------------- real processes and real pipes
 
 
@@ -464,14 +393,6 @@ def test_it_runs_as_a_script_and_a_reader_that_goes_away_leaves_no_traceback(
     )
     assert found.stderr == "1 file skipped: .csv\n"
     assert json.loads(found.stdout)["image"] == str(drawn_photos / "00.jpg")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_the_output_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(CaptionerError, match="No space left"):
-            show("a dog")
 
 
 def test_captioning_needs_no_home_and_no_network(

@@ -85,18 +85,6 @@ def test_missing_and_damaged_photos_are_named_and_the_others_scored(
     assert [entry["image_id"] for entry in found["captions"]] == [3, 5, 6, 7]
 
 
-def test_a_table_without_splits_is_said_to_be_scored_whole(
-    commands: Commands, tiny_model: Path, table: Path
-) -> None:
-    captions = table / "captions.csv"
-    assert "has no splits" not in evaluate(commands, tiny_model, table, "--split", "val").stderr
-    rows = captions.read_text().splitlines()
-    captions.write_text("\n".join(row.rpartition(",")[0] for row in rows))
-    outcome = evaluate(commands, tiny_model, table, "--split", "test")
-    assert "has no splits, so all of its photos are scored" in outcome.stderr
-    assert outcome.code == 0
-
-
 def test_a_limit_and_a_beam_are_kept_to(
     commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:
@@ -204,27 +192,6 @@ def test_a_model_with_a_calibrator_is_reported_on(
     few = commands.run("captioner", "calibrate", model, *options, "--limit", 5)
     assert few.code == 2
     assert "needs at least" in few.sentence()
-
-
-def test_attention_on_coco_s_objects_is_measured(
-    commands: Commands, tiny_model: Path, shared_data: Path, tmp_path: Path
-) -> None:
-    root, output = shared_data / "coco-tiny", tmp_path / "results.json"
-    outcome = commands.run(
-        "captioner",
-        "evaluate",
-        *("--format", "coco", "--root", root, "--split", "val2017", "--limit", 6),
-        *("--checkpoint", tiny_model, "--device", "cpu", "--output", output),
-        *("--objects", root / "annotations" / "instances_val2017.json"),
-        PATH="/nowhere",
-    )
-    assert outcome.code == 0, outcome.stderr
-    grounding = results(output)["grounding"]
-    assert grounding["references"]["num_words"] > 0
-    for name in ("correctness", "hit"):
-        for kind in ("", "_uniform", "_centre"):
-            assert 0 < grounding["references"][name + kind] < 1
-    assert "attention correctness, references" in outcome.stdout
 
 
 def coco(root: Path, *, references: int) -> Path:
@@ -374,15 +341,6 @@ def test_objects_are_those_of_the_photos_of_that_name(
     assert found["grounding"]["references"]["num_words"] == 2
     assert found["grounding"]["references"]["correctness"] == pytest.approx(1)
     assert found["regions"] == regions
-
-
-def test_objects_of_other_photos_are_refused_before_the_work(
-    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
-) -> None:
-    objects = instances(tmp_path / "instances.json", "000000000003.jpg")
-    outcome = evaluate(commands, tiny_model, table, "--objects", objects)
-    assert outcome.code == 2
-    assert "none of the 6 photos" in outcome.sentence()
 
 
 def test_results_of_other_photos_with_the_same_numbers_are_not_compared(

@@ -10,8 +10,7 @@ import tiny
 
 from captioner.checkpoint import load_config, load_model
 from captioner.cli.finetune import main, parse_settings
-from captioner.config import Config, SourceConfig, from_yaml, to_yaml, validate
-from captioner.data.sources import read_sources
+from captioner.config import Config, from_yaml, to_yaml, validate
 from captioner.errors import ConfigError
 from captioner.training import train
 
@@ -119,19 +118,6 @@ def test_a_start_of_another_architecture_is_refused_with_the_differing_settings(
     best = train(recipe)
     assert "café" not in load_model(best)[2], "the words are those of the captions alone"
     assert "weights taken" not in capsys.readouterr().err
-
-
-def test_photos_are_held_out_only_where_there_are_no_splits(table: Path, tmp_path: Path) -> None:
-    source = SourceConfig(root=str(table), name="mine")
-    found = read_sources([source], val_share=0.25)
-    held_out = {image.path for _, images in found.validation for image in images}
-    learned = {image.path for image in found.training}
-    assert len(held_out) >= 2
-    assert len(held_out) + len(learned) == 18
-    assert not held_out & learned
-    with_splits = SourceConfig(root=str(tiny.draw_table(tmp_path / "splits")), name="mine")
-    found = read_sources([with_splits], val_share=0.25)
-    assert (len(found.training), len(found.validation[0][1])) == (12, 3)
 
 
 def test_help_needs_no_model(capsys) -> None:

@@ -114,19 +114,6 @@ def test_control_characters_are_visible(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_a_device_that_is_not_there_is_not_suggested() -> None:
-    import torch
-
-    from captioner.errors import ConfigError
-    from captioner.runtime.device import choose_device
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(ConfigError) as error:
-        choose_device("cuda")
-    assert "use auto or cpu" in str(error.value)
-
-
 # ------------------------------------------------------------------------------ quiet and verbose
 
 

@@ -80,20 +80,6 @@ def test_words_and_characters_that_the_model_does_not_know_are_named(
     assert outcome.stderr.splitlines()[-1].endswith("no such characters: \U0001f415 €")
 
 
-def test_hard_attention_shows_its_cells_and_paths(
-    commands: Commands, tiny_hard_model: Path, photo: Path, tmp_path: Path
-) -> None:
-    outcome = run(
-        commands,
-        tiny_hard_model,
-        tmp_path,
-        *(photo, "a red disc", "--json", "--paths", "4", "--output", tmp_path / "out"),
-    )
-    line = json.loads(outcome.stdout)
-    assert len(line["cells"]) == 3
-    assert [len(path) for path in line["paths"]] == [3] * 4
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -85,7 +85,7 @@ def test_the_run_folder_holds_the_promised_files(
 ) -> None:
     run, _ = whole
     names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
-    folders = {"best", "last", "previous", "samples", "tensorboard"}
+    folders = {"best", "last", "previous", "tensorboard"}
     assert names == {"complete", "config.yaml", "metrics.jsonl", *folders}
     expected = tiny.recipe(table, run, train__checkpoint_every=3, train__samples=1)
     assert from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8")) == expected
@@ -205,23 +205,6 @@ def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
     assert_same_run(run, whole[0])
 
 
-def test_an_interrupt_before_there_is_a_run_does_not_promise_to_resume_it(
-    tmp_path: Path, programs: Programs
-) -> None:
-    # While the data is read, a second or minutes before the first step.
-    table = tiny.draw_table(tmp_path / "photos", train=40)
-    file = recipe(table, tmp_path / "run", data__cache=str(tmp_path / "cache"))
-    running = programs.start("train.py", "--config", file, "--data.cache_views", 30)
-    features = lambda: list((tmp_path / "cache").glob("*/features.npy"))  # noqa: E731
-    running.wait_until(lambda: bool(features()) or running.poll() is not None)
-    running.signal(signal.SIGINT)
-    outcome = running.wait()
-    assert outcome.code == 130
-    assert "Traceback" not in outcome.stderr
-    assert not (tmp_path / "run" / "last").exists()
-    assert "--resume" not in outcome.stderr, "with it, the same command would be refused"
-
-
 # -------------------------------------------------------------------------------- kinds of training
 
 
@@ -325,20 +308,6 @@ def test_an_option_that_is_wrong_is_refused_by_its_name(
     given = options if "--config" in options else ["--config", file, *options]
     assert_refused(commands.run("train.py", *given, cwd=tmp_path), told)
     assert not (tmp_path / "run" / "last").exists()
-
-
-@pytest.mark.parametrize(
-    ("missing", "name"),
-    [("data.root", "no such folder"), ("train.output", "file")],
-)
-def test_a_place_that_cannot_be_used_is_one_sentence(
-    drawn_photos: Path, tmp_path: Path, commands: Commands, missing: str, name: str
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    place = tmp_path / name
-    file = recipe(drawn_photos, tmp_path / "run")
-    outcome = commands.run("train.py", "--config", file, f"--{missing}", place)
-    assert str(place) in outcome.sentence()
 
 
 def test_a_setting_on_the_command_line_goes_over_the_recipe(

@@ -23,7 +23,6 @@ from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.serving import service
 from captioner.serving.app import PAGE, create_app
-from captioner.serving.schemas import CAPTION_EXAMPLE, CaptionBody
 from captioner.serving.service import Limits
 
 JPEG = {"Content-Type": "image/jpeg"}
@@ -83,12 +82,6 @@ def test_form_json_and_raw_bytes_are_captioned_as_in_python(
             assert row == rounded(other)
         texts.add(caption["caption"])
     assert len(texts) > 2
-
-
-def test_maps_come_only_on_request(client: TestClient, photo: bytes) -> None:
-    (caption,) = client.post("/v1/captions", content=photo, headers=JPEG).json()["captions"]
-    assert "maps" not in caption
-    assert "geometry" not in caption
 
 
 def test_several_captions_are_the_best_of_the_search(
@@ -199,24 +192,12 @@ def test_addresses_are_fetched_only_where_the_server_may(
         assert "404" in problem(missing, 422)
 
 
-def test_large_photo_is_reduced_in_pictures(client: TestClient) -> None:
-    file = io.BytesIO()
-    Image.effect_noise((3000, 1500), 60).convert("RGB").save(file, format="JPEG")
-    page = client.post("/v1/pictures", **form(file.getvalue(), format="html"))
-    assert page.status_code == 200, page.text
-    assert '"photo_width_px":1280' in page.text
-    assert '"photo_height_px":640' in page.text
-    assert "Photo of 3000 × 1500 pixels, here 1280 × 640." in page.text
-
-
 @pytest.mark.parametrize(
     ("address", "fields", "told"),
     [
         ("captions", {"beam_size": 0}, "beam_size"),
-        ("captions", {"beam_size": 21}, "beam_size"),
         ("captions", {"beam_size": "many"}, "beam_size"),
         ("captions", {"beam_size": 2, "num_captions": 3}, "at most beam_size"),
-        ("captions", {"maps": "perhaps"}, "maps"),
         ("captions", {"seed": 3}, "seed needs sample"),
         ("captions", {"min_words": 20, "max_words": 10}, "min_words"),
         ("captions", {"model": "none"}, "there is no model 'none'; use tiny or tiny_hard"),
@@ -224,15 +205,10 @@ def test_large_photo_is_reduced_in_pictures(client: TestClient) -> None:
         ("captions", {"beam": 3}, "there is no such option"),
         ("scores", {}, "caption"),
         ("scores", {"caption": "?!"}, "no words"),
-        ("scores", {"caption": "a" * 1001}, "caption"),
         ("scores", {"caption": "\ufdfa " * 500}, "9500 characters after Unicode normalisation"),
         ("scores", {"caption": "a " * 61}, "61 words"),
-        ("scores", {"caption": "\ufdfa " * 16}, "64 words"),
-        ("scores", {"caption": "a", "beam_size": 3}, "no such option"),
         ("pictures", {"format": "bmp"}, "format"),
         ("pictures", {"caption": "a disc", "beam_size": 3}, "not with caption"),
-        ("pictures", {"caption": "\ufdfa " * 500}, "after Unicode normalisation"),
-        ("pictures", {"caption": "a " * 31}, "31 words"),
     ],
 )
 def test_unusable_option_is_named(
@@ -246,26 +222,14 @@ def test_unusable_option_is_named(
         assert answer.json()["errors"]
 
 
-def test_option_given_twice_is_refused(client: TestClient, photo: bytes) -> None:
-    answer = client.post("/v1/captions?beam_size=2", **form(photo, beam_size=3))
-    assert "beam_size: is given twice" in problem(answer, 422)
-
-
 @pytest.mark.parametrize(
     ("content", "media_type", "status", "told"),
     [
         (b"words", "image/jpeg", 422, "known format"),
         (b"words", "text/plain", 415, "multipart/form-data"),
         (b"", "image/jpeg", 422, "no photo"),
-        (b"words", "multipart/form-data", 400, "boundary"),
         (b"words", "multipart/form-data; boundary=x", 400, "multipart"),
-        (b"", "multipart/form-data; boundary=x", 422, "no photo"),
-        (b"image=words", "application/x-www-form-urlencoded", 415, "multipart/form-data"),
-        (b"--x--", "multipart/form-data; boundary=x; charset=undefined", 422, "no photo"),
-        (b"[1]", "application/json", 400, "JSON object"),
         (b"{", "application/json", 400, "JSON object"),
-        (b"{}", "application/json", 422, "no photo"),
-        (b'{"image": [1]}', "application/json", 422, "base64"),
         (b'{"image": "words!"}', "application/json", 422, "base64"),
     ],
 )
@@ -274,13 +238,6 @@ def test_body_without_a_photo_is_refused(
 ) -> None:
     answer = client.post("/v1/captions", content=content, headers={"Content-Type": media_type})
     assert told.lower() in problem(answer, status).lower()
-
-
-def test_file_in_another_field_is_refused(client: TestClient, photo: bytes) -> None:
-    elsewhere = client.post("/v1/captions", files={"photo": ("a.jpg", photo)})
-    assert "'image'" in problem(elsewhere, 422)
-    as_text = client.post("/v1/captions", files={"image": (None, "words")})
-    assert "filename" in problem(as_text, 422)
 
 
 def test_unknown_address_and_method_are_problems(client: TestClient) -> None:
@@ -399,12 +356,9 @@ ELSEWHERE = "https://elsewhere.example"
         ({"Origin": OWN, "Sec-Fetch-Site": "same-origin"}, True),
         ({"Origin": OWN}, True),  # an older browser
         ({"Sec-Fetch-Site": "none"}, True),
-        ({"Origin": ELSEWHERE}, False),
         ({"Origin": ELSEWHERE, "Sec-Fetch-Site": "cross-site"}, False),
-        ({"Origin": "http://127.0.0.1:9000", "Sec-Fetch-Site": "same-site"}, False),
         ({"Origin": "http://127.0.0.1:9000"}, False),
         ({"Origin": "null"}, False),
-        ({"Origin": "http://[broken"}, False),
         ({"Sec-Fetch-Site": "cross-site"}, False),
         ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, False),  # a form
     ],
@@ -421,11 +375,6 @@ def test_pages_of_other_sites_are_refused(
     if "navigate" not in headers.values():
         problem(read, 403)
     problem(client.post("/nowhere", headers=headers), 403)
-
-
-def test_links_from_other_sites_can_be_followed(client: TestClient) -> None:
-    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert client.get("/", headers=link).status_code == 200
 
 
 def test_allowed_origin_can_use_the_interface(
@@ -449,25 +398,6 @@ def test_allowed_origin_can_use_the_interface(
         problem(client.post("/v1/captions", content=photo, headers={**JPEG, **other}), 403)
 
 
-def test_caption_at_the_limit_of_words_is_scored_and_drawn(
-    client: TestClient, photo: bytes
-) -> None:
-    text = "disc " * 60
-    assert client.post("/v1/scores", **form(photo, caption=text)).status_code == 200
-    drawn = client.post("/v1/pictures", **form(photo, caption="disc " * 30))
-    assert drawn.status_code == 200
-
-
-def test_confidence_of_a_caption_may_be_null_or_absent() -> None:
-    caption = CAPTION_EXAMPLE
-    for value in (0.25, None):
-        assert CaptionBody.model_validate({**caption, "confidence": value}).confidence == value
-    assert CaptionBody.model_validate(caption).confidence is None
-    assert "confidence" not in CaptionBody.model_json_schema()["required"]
-    with pytest.raises(ValueError, match="confidence"):
-        CaptionBody.model_validate({**caption, "confidence": 1.5})
-
-
 @pytest.fixture
 def limited(tiny_models: dict[str, Captioner]) -> Callable[..., TestClient]:
     def of(**limits: Any) -> TestClient:
@@ -485,12 +415,6 @@ def test_body_over_the_limit_is_413(limited: Callable[..., TestClient], photo: b
         )
         in_pieces = client.post("/v1/captions", content=iter([photo, b"\0"]), headers=JPEG)
         assert "over the limit" in problem(in_pieces, 413)
-
-
-def test_photo_of_too_many_pixels_is_422(limited: Callable[..., TestClient], photo: bytes) -> None:
-    with limited(max_pixels=60 * 48 - 1) as client:
-        answer = client.post("/v1/captions", content=photo, headers=JPEG)
-        assert "60 x 48 pixels" in problem(answer, 422)
 
 
 class Held:

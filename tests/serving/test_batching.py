@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 
 import anyio
@@ -75,31 +73,6 @@ def test_keys_are_never_mixed_and_passes_never_overlap() -> None:
     assert all(len(keys) == 1 for keys in passes)
 
 
-def test_two_passes_run_at_once_and_no_more() -> None:
-    both = threading.Barrier(2)
-    at_once, most = 0, 0
-    counting = threading.Lock()
-
-    def work(items: Sequence[int]) -> list[int]:
-        nonlocal at_once, most
-        with counting:
-            at_once += 1
-            most = max(most, at_once)
-        both.wait(timeout=30)  # two passes have to meet here
-        with counting:
-            at_once -= 1
-        return [-item for item in items]
-
-    async def run() -> list[int]:
-        batcher = Batcher(max_batch=2, wait_s=0.01, passes=2)
-        answers = await asyncio.gather(*(batcher.submit("k", work, n) for n in range(16)))
-        batcher.close()
-        return answers
-
-    assert asyncio.run(run()) == [-n for n in range(16)]
-    assert most == 2
-
-
 def test_an_item_that_fails_fails_alone() -> None:
     def inverse(items: Sequence[int]) -> list[float]:
         return [1 / item for item in items]
@@ -115,32 +88,6 @@ def test_an_item_that_fails_fails_alone() -> None:
     one, failed, two = asyncio.run(run())
     assert (one, two) == (1, 0.5)
     assert isinstance(failed, ZeroDivisionError)
-
-
-def test_a_failed_batch_holds_no_memory_while_its_items_are_tried_alone() -> None:
-    class Memory:
-        pass
-
-    held: list[weakref.ref[Memory]] = []
-    alive: list[bool] = []
-
-    def work(items: Sequence[int]) -> list[int]:
-        if len(items) > 1:
-            memory = Memory()
-            held.append(weakref.ref(memory))
-            raise MemoryError("too many at once")
-        gc.collect()
-        alive.append(held[0]() is not None)
-        return list(items)
-
-    async def run() -> list[int]:
-        batcher = Batcher(max_batch=4, wait_s=0.05)
-        answers = await asyncio.gather(*(batcher.submit("k", work, n) for n in range(4)))
-        batcher.close()
-        return answers
-
-    assert asyncio.run(run()) == [0, 1, 2, 3]
-    assert alive == [False] * 4
 
 
 def test_a_cancelled_item_costs_no_pass() -> None:
