@@ -15,14 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from captioner.data.formats.table import (
-    IMAGE_COLUMNS,
-    delimiter_of,
-    table_records,
-    usual_column,
-    without_guard,
-)
+from captioner.data.formats.table import without_guard
 from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
 from captioner.log import logger
 from captioner.storage import expand, file_system, is_url, os_errors
@@ -178,10 +173,11 @@ def _records(name: str) -> Iterator[dict[str, Any]]:
             system, remote = file_system(name)
             path = Path(folder, posixpath.basename(remote))
             system.get_file(remote, str(path))
-        for _, record in table_records(path):
-            if isinstance(record, DataError):
-                raise record
-            yield dict(record)
+        bad: list[str] = []
+        for _, record in table_records(path, bad):
+            yield record
+        if bad:
+            raise DataError(bad[0])
 
 
 def _parquet(name: str) -> Iterator[dict[str, Any]]:

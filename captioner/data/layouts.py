@@ -8,9 +8,7 @@ captions that are none, and where the images lie.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import posixpath
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,14 +19,14 @@ from typing import Any, Protocol
 
 from captioner.data.caption_checks import Markers
 from captioner.data.captioned import CaptionedImage, Split, with_words
-from captioner.data.image_finder import FolderTree, ImageFinder, plain_name
+from captioner.data.image_finder import FolderTree, ImageFinder
+from captioner.data.splits import VAL_SHARE, held_out_for_validation, split_name
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import DataError, listed
 from captioner.registry import DATA_FORMATS
 from captioner.storage import is_url
 
 AUTO = "auto"
-VAL_SHARE = 0.1  # of the photos of a data set without splits
 LAYOUTS_PAGE = "docs/data.md"  # the table of layouts
 _SPREADSHEET = "save a spreadsheet as CSV first"
 _ARCHIVE = "unpack an archive first"
@@ -41,35 +39,6 @@ _FOLDERS_OF_IMAGES = frozenset(
     "images flickr8k_dataset flicker8k_dataset flickr30k-images flickr30k_images "
     "train2014 val2014 train2017 val2017".split()
 )
-_OTHER_NAMES = {
-    "training": "train",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "testing": "test",
-}
-
-
-def split_name(name: str) -> str:
-    """Return the name of a split as captioner uses it.
-
-    >>> split_name("Validation"), split_name("dev"), split_name("restval")
-    ('val', 'val', 'restval')
-    """
-    name = name.strip().lower()
-    return _OTHER_NAMES.get(name, name)
-
-
-SPLIT_NAMES = frozenset(("train", "val", "test", *_OTHER_NAMES))
-
-
-def split_of_folder(name: str) -> str:
-    """Return the first folder in an image's name that is called like a split, or "".
-
-    >>> split_of_folder("data/validation/0001.jpg")
-    'validation'
-    """
-    return next((p for p in name.split("/")[:-1] if p.lower() in SPLIT_NAMES), "")
 
 
 @dataclass(frozen=True)
@@ -377,23 +346,6 @@ class CaptionedData:
             f"expected at {self._finder.expected(first)}; {found}. Put the photos there, or "
             "correct the path or the names"
         )
-
-
-def held_out_for_validation(names: Sequence[str], share: float) -> set[int]:
-    """Return which images of a data set without splits are held out for validation.
-
-    The choice is a function of the image's file name alone, so that training and evaluation agree
-    and a photo keeps its place when others are added. At least two are chosen, because CIDEr of a
-    single one is always 0.
-    """
-
-    def draw(name: str) -> int:
-        base = posixpath.basename(plain_name(name))
-        return int.from_bytes(hashlib.sha256(base.encode(errors="replace")).digest()[:8], "big")
-
-    draws = list(map(draw, names))
-    count = max(2, sum(value < share * 2**64 for value in draws))
-    return set(sorted(range(len(names)), key=lambda index: (draws[index], names[index]))[:count])
 
 
 def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:

@@ -13,7 +13,8 @@ import numpy as np
 from captioner.config import SourceConfig
 from captioner.data.caption_checks import caption_findings
 from captioner.data.captioned import CaptionedImage
-from captioner.data.layouts import VAL_SHARE, CaptionedData, DataFiles
+from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.splits import VAL_SHARE
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
 from captioner.errors import DataError
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.data.captioned import CaptionedImage
-from captioner.data.formats.table import read_rows
-from captioner.data.layouts import split_name
+from captioner.data.formats.table import read_tables
+from captioner.data.layouts import DataFiles
+from captioner.data.splits import split_name
 from captioner.data.text_files import read_json
 from captioner.errors import DataError, error_summary
 from captioner.evaluation.intervals import ImageScores
@@ -135,11 +136,9 @@ def read_captions(path: Path, split: str) -> dict[str, str]:
     else:
         parts = path / "parts" if (path / "parts").is_dir() else path
         for file in sorted(parts.glob("*.parquet")) if path.is_dir() else [path]:
-            for row in read_rows(file):
-                if isinstance(row, DataError):
-                    raise row
+            for row in read_tables(DataFiles(), [(file, "")]).images:
                 if split_name(row.split) in ("", split_name(split)):
-                    found.append((row.image, next(filter(None, row.captions), None)))
+                    found.append((str(row.name), next(filter(None, row.captions), None)))
     captions: dict[str, str] = {}
     for image, caption in found:
         if caption is not None:

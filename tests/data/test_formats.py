@@ -412,7 +412,6 @@ def test_a_jsonl_table_takes_a_caption_or_a_list(tmp_path: Path) -> None:
     [
         ("image,caption,a\na.jpg,A dog, barking, loudly\n", 2, "4 cells under a heading of 3"),
         ("image,caption\n,A dog\n", 2, "the image is empty"),
-        ("image,caption,image\na.jpg,A dog,b.jpg\n", 1, "the column image is there twice"),
         ('image,caption\na.jpg,"A\ndog"\na.jpg,"no end\na.jpg,x\n', 4, "not readable as CSV"),
         ("image,caption,split\na.jpg,A,train\na.jpg,A,\n", 3, "the split is empty"),
         ("image,caption\na.jpg,A caf\udce9\n", 2, "not UTF-8"),

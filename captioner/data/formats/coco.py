@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioner.data.layouts import SPLIT_NAMES, Annotations, DataFiles, NamedImage
+from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.splits import SPLIT_NAMES
 from captioner.data.text_files import numbered_lines, quoted, read_json_object
 from captioner.errors import DataError, listed
 

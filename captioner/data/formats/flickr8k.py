@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.data.formats.table import read_tables
-from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_name
+from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.splits import split_name
 from captioner.data.text_files import numbered_lines, quoted
 from captioner.errors import DataError
 

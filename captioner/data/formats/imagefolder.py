@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.data.formats.table import read_tables
-from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_of_folder
+from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.splits import split_of_folder
 from captioner.errors import listed
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")

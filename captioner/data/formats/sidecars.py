@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from captioner.data.formats.table import CAPTION_COLUMNS, texts_of, usual_column
-from captioner.data.layouts import Annotations, DataFiles, NamedImage, split_of_folder
+from captioner.data.formats.table import texts_of
+from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.records import CAPTION_COLUMNS, usual_column
+from captioner.data.splits import split_of_folder
 from captioner.data.text_files import numbered_lines, read_json_object
 from captioner.errors import DataError
 

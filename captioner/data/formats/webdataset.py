@@ -8,14 +8,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from captioner.data.layouts import (
-    SPLIT_NAMES,
-    Annotations,
-    DataFiles,
-    NamedImage,
-    split_name,
-    split_of_folder,
-)
+from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
 from captioner.data.tars import TarMember, is_image, sample_key
 from captioner.data.text_files import quoted
 from captioner.errors import DataError, listed
