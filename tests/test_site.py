@@ -17,6 +17,7 @@ import tiny
 
 from captioner.cli import COMMANDS
 from captioner.config import Config
+from docs.hooks import commands
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ADD_ATTENTION = REPOSITORY / "docs/tutorials/add-attention.md"
@@ -52,6 +53,27 @@ def test_the_site_builds_without_a_warning_and_its_reference_is_complete(tmp_pat
     python = (reference / "python/index.html").read_text(encoding="utf-8")
     for name in ("caption_batch", "n_best", "sample", "score", "save_pretrained"):
         assert f'id="captioner.captioner.Captioner.{name}"' in python
+
+
+def test_options_and_settings_that_a_page_names_exist() -> None:
+    """In running text and tables; tests/test_docs.py tries the commands of code blocks."""
+    options = set(re.findall(r"--[a-z][a-z_-]+", commands()))
+    settings = {
+        f"{section}.{field.name}"
+        for section, value in vars(Config()).items()
+        for field in dataclasses.fields(value)
+    }
+    sections = "|".join(vars(Config()))
+    for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]:
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+        for code in re.findall(r"`([^`\n]+)`", text):
+            if "benchmarks" in code or code.startswith("--max-restarts"):  # torchrun's
+                continue
+            for option in re.findall(r"(?<!\S)--[a-z][a-z-]+(?![a-z_.])", code):
+                assert option in options, f"{page.name} names {option}"
+            for setting in re.findall(rf"(?<![/.\w])(?:{sections})\.[a-z_]+(?![/\w])", code):
+                is_file = setting.endswith((".py", ".csv", ".onnx"))
+                assert is_file or setting in settings, f"{page.name} names {setting}"
 
 
 def test_every_page_is_in_the_navigation() -> None:
