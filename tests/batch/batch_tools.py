@@ -20,5 +20,5 @@ def rows(output: Path) -> list[dict[str, Any]]:
 
 
 def parts(output: Path) -> dict[str, bytes]:
-    """The bytes of each part."""
-    return {part.name: part.read_bytes() for part in (output / "parts").iterdir()}
+    """The bytes of each part; a worker that ends in the middle leaves a hidden file."""
+    return {part.name: part.read_bytes() for part in (output / "parts").glob("[!.]*")}
