@@ -83,9 +83,10 @@ def overlay(
 
 def _paint(layers: Layers, heat: np.ndarray, smooth_heat: np.ndarray) -> Image.Image:
     """Return the layers by heat, with the lines of the smooth heat where the style has them."""
-    picture = layers.paint((scale_octaves(heat) * (255 / OCTAVES) + 0.5).astype(np.uint8))
+    octaves = scale_octaves(heat)
+    picture = layers.paint((octaves * (255 / OCTAVES) + 0.5).astype(np.uint8))
     if layers.style.lines:
-        octaves = scale_octaves(smooth_heat)
+        octaves = octaves if smooth_heat is heat else scale_octaves(smooth_heat)
         casing, ink = map(Image.fromarray, line_coverage(octaves, layers.style))
         if box := casing.getbbox():
             picture.paste(CASING_COLOUR, box, casing.crop(box))
