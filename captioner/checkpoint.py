@@ -47,15 +47,7 @@ FORMAT = 1  # version of the folder's format; a manifest without one is of versi
 MODELS = Path(__file__).parent / "bundled"  # the bundled models
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first
 
-_MAX_BYTES = {
-    MANIFEST: 2**20,
-    CONFIG: 2**20,
-    VOCABULARY: 2**26,
-    TOKENIZER: 2**26,
-    WEIGHTS: 2**34,
-    STATE: 2**36,
-}
-_MAX_EXTRA_BYTES = 2**29
+_MAX_TEXT_BYTES, _MAX_BYTES = 2**26, 2**36  # of .json and .yaml files, and of others
 
 
 def bundled_models() -> list[str]:
@@ -75,8 +67,6 @@ def model_folder(model: str | Path) -> Path:
         return MODELS / model
     folder = Path(model)
     if not os.path.exists(folder):  # Path.exists raises for a name that no file can have
-        if isinstance(model, Path):
-            raise CheckpointError(f"{model}: no such model folder")
         raise CheckpointError(
             f"there is no model '{model}'; the bundled ones are "
             f"{', '.join(bundled_models()) or 'none'}, or name a model folder"
@@ -300,7 +290,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
             raise CheckpointError(f"{folder}: not complete, {name} is not in {MANIFEST}")
     for name, expected in sums.items():
         try:
-            _check_file(folder / name, _MAX_BYTES.get(name, _MAX_EXTRA_BYTES))
+            _check_file(folder / name)
             digest = _sha256(folder / name)
         except OSError as error:
             raise CheckpointError(
@@ -324,7 +314,7 @@ def file_sums(folder: Path) -> dict[str, str]:
     """
     path = folder / MANIFEST
     try:
-        _check_file(path, _MAX_BYTES[MANIFEST])
+        _check_file(path)
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, sums = int(manifest.get("format", FORMAT)), dict(manifest["sha256"])
     except FileNotFoundError:
@@ -349,13 +339,13 @@ def file_sums(folder: Path) -> dict[str, str]:
     return sums
 
 
-def _check_file(path: Path, max_bytes: int) -> None:
+def _check_file(path: Path) -> None:
     """Refuse by an OSError what is no regular file, or a link to one, or is too large."""
     size = path.stat().st_size
     if not path.is_file():
         raise OSError("it is no regular file")
-    if size > max_bytes:
-        raise OSError(f"it has more than {max_bytes} bytes")
+    if size > (_MAX_TEXT_BYTES if path.suffix in (".json", ".yaml") else _MAX_BYTES):
+        raise OSError(f"it has {size} bytes")
 
 
 def _weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:

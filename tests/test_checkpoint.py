@@ -388,7 +388,7 @@ def test_what_is_no_regular_file_is_refused(saved: Path, name: str) -> None:
 
 def test_weights_of_unreasonable_size_are_refused_unread(saved: Path) -> None:
     os.truncate(saved / "model.safetensors", 2**40)
-    assert "it has more than" in sentence(lambda: load_model(saved))
+    assert "bytes" in sentence(lambda: load_model(saved))
 
 
 def test_links_to_regular_files_as_of_a_hub_s_cache_are_followed(

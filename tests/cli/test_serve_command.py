@@ -96,7 +96,7 @@ def test_unusable_options_of_serve_are_one_sentence(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in sentence("--port", port, "--checkpoint", tiny_model)
-    assert "no such model folder" in sentence("--port", 0, "--checkpoint", tmp_path / "none")
+    assert "there is no model" in sentence("--port", 0, "--checkpoint", tmp_path / "none")
     assert "there is no model 'mine'" in sentence("--port", 0, "--model", "mine")
     twice = ["--checkpoint", tiny_model, "--checkpoint", tiny_model]
     assert "two models have the name 'tiny'" in sentence("--port", 0, *twice)
