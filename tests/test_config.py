@@ -487,7 +487,7 @@ def test_settings_from_python_are_checked_like_those_from_yaml(
         ),
         (
             "decoder: {kind: transformer, positions: learned}\ndata: {max_words: null}",
-            "data.max_words",
+            "decoder.max_positions",
         ),
     ],
 )

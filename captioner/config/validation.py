@@ -45,11 +45,16 @@ def validate(config: ModelConfig) -> None:
     """
     for section, settings in vars(config).items():
         validate_section(settings, f"{section}.")
-    longest, max_positions = config.decoding.max_words, config.decoder.reads_at_most
-    if max_positions is not None and longest > max_positions:
+    longest = float(config.decoding.max_words)
+    if isinstance(config, Config):  # in training the start token comes before the caption
+        of_data = math.inf if config.data.max_words is None else config.data.max_words + 1
+        longest = max(longest, of_data)
+    most = config.decoder.reads_at_most
+    if most is not None and longest > most:
+        remedy = f"use {longest:g} or more" if longest < math.inf else "limit data.max_words"
         raise ConfigError(
-            f"decoder.max_positions: {max_positions} learned positions are too few for "
-            f"decoding.max_words {longest}; use {longest} or more"
+            f"decoder.max_positions: {most} learned positions are too few for decoding.max_words "
+            f"or for data.max_words and the start; {remedy}, or take decoder.positions sinusoidal"
         )
     if isinstance(config, Config):
         check_sources(config)
@@ -179,53 +184,29 @@ def require_divisor(key: str, heads: int, size: int, name: str) -> None:
 
 def _validate_training(config: Config) -> None:
     """Check the rules between the settings of training."""
-    data, decoder = config.data, config.decoder
-    if decoder.reads_at_most is not None:
-        if data.max_words is None:
+    for section, samples, baseline in (
+        ("hard", config.hard.samples, config.hard.baseline),
+        ("self_critical", config.self_critical.samples, config.self_critical.baseline),
+    ):
+        if baseline == "leave_one_out" and samples == 1:
             raise ConfigError(
-                "data.max_words: learned positions end at decoder.max_positions "
-                f"{decoder.max_positions}; use {decoder.max_positions - 1} or less, or "
-                "decoder.positions sinusoidal"
+                f"{section}.samples: the baseline leave_one_out needs 2 or more; use another "
+                f"{section}.baseline for 1"
             )
-        longest = data.max_words + 1  # with the start token
-        if longest > decoder.reads_at_most:
-            raise ConfigError(
-                f"decoder.max_positions: {decoder.max_positions} learned positions are too few for "
-                f"captions of data.max_words {data.max_words} and their start; use {longest} or "
-                "more"
-            )
-    if config.hard.baseline == "leave_one_out" and config.hard.samples < 2:
-        raise ConfigError(
-            "hard.samples: the baseline leave_one_out needs 2 or more; use another hard.baseline "
-            "for 1"
-        )
-    if config.attention.select == "hard" and decoder.kind == "mean":
+    if config.attention.select == "hard" and config.decoder.kind == "mean":
         raise ConfigError("attention.select: the decoder mean has no attention; use soft")
-    if data.cache_min_area < 1 and not data.cache:
+    if config.data.cache_min_area < 1 and not config.data.cache:
         raise ConfigError(
             "data.cache_min_area: there is no cache to crop from; name a folder with data.cache, "
             "or use 1 (data.min_area is for photos)"
         )
-    if config.self_critical.samples:
-        _validate_self_critical(config)
-
-
-def _validate_self_critical(config: Config) -> None:
-    """Check the rules for training on the model's own captions, without those of the data."""
-    if config.self_critical.samples == 1 and config.self_critical.baseline == "leave_one_out":
-        raise ConfigError(
-            "self_critical.samples: the baseline leave_one_out needs 2 or more; use another "
-            "self_critical.baseline for 1"
-        )
-    additional = {
-        "loss.teachers": config.loss.teachers,
-        "loss.attention_effect": config.loss.attention_effect,
-    }
-    for key, value in additional.items():
-        if value:
+    if not config.self_critical.samples:
+        return
+    for key in ("teachers", "attention_effect"):
+        if getattr(config.loss, key):
             raise ConfigError(
-                f"{key}: is a term in addition to the cross-entropy of the data's captions, which "
-                "self_critical.samples replaces; use one of the two"
+                f"loss.{key}: is a term in addition to the cross-entropy of the data's captions, "
+                "which self_critical.samples replaces; use one of the two"
             )
     if config.attention.select == "hard":
         raise ConfigError(
