@@ -31,7 +31,7 @@ from captioner.runtime.device import choose_device
 from captioner.training import train
 from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
-from captioner.training.reinforce import build_reinforce
+from captioner.training.reinforce import Reinforce
 from captioner.training.setup import prepare
 from captioner.training.step import training_step
 from captioner.training.validation import validate
@@ -139,7 +139,7 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
         captions=CAPTIONS,
         from_frozen=True,
     )
-    reinforce = build_reinforce(config.hard) if config.attention.select == "hard" else None
+    reinforce = Reinforce(config.hard) if config.attention.select == "hard" else None
     task = CrossEntropyTask(model, config.loss, reinforce=reinforce)
     optimizer = build_optimizer(task.to(device), config.optim)
 

@@ -30,7 +30,7 @@ from captioner.runtime.cuda_graphs import GraphCache
 from captioner.training.capture import FixedShapeStep
 from captioner.training.cross_entropy import CrossEntropyTask
 from captioner.training.optimizer import build_optimizer
-from captioner.training.reinforce import build_reinforce
+from captioner.training.reinforce import Reinforce
 from captioner.training.step import training_step
 from captioner.types import Grid
 
@@ -123,7 +123,7 @@ def kernels_of_a_step(select: str, way: str) -> int:
     config = config_of(select)
     torch.manual_seed(1)
     model = build_model(config, VOCABULARY, pretrained=False)
-    reinforce = build_reinforce(config.hard) if select == "hard" else None
+    reinforce = Reinforce(config.hard) if select == "hard" else None
     task = CrossEntropyTask(model, config.loss, reinforce=reinforce).train()
     optimizer = build_optimizer(task, config.optim, on_device=way != "packed")
     options: dict[str, Any] = {"optimizer": optimizer, "clip_norm": 5.0}

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
-from captioner.config import AttentionConfig, DecoderConfig, LossConfig
+from captioner.config import AttentionConfig, DecoderConfig, HardConfig, LossConfig
 from captioner.data.batch import word_mask
 from captioner.models.attention.attention import (
     AdditiveScore,
@@ -23,7 +23,7 @@ from captioner.models.attention.attention import (
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.cuda_graphs import GraphCache
 from captioner.training.cross_entropy import caption_losses
-from captioner.training.reinforce import MovingAverage, Reinforce
+from captioner.training.reinforce import Reinforce
 from captioner.types import Grid
 
 L, D, SIZE, VOCABULARY, LONGEST = 196, 2048, 512, 9490, 20  # SIZE: of attention, state, embedding
@@ -134,7 +134,9 @@ def _ours(
     decoder = build_decoder(hard=hard).to(device)
     reinforce = None
     if hard:
-        reinforce = Reinforce(MovingAverage(), credit="caption", reward_scale=1.0, entropy=0.01)
+        reinforce = Reinforce(
+            HardConfig(samples=1, baseline="moving_average", credit="caption", entropy=0.01)
+        )
         reinforce.to(device)
 
     def step() -> None:

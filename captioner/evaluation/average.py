@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +14,6 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel
 
-# Settings of training, which leave no trace in a model.
-TRAINING_ONLY = frozenset(
-    "weights trainable_from batch_norm dropout drop_path embed_dropout semi_sampling".split()
-)
-# Settings without weights, which may differ (a hard model and the soft one that it began with): the
-# average has the first model's.
-FROM_THE_FIRST = frozenset(
-    "height_px width_px select at_test temperature key_smoothing values".split()
-)
 # Mean cosine of two decoders' weight matrices: about 0 for models that began apart, which average
 # to noise; the bundled soft and hard models, of one ancestor, have 0.96.
 LEAST_ALIKE = 0.2
@@ -41,7 +31,7 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
 
     Raises:
         CheckpointError: Fewer than two models, one that cannot be read, or models that differ in
-            kind; the message names what differs.
+            kind.
     """
     if len(models) < 2:
         raise CheckpointError(
@@ -52,17 +42,15 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
     first_weights = average.state_dict()
     sums = {name: value.double() for name, value in first_weights.items()}
     for folder in others:
-        model, other_config, other_vocabulary = load_model(folder)
+        model, _, other_vocabulary = load_model(folder)
         weights = model.state_dict()
-        difference = _difference(config, other_config)
-        if other_vocabulary.tokens != vocabulary.tokens:
-            difference = "its vocabulary differs"
-        elif not difference:
-            resized = [name for name in weights if weights[name].shape != sums[name].shape]
-            difference = f"{resized[0]} has another size" if resized else ""
-        if difference:
+        shapes, expected = (
+            {name: value.shape for name, value in each.items()} for each in (weights, sums)
+        )
+        if other_vocabulary.tokens != vocabulary.tokens or shapes != expected:
+            what = "weights differ in size" if shapes != expected else "vocabulary differs"
             raise CheckpointError(
-                f"{folder}: is not a model like {first} ({difference}); average models of one "
+                f"{folder}: is not a model like {first} (its {what}); average models of one "
                 "kind, fine-tuned from the same model"
             )
         cosine = _mean_cosine(first_weights, weights)
@@ -86,14 +74,3 @@ def _mean_cosine(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
         if name.startswith("decoder.") and value.dim() > 1
     ]
     return sum(cosines) / len(cosines)
-
-
-def _difference(one: ModelConfig, other: ModelConfig) -> str:
-    """Return in which setting two models are of different kinds, or ""."""
-    for section in ("preprocess", "encoder", "attention", "decoder"):
-        first: dict[str, Any] = vars(getattr(one, section))
-        second: dict[str, Any] = vars(getattr(other, section))
-        for name in first:
-            if name not in TRAINING_ONLY | FROM_THE_FIRST and first[name] != second[name]:
-                return f"{section}.{name} differs"
-    return ""

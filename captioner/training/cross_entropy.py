@@ -14,7 +14,7 @@ from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import Teachers, TeacherTargets, load_teachers
-from captioner.training.reinforce import Reinforce, build_reinforce, repeat_captions
+from captioner.training.reinforce import Reinforce, repeat_captions
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 
 
@@ -50,7 +50,7 @@ class CrossEntropyTask(TrainingTask):
         return cls(
             data.model,
             config.loss,
-            reinforce=build_reinforce(config.hard) if hard else None,
+            reinforce=Reinforce(config.hard) if hard else None,
             teachers=load_teachers(data) if teachers else None,
         )
 
@@ -58,7 +58,7 @@ class CrossEntropyTask(TrainingTask):
         """Return the loss of a batch, with the metrics of its terms and of its attention."""
         repeated, samples = batch, 1
         if self.reinforce is not None:
-            samples = self.reinforce.samples
+            samples = self.reinforce.hard.samples
             repeated = repeat_captions(batch, samples)
         if not len(batch):  # other processes have captions
             zero = self.zero_loss()
@@ -168,7 +168,7 @@ def caption_losses(
         total = total + loss.attention_distillation * divergence
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
-        word_rewards = -losses if reinforce.reward == "minimised" else word_log_probs
+        word_rewards = -losses if reinforce.hard.reward == "minimised" else word_log_probs
         reinforce_loss, reinforce_metrics = reinforce(output, word_rewards, lengths, words)
         total = total + reinforce_loss
         metrics |= reinforce_metrics

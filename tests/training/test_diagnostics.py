@@ -55,9 +55,7 @@ def forced_of(captions: list[np.ndarray], betas: list[np.ndarray] | None) -> Any
     logits = torch.zeros(int(lengths.sum()), 5)
     zeros = torch.zeros_like(beta)
     beta_or_none = None if betas is None else beta
-    return TeacherForcingOutput(
-        logits, padded, entropy, zeros, beta_or_none, torch.zeros(len(logits), 3)
-    ), lengths
+    return TeacherForcingOutput(logits, padded, entropy, zeros, beta_or_none), lengths
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -108,16 +106,6 @@ def test_the_entropy_of_several_heads_is_their_mean_and_not_that_of_their_mean_m
     assert generated_attention_statistics([hypothesis])["attention_entropy"] == 0.0
 
 
-def test_the_figures_run_from_zero_to_one() -> None:
-    sharp, flat = np.eye(4), np.full((4, 4), 0.25)
-    assert generated_attention_statistics([hypothesis_of(sharp, None)]) == pytest.approx(
-        {"attention_entropy": 0.0, "attention_change": 1.0}, abs=1e-9
-    )
-    assert generated_attention_statistics([hypothesis_of(flat, None)]) == pytest.approx(
-        {"attention_entropy": 1.0, "attention_change": 0.0}, abs=1e-6
-    )
-
-
 ALIVE = {"attention_entropy": 0.8, "attention_change": 0.3, "distinct_captions": 0.5}
 
 
@@ -134,17 +122,6 @@ def test_each_sign_of_collapse_has_its_sentence(
     figures: dict[str, float], sign: str | None
 ) -> None:
     assert list(warnings({**ALIVE, **figures}, num_captions=1000)) == ([sign] if sign else [])
-
-
-def test_flat_attention_is_no_alarm_where_it_cannot_have_moved() -> None:
-    dead = {**ALIVE, "attention_entropy": 1.0, "attention_change": 0.0}
-    assert warnings(dead, num_captions=1000, attends=False) == {}
-
-
-def test_captions_of_one_word_and_few_captions_say_nothing_of_collapse() -> None:
-    figures = {"attention_entropy": 0.8, "distinct_captions": 0.01}
-    assert warnings(figures, num_captions=49) == {}
-    assert len(warnings(figures, num_captions=50)) == 1
 
 
 @pytest.mark.parametrize("step", [EARLY_STEPS - 1, EARLY_STEPS])

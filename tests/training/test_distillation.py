@@ -13,7 +13,6 @@ import torch
 from captioner.checkpoint import load_model, save_model
 from captioner.config import Config
 from captioner.errors import CheckpointError, ConfigError
-from captioner.models.build import build_model
 from captioner.training import train
 from captioner.training.distillation import Teachers, TeacherTargets
 from captioner.training.reinforce import repeat_captions
@@ -99,21 +98,6 @@ def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teach
     assert abs(sizes[0] - sizes[1]) < 1000, "the paths of the teachers at most"
 
 
-def test_teachers_read_cached_features_as_they_read_photos(
-    table: Path, tmp_path: Path, teachers
-) -> None:
-    teacher = teachers[:1]
-    plain_view = recipe(table, tmp_path, teacher)
-    cached = recipe(table, tmp_path, teacher, data__cache=str(tmp_path / "cache"))
-    models = [load_model(Path(name))[0] for name in teacher]
-    photos, features = (prepare(each, CPU, Path(teacher[0])) for each in (plain_view, cached))
-    photos.dataset.transform = photos.validation_transform  # as the cache's only view
-    batches = [setup.dataset[(0, range(6))].to(CPU) for setup in (photos, features)]
-    assert [batch.from_frozen for batch in batches] == [False, True]
-    seen, read = (Teachers(models)(batch).probs for batch in batches)
-    torch.testing.assert_close(seen, read, rtol=0.02, atol=1e-4)
-
-
 def test_a_teacher_may_have_fine_tuned_other_stages(table: Path, tmp_path: Path, teachers) -> None:
     model, config, vocabulary = load_model(Path(teachers[0]))
     stage = model.encoder.backbone.names[0]
@@ -169,16 +153,5 @@ def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) 
     prepare(
         recipe(table, tmp_path / "run", (str(tmp_path / "half"),), **cached), CPU, Path(teachers[0])
     )
-    short = replace(config.decoder, kind="transformer", positions="learned", max_positions=8)
-    shorter = replace(config, decoder=replace(short, hidden_dim=16, heads=2))
-    untrained = build_model(shorter, len(vocabulary), pretrained=False)
-    save_model(tmp_path / "short", untrained, shorter, vocabulary, card="#")
-    with pytest.raises(ConfigError, match=r"short reads 8 words.*data\.max_words to 7"):
-        prepare(recipe(table, tmp_path / "run", (str(tmp_path / "short"),)), CPU)
     with pytest.raises(CheckpointError, match="no model 'nobody'"):
         prepare(recipe(table, tmp_path / "run", ("nobody",)), CPU)
-
-
-def test_a_run_does_not_teach_itself(table, tmp_path, teachers) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.teachers: .*best is in this run's"):
-        prepare(recipe(table, tmp_path / "run", (str(tmp_path / "run" / "best"),)), CPU)

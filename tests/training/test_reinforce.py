@@ -26,9 +26,7 @@ from captioner.training.distillation import TeacherTargets
 from captioner.training.reinforce import (
     Baseline,
     LeaveOneOut,
-    MovingAverage,
     Reinforce,
-    build_reinforce,
     repeat_captions,
 )
 from captioner.types import Grid
@@ -138,7 +136,7 @@ def estimates(decoder: Decoder, hard: Reinforce | None) -> Tensor:
     """Return gradients [CHUNKS, parameters] of the loss that training uses, of CHUNK samples each."""
     torch.manual_seed(1)
     gradients = []
-    samples = 1 if hard is None else hard.samples
+    samples = 1 if hard is None else hard.hard.samples
     for chunk in range(CHUNKS):
         batch = repeated(chunk, CHUNK // samples, samples)
         losses = caption_losses(
@@ -166,7 +164,7 @@ def largest_z(gradients: Tensor, exact: Tensor) -> float:
 
 def hard_loss(kind: Any, credit: Any) -> Reinforce:
     hard = HardConfig(baseline=kind, samples=2, credit=credit, reward_scale=1.0, entropy=0.0)
-    return build_reinforce(hard).double()
+    return Reinforce(hard).double()
 
 
 @functools.cache
@@ -241,7 +239,7 @@ def test_cells_are_rewarded_for_the_loss_of_the_words_as_it_is_minimised(
     given = (loss, teacher, weight)
     hard = hard_loss(kind, "future")
     torch.testing.assert_close(expected_estimate(decoder, hard, *given), exact)
-    hard.reward = "log_prob"
+    hard.hard = replace(hard.hard, reward="log_prob")
     error = (expected_estimate(decoder, hard, *given) - exact).norm() / exact.norm()
     is_plain = (weight, smoothing, distillation) == MINIMISED[0]
     assert error < 1e-9 if is_plain else error > 1e-3
@@ -272,16 +270,21 @@ class OwnRewardAsBaseline(Baseline):
         return mean.expand(-1, 2, -1).reshape(-1, T)
 
 
+def own_reward_as_baseline() -> Reinforce:
+    hard = Reinforce(HardConfig(entropy=0.0))
+    hard.baseline = OwnRewardAsBaseline()
+    return hard
+
+
+NONE = HardConfig(baseline="none", samples=1, entropy=0.0)
 WRONG: dict[str, Callable[[], Reinforce | None]] = {
     "no log_prob term at all": lambda: None,
-    "no reward": lambda: Reinforce(Baseline(), reward_scale=0.0, entropy=0.0),
-    "another reading's reward": lambda: WrongReward(LeaveOneOut(2), entropy=0.0),
-    "a sampled cell without its own word": lambda: ForgottenFirstWord(Baseline(), entropy=0.0),
-    "a tenth of the reward": lambda: Reinforce(Baseline(), reward_scale=0.1, entropy=0.0),
-    "a baseline that depends on the sampled cell": lambda: Reinforce(
-        OwnRewardAsBaseline(), entropy=0.0
-    ),
-    "entropy, which is not in it": lambda: Reinforce(LeaveOneOut(2), entropy=0.5),
+    "no reward": lambda: Reinforce(replace(NONE, reward_scale=0.0)),
+    "another reading's reward": lambda: WrongReward(HardConfig(entropy=0.0)),
+    "a sampled cell without its own word": lambda: ForgottenFirstWord(NONE),
+    "a tenth of the reward": lambda: Reinforce(replace(NONE, reward_scale=0.1)),
+    "a baseline that depends on the sampled cell": own_reward_as_baseline,
+    "entropy, which is not in it": lambda: Reinforce(HardConfig(entropy=0.5)),
 }
 
 
@@ -348,7 +351,7 @@ def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], li
 @pytest.mark.parametrize("credit", CREDITS)
 def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     forced, log_probs, lengths = random_forced()
-    hard = Reinforce(Baseline(), credit=credit, reward_scale=0.7, entropy=0.3)
+    hard = Reinforce(replace(NONE, credit=credit, reward_scale=0.7, entropy=0.3))
     loss, parts = hard(forced, log_probs, lengths, int(lengths.sum()))
     rewards, counts = plain_rewards(log_probs, credit)
     found, found_counts = hard._rewards(log_probs, lengths)
@@ -380,7 +383,7 @@ def test_the_loss_of_a_batch_adds_the_terms_of_equation_12() -> None:
     forced = read(decoder, 4)
     given = (forced, TARGETS.expand(4, -1), LENGTHS.expand(4))
     without = caption_losses(*given, LossConfig(doubly_stochastic=0.5, label_smoothing=0.1))
-    hard = Reinforce(Baseline(), reward_scale=0.7, entropy=0.3)
+    hard = Reinforce(replace(NONE, reward_scale=0.7, entropy=0.3))
     whole = caption_losses(
         *given, LossConfig(doubly_stochastic=0.5, label_smoothing=0.1), reinforce=hard
     )
@@ -408,7 +411,7 @@ def test_each_sample_of_a_caption_keeps_its_words_and_weight_and_has_its_own_see
 
 
 def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
-    hard = Reinforce(MovingAverage(), credit="future", entropy=0.0)
+    hard = Reinforce(replace(NONE, baseline="moving_average"))
     average, weight = 0.0, 0.0
     for batch in range(6):
         forced, log_probs, lengths = random_forced(batch)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -77,31 +75,3 @@ def test_it_differs_from_the_centred_one_of_pytorch_which_adds_eps_outside_the_r
         steps.append(-weight.item())
     assert steps[0] == pytest.approx(1e-6, rel=1e-3)
     assert steps[1] > 50 * steps[0]
-
-
-def test_a_weight_without_a_gradient_stays() -> None:
-    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    optimizer = GravesRMSprop(weights)
-    weights[0].grad = torch.ones(2)
-    optimizer.step()
-    assert (weights[0] < 1).all()
-    assert torch.equal(weights[1], torch.ones(2))
-
-
-def test_its_state_goes_on_where_it_was_saved() -> None:
-    gradients = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
-
-    def run(weight: nn.Parameter, optimizer: GravesRMSprop, steps: slice) -> None:
-        for gradient in gradients[steps]:
-            weight.grad = gradient.clone()
-            optimizer.step()
-
-    weight = nn.Parameter(torch.zeros(4))
-    optimizer = GravesRMSprop([weight])
-    run(weight, optimizer, slice(3))
-    again = nn.Parameter(weight.detach().clone())
-    resumed = GravesRMSprop([again])
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    run(weight, optimizer, slice(3, 6))
-    run(again, resumed, slice(3, 6))
-    assert torch.equal(weight, again)

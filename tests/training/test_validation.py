@@ -119,15 +119,6 @@ def test_an_unreadable_photo_is_left_out_with_its_references(
     assert found.figures == pytest.approx(expected.figures, abs=1e-6)
 
 
-def test_with_no_readable_photo_there_is_one_sentence(
-    captioner: Captioner, photos: list[CaptionedImage]
-) -> None:
-    for photo in photos:
-        photo.path.write_bytes(b"damaged")
-    with pytest.raises(ImageError, match="none of the validation photos can be read"):
-        evaluate(captioner, photos)
-
-
 def test_from_a_cache_the_captions_are_the_same(
     captioner: Captioner, photos: list[CaptionedImage], tmp_path: Path
 ) -> None:
@@ -170,17 +161,6 @@ def test_several_sources_have_figures_each_and_their_mean_decides(
     together = evaluate(captioner, photos)
     for name in ("distinct_captions", "words", "attention_entropy"):
         assert found.figures[name] == pytest.approx(together.figures[name])
-
-
-@pytest.mark.parametrize("decisive", ["first", "second"])
-def test_one_source_can_decide(
-    captioner: Captioner, photos: list[CaptionedImage], decisive: str
-) -> None:
-    sources = {"first": photos[:4], "second": photos[4:]}
-    found = evaluate(captioner, photos, sources=sources, decisive_source=decisive).figures
-    assert found["first/ROUGE_L"] != found["second/ROUGE_L"]
-    for name in ("CIDEr", "Bleu_4", "ROUGE_L"):
-        assert found[name] == found[f"{decisive}/{name}"]
 
 
 def test_a_source_of_which_nothing_can_be_read_is_left_out_unless_it_decides(

@@ -306,16 +306,7 @@ class Attention(nn.Module):
         self.key_smoothing = key_smoothing
 
     def prepare(self, grid: Grid) -> Memory:
-        """Compute the keys of B grids, once per image.
-
-        Raises:
-            ValueError: The grid's features do not have one row per cell.
-        """
-        if grid.features.dim() != 3 or grid.features.shape[1] != grid.height * grid.width:
-            raise ValueError(
-                f"a grid of {grid.height} x {grid.width} cells needs features "
-                f"[B, {grid.height * grid.width}, D], not {list(grid.features.shape)}"
-            )
+        """Compute the keys of B grids, once per image."""
         cells = grid.local if self.local and grid.local is not None else grid.features
         if torch.is_autocast_enabled(cells.device.type) and cells.dtype == torch.float32:
             # Once here: autocast would cast all cells again for every word.

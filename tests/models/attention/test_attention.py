@@ -287,13 +287,6 @@ def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: in
     assert attention.eval().prepare(grid).use_expectation is None
 
 
-@pytest.mark.parametrize("shape", [(2, 11, D), (2, 3, 4, D), (12, D), (2, D, 12)])
-def test_features_of_another_shape_than_the_grid_are_refused(shape: tuple[int, ...]) -> None:
-    attention, _ = random_attention()
-    with pytest.raises(ValueError, match="3 x 4 cells"):
-        attention.prepare(Grid(torch.zeros(shape, dtype=torch.double), 3, 4))
-
-
 def test_the_uniform_attention_sees_every_cell_alike() -> None:
     _, grid = random_attention()
     attended = uniform_attention(grid.features, K)
