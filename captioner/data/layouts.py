@@ -127,13 +127,12 @@ class DataFiles:
     @cached_property
     def folder(self) -> Path:
         """The folder with everything: the root, the folder of a file, or the one above."""
-        own = Path(self.root)
-        if os.path.isfile(own):
-            own = own.absolute().parent
-        name = own.absolute().name.lower()
-        lacks_captions = name in _FOLDERS_OF_IMAGES and not FolderTree(own).others
-        above = lacks_captions or name in _FOLDERS_OF_CAPTIONS
-        return own.absolute().parent if above else own
+        folder = Path(self.root)
+        if os.path.isfile(folder):
+            folder = folder.absolute().parent
+        while _is_part(folder):
+            folder = folder.absolute().parent
+        return folder
 
     @cached_property
     def tree(self) -> FolderTree:
@@ -150,6 +149,13 @@ class DataFiles:
     def relative(self, path: Path) -> str:
         """Return a path as it is named in messages: from the folder."""
         return os.path.relpath(path, self.folder)
+
+
+def _is_part(folder: Path) -> bool:
+    """Return whether a folder has the captions of a data set alone, or the images alone."""
+    name = folder.absolute().name.lower()
+    images_alone = name in _FOLDERS_OF_IMAGES and not FolderTree(folder).others
+    return images_alone or name in _FOLDERS_OF_CAPTIONS
 
 
 class CaptionedData:
@@ -414,6 +420,6 @@ def _not_recognised(data: DataFiles, reason: str) -> str:
     for path, columns in headings(data):
         lines.append(
             f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
-            "--image-column and --caption-column)"
+            "--image-column and --caption-column, or write the heading image,caption above)"
         )
     return "; ".join(lines) + f". The layouts are listed in {LAYOUTS_PAGE}"

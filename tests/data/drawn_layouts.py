@@ -301,7 +301,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[str, ...]]] = {
         (table_tsv, "table", "table t.tsv", ("train", "val", "test")),
         (table_parquet, "table", "table photos.parquet", ("train", "val", "test")),
         (split_files, "table", "table test.csv, train.csv, valid.csv", ("test", "train", "val")),
-        (sidecars, "sidecars", "12 text files", ()),
+        (sidecars, "sidecars", "12 text or JSON files", ()),
         (img2dataset, "webdataset", "WebDataset shards: 00000.tar, 00001.tar", ()),
         (webdataset, "webdataset", "WebDataset shards", ("test", "train", "validation")),
         (own_table, "table", "table captions.csv", ()),

@@ -159,6 +159,14 @@ def test_several_data_sets_are_named_with_the_option_that_decides(tmp_path: Path
     assert len(by_file.images) == 8
 
 
+def test_json_files_without_captions_are_no_data_set(tmp_path: Path) -> None:
+    draw(tmp_path)
+    for n in range(PHOTOS):
+        write(tmp_path / f"{n:02d}.json", '{"id": 1, "tags": ["shape"]}')
+    write(tmp_path / "captions.csv", "image,caption\n00.jpg,a shape\n")
+    assert CaptionedData(DataFiles(root=tmp_path)).format == "table"
+
+
 def test_several_tables_are_named_with_the_option_that_decides(tmp_path: Path) -> None:
     draw(tmp_path)
     write(tmp_path / "one.csv", "image,caption\n00.jpg,one\n")
@@ -292,6 +300,7 @@ def test_each_form_of_a_table_or_text_gives_all_captions(
     [
         ("flickr8k_kaggle", "Images"),
         ("flickr8k_archives", "Flickr8k_text"),
+        ("flickr8k_archives", "Flickr8k_Dataset/Flicker8k_Dataset"),
         ("coco_2017", "annotations"),
         ("coco_2017", "train2017"),
     ],

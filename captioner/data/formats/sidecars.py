@@ -10,7 +10,6 @@ from captioner.data.layouts import Annotations, DataFiles, NamedImage
 from captioner.data.records import CAPTION_COLUMNS, usual_column
 from captioner.data.splits import split_of_folder
 from captioner.data.text_files import numbered_lines, read_json_object
-from captioner.errors import DataError
 
 _SUFFIXES = (".json", ".caption", ".txt")  # of several, the last counts
 
@@ -27,7 +26,7 @@ class Sidecars:
         count = len(_texts(data))
         if not count or (count * 2 < len(data.tree.images) and data.format != "sidecars"):
             return None
-        return f"{count} text files beside photos of the same name"
+        return f"{count} text or JSON files beside photos of the same name"
 
     def read(self, data: DataFiles) -> Annotations:
         texts = _texts(data)
@@ -47,10 +46,7 @@ def _captions(path: Path) -> tuple[str, ...]:
         return tuple(line for _, line in numbered_lines(path))
     facts = read_json_object(path)
     column = usual_column(list(facts), CAPTION_COLUMNS)
-    captions = texts_of([facts[column]]) if column else None
-    if captions is None:
-        raise DataError(f"{path} has no caption; it needs a key such as caption with a text")
-    return captions
+    return (column and texts_of([facts[column]])) or ()
 
 
 def _texts(data: DataFiles) -> dict[Path, Path]:
@@ -68,4 +64,7 @@ def _texts(data: DataFiles) -> dict[Path, Path]:
         images_of, texts_of = Counter(i.stem for i in images), Counter(p.stem for p in texts)
         by_stem = {path.stem: path for path in texts if texts_of[path.stem] == 1}
         found = {i: by_stem.get(i.stem) for i in images if images_of[i.stem] == 1}
+    first = next((p for p in found.values() if p and p.suffix.lower() == ".json"), None)
+    if first is not None and not _captions(first):  # facts of other kinds
+        return {i: p for i, p in found.items() if p and p.suffix.lower() != ".json"}
     return {image: path for image, path in found.items() if path is not None}
