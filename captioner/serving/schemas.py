@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from captioner.config import HardAttentionMode
 from captioner.serving.problems import ProblemBody
@@ -16,23 +15,8 @@ MAX_CAPTION_CHARACTERS = 1000
 MAX_CAPTION_WORDS, MAX_PICTURE_WORDS = 60, 30  # counted by the model's tokenizer (see service)
 
 
-def _normalised(text: str) -> str:
-    """Return the text in NFKC, as the tokenizer reads it, where one character may become 18."""
-    text = unicodedata.normalize("NFKC", text)
-    if len(text) > MAX_CAPTION_CHARACTERS:
-        raise ValueError(
-            f"has {len(text)} characters after Unicode normalisation (NFKC); use at most "
-            f"{MAX_CAPTION_CHARACTERS}"
-        )
-    return text
-
-
 PictureFormat = Literal["png", "gif", "html", "svg", "pdf"]
-CaptionText = Annotated[
-    str,
-    Field(min_length=1, max_length=MAX_CAPTION_CHARACTERS),
-    AfterValidator(_normalised),
-]
+CaptionText = Annotated[str, Field(min_length=1, max_length=MAX_CAPTION_CHARACTERS)]
 
 
 class ImageOptions(BaseModel):

@@ -188,16 +188,6 @@ def test_a_folder_that_is_captioned_into_itself_twice_keeps_its_photos(
     assert by_name(tmp_path / "photos") == names
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2000, 3)])
-def test_photos_of_any_shape_are_captioned_and_drawn(
-    caption: Caption, tmp_path: Path, size: tuple[int, int]
-) -> None:
-    Image.new("RGB", size, "red").save(tmp_path / "odd.png")
-    outcome = caption("odd.png", "--output", "out", "--words")
-    assert outcome.code == 0, outcome.stderr
-    assert "odd.attention.png" in by_name(tmp_path / "out")
-
-
 def test_an_output_that_cannot_be_written_is_said_before_the_first_caption(
     program: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
@@ -237,16 +227,6 @@ def test_a_folder_without_photos_is_named(caption: Caption, photos: list[Path]) 
     assert alone.code == 2
     assert alone.stdout == ""
     assert len(alone.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["long" * 200 + ".jpg", "photos/one.jpg/deeper.jpg"])
-def test_a_name_that_is_no_photo_is_named_and_the_others_are_captioned(
-    caption: Caption, photos: list[Path], name: str
-) -> None:
-    outcome = caption(name, photos[0])
-    assert "Traceback" not in outcome.stderr, outcome.stderr
-    assert outcome.code in (0, 1)
-    assert str(photos[0]) in outcome.stdout
 
 
 @pytest.mark.parametrize(

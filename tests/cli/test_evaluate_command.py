@@ -382,12 +382,3 @@ def test_a_report_shows_names_of_photos_and_people_as_text(
         first = re.search(rf"{heading} photos by CIDEr.*?<h3>(.*?)</h3>", page, re.DOTALL)
         assert first is not None
         assert scores[html.unescape(first[1])] == extreme(scores.values())
-
-
-def test_a_file_that_holds_no_objects_is_refused_before_the_work(
-    commands: Commands, tiny_model: Path, table: Path
-) -> None:
-    outcome = evaluate(commands, tiny_model, table, "--objects", table / "captions.csv")
-    assert outcome.code == 2
-    assert "is no file of COCO instances" in outcome.stderr
-    assert "Traceback" not in outcome.stderr

@@ -154,23 +154,6 @@ def test_quiet_leaves_out_the_bar_and_verbose_says_the_time(
     assert re.search(r"\d s$", said(check("-v"), monkeypatch).strip())
 
 
-def test_verbose_names_the_model_and_quiet_keeps_the_result(
-    tiny_model: Path,
-    drawn_photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ["score", str(drawn_photos / "00.jpg"), "a zebra", "--device", "cpu"]
-    arguments += ["--checkpoint", str(tiny_model)]
-    note = "read as unknown words: zebra"
-    assert said(lambda: main(arguments), monkeypatch) == f"{note}\n"
-    assert said(lambda: main([*arguments, "-q"]), monkeypatch) == ""
-    verbose = said(lambda: main([*arguments, "-v"]), monkeypatch)
-    assert note in verbose
-    assert f"model {tiny_model} on cpu, encoder in float32" in verbose
-    assert capsys.readouterr().out.count("00.jpg: ") == 3
-
-
 def test_verbose_says_where_an_error_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -244,18 +244,6 @@ def test_a_run_in_its_folder_is_not_overwritten(
     assert "--resume" in sentence
 
 
-def test_a_run_that_is_going_on_is_not_begun_again(
-    table: Path, tmp_path: Path, programs: Programs
-) -> None:
-    # Before its first checkpoint, too: two processes would write the same files.
-    file = recipe(table, tmp_path / "run", train__checkpoint_every=0)
-    running, run = started(programs, file, 2)
-    second = programs.run("train.py", "--config", file)
-    running.signal(signal.SIGKILL)
-    running.wait()
-    assert str(run) in second.sentence()
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [("decoder.hidden_dim", 24), ("data.batch_size", 3)],
