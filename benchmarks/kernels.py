@@ -61,21 +61,13 @@ class KernelCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class RecordedOnce:
-    """In place of `GraphCache`: a function that was called once is not called again, as a graph."""
+class RecordedOnce(GraphCache):
+    """Functions that were called once are not called again, as where a graph is replayed."""
 
     def __init__(self) -> None:
+        super().__init__(record=False)
+        self.record, self.replays = True, 0
         self.results: dict[object, Any] = {}
-        self.replays = 0
-        self.lock = nullcontext()
-
-    def keep(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return what `make` makes."""
-        return make()
-
-    def hold(self, key: object, value: Any) -> Any:
-        """Return the value as it is."""
-        return value
 
     def run(self, key: object, function: Callable[[], Any], *, after: object = None) -> Any:
         """Return the function's result of its first call; count the others as one launch."""
@@ -133,7 +125,7 @@ def kernels_of_a_step(select: str, way: str) -> int:
     if way != "packed":
         step = FixedShapeStep(task, **options, kind="off", captions=CAPTIONS, longest=WORDS)
         if way == "graphs":
-            step.graphs = recorded  # type: ignore[assignment]
+            step.graphs = recorded
     batch = made_up_batch()
     step([batch], learning_rate_factor=1.0)
     with KernelCount() as counted:
@@ -156,7 +148,7 @@ def kernels_of_a_search(select: str, way: str, words: int = WORDS) -> int:
         model.decoder.vocabulary.bias[Vocabulary.end] = -100.0
     grid = Grid(torch.rand(CAPTIONS, 4, model.encoder.dim), 2, 2)
     recorded = RecordedOnce()
-    graphs: Any = {"packed": None, "padded": GraphCache(record=False), "graphs": recorded}[way]
+    graphs = {"packed": None, "padded": GraphCache(record=False), "graphs": recorded}[way]
     options = SearchOptions(beam_size=5, max_words=words)
     search(model.decoder, grid, options, graphs)
     with KernelCount() as counted:

@@ -69,7 +69,7 @@ def run(
 
     The peer is in a process apart, so that neither takes the other's freed memory.
     """
-    inputs = _inputs(batch, device)
+    inputs = made_up_inputs(batch, device)
     lengths = inputs[2]
     calls: dict[str, Callable[[], None]] = {
         "soft": _ours(*inputs, dtype, hard=False),
@@ -104,7 +104,7 @@ def run(
     return Table(title, rows)
 
 
-def _inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def made_up_inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Grids [B, L, D], tokens [B, LONGEST + 1], lengths [B] on the CPU; alike in every process."""
     generator = torch.Generator().manual_seed(0)
     grids = torch.randn(batch, L, D, generator=generator)
@@ -162,7 +162,7 @@ def _ours(
 
 def _peers(checkout: Path, batch: int, on: str, dtype: torch.dtype) -> Callable[[], None]:
     device = torch.device(on)
-    grids, tokens, lengths = _inputs(batch, device)
+    grids, tokens, lengths = made_up_inputs(batch, device)
     lengths = lengths.to(device)  # where it has them
     torch.manual_seed(0)
     decoder = peer.decoder_class(checkout, device)(SIZE, SIZE, SIZE, VOCABULARY, D).to(device)

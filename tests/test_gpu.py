@@ -26,7 +26,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 KINDS = [
     {},
     {"attention__select": "hard"},
-    {"attention__select": "hard", "hard__baseline": "learned"},
+    {"attention__select": "hard", "hard__baseline": "moving_average"},
     {"decoder__kind": "luong"},
     {"decoder__kind": "top_down"},
     {"decoder__kind": "transformer"},

@@ -466,7 +466,8 @@ class TrainConfig:
         precision: `auto` is bfloat16 autocast on a GPU that has it, else float32.
         compile: How a step's kernels are started: from CUDA `graphs` that are recorded once, by
             torch.compile (`inductor`), or one by one by Python (`off`). `auto` is `graphs` on a GPU
-            and `off` on a CPU. Graphs and inductor pad batches to a few fixed shapes.
+            and `off` on a CPU. Graphs and inductor pad batches to a few fixed shapes. On a GPU, the
+            search of a validation uses graphs unless `off`.
         patience: Stop after this many epochs without a better validation metric; 0 never.
         metric: Validation metric, of captions found by beam search, that chooses `best`.
         val_source: Source (a name in `data.sources`) whose metric chooses `best`; null takes the

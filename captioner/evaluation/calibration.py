@@ -99,7 +99,9 @@ def collect(
     with progress_bar(total=len(images), desc=name, unit="photo") as bar:
         for batch in opened(((image, image.path) for image in images), failed, captioner.device):
             grid, _ = captioner.encode([photo for _, photo in batch])
-            hypotheses = search(captioner.engine.decoder, grid, captioner.options())
+            hypotheses = search(
+                captioner.engine.decoder, grid, captioner.options(), captioner.engine.search_graphs
+            )
             of_images = zip(batch, hypotheses, ImageStatistics.of(grid), strict=True)
             for (image, _), found, statistics in of_images:
                 features = confidence_features(found, statistics)

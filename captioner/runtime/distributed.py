@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -137,6 +137,23 @@ def parallel(module: nn.Module, *, compress: bool = False) -> Any:
     if compress:
         ddp.register_comm_hook(None, bf16_compress_hook)
     return ddp
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], *, compress: bool = False) -> None:
+    """Replace gradients by their mean over the processes; all must have the same ones.
+
+    Args:
+        compress: As in `parallel`.
+    """
+    if world_size() == 1:
+        return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    joined = torch.cat([gradient.flatten() for gradient in gradients]) / world_size()
+    joined = joined.bfloat16() if compress else joined
+    dist.all_reduce(joined)
+    means = joined.split([gradient.numel() for gradient in gradients])
+    pairs = zip(means, gradients, strict=True)
+    torch._foreach_copy_(gradients, [mean.view_as(gradient) for mean, gradient in pairs])
 
 
 def sum_over_processes(values: Sequence[float]) -> list[float]:

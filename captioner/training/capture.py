@@ -21,6 +21,7 @@ from captioner.config import Config
 from captioner.data.batch import Batch
 from captioner.log import logger
 from captioner.runtime.cuda_graphs import GraphCache
+from captioner.runtime.distributed import average_gradients, world_size
 from captioner.training.step import StepOutput, clip_gradients
 from captioner.training.task import LossOutput, TrainingTask
 
@@ -40,10 +41,12 @@ def step_kind(
         kind = "graphs" if device.type == "cuda" else "off"
     if kind == "off":
         return "off"
+    hard = config.attention.select == "hard"
+    averages = hard and config.hard.baseline == "moving_average"
     trains_batch_norm = config.encoder.trainable_from and config.encoder.batch_norm == "train"
     reasons = {
         "graphs need a GPU": kind == "graphs" and device.type != "cuda",
-        "several processes exchange gradients in the middle of a step": processes > 1,
+        "a moving average is exchanged in the middle of a step": averages and processes > 1,
         "self-critical training scores captions on the CPU": bool(config.self_critical.samples),
         "empty images would change the statistics of batch norm": bool(trains_batch_norm),
         f"optim.name {config.optim.name} skips a step only where Python sees it": (
@@ -62,7 +65,8 @@ class FixedShapeStep:
 
     Nothing is read from the device, and a step whose gradient is not finite changes nothing. The
     first batch of a shape is computed kernel by kernel, the second is recorded in a graph, which
-    all later ones replay.
+    all later ones replay. Several processes exchange their gradients between two graphs, so that
+    each may replay a graph of another shape.
 
     Args:
         task: Owns all trainable parameters.
@@ -73,6 +77,7 @@ class FixedShapeStep:
         kind: `graphs`, `inductor`, or `off`, which computes kernel by kernel.
         captions: Captions of a full batch.
         longest: Words of the longest caption, with its end.
+        compress: Whether processes exchange gradients in bfloat16.
     """
 
     def __init__(
@@ -86,10 +91,11 @@ class FixedShapeStep:
         kind: Literal["graphs", "inductor", "off"],
         captions: int,
         longest: int,
+        compress: bool = False,
     ) -> None:
         self.task, self.optimizer = task, optimizer
         self.clip_norm, self.autocast, self.device = clip_norm, autocast, device
-        self.captions = captions
+        self.captions, self.compress = captions, compress
         self.steps = (*(steps for steps in STEPS if steps < longest), longest)
         self.share = torch.ones((), device=device)  # of a batch in the gradient
         self.compute_loss = task
@@ -98,6 +104,10 @@ class FixedShapeStep:
             self.compute_loss = torch.compile(task, fullgraph=True, dynamic=False, mode=mode)  # type: ignore[assignment]
         self.graphs = GraphCache(record=kind == "graphs")
         self.shapes: list[Shape] = []  # of earlier batches
+        self.parameters = [p for p in task.parameters() if p.requires_grad]
+        if world_size() > 1:  # also of a process whose first batch is empty
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
 
     def __call__(self, batches: Sequence[Batch], *, learning_rate_factor: float) -> StepOutput:
         """Take a step; the arguments are those of `training_step`."""
@@ -105,10 +115,14 @@ class FixedShapeStep:
             group["lr"].fill_(group["base_lr"] * learning_rate_factor)
         self.share.fill_(1 / len(batches))
         for batch in batches:
+            if not len(batch):  # other processes have captions
+                output = self.task(batch.to(self.device))
+                continue
             shape = self._shape_of(batch)
             padded = self.graphs.hold(shape, pad_batch(batch.to(self.device), *shape))
             torch.manual_seed(batch.seed)
             output = self.graphs.run(shape, partial(self.forward_backward, padded))
+        average_gradients(self.parameters, compress=self.compress)
         gradient_norm, updated = self.graphs.run("update", self.update)
         return StepOutput(output, gradient_norm, updated)
 

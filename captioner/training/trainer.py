@@ -66,6 +66,7 @@ class Trainer(TrainingLoop):
                 kind=kind,
                 captions=config.data.batch_size,
                 longest=int(setup.dataset.captions.lengths.max()),
+                compress=optim.compress_gradients,
             )
         super().__init__(setup, device, optimizer, averaged, take_step)
         self.best = -math.inf

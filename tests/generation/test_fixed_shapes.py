@@ -211,4 +211,4 @@ def test_output_that_is_not_a_number_is_seen_at_the_next_check(max_words: int) -
 def test_a_search_starts_no_more_kernels_than_before(select: str, most: int) -> None:
     """A GPU computes them faster than Python starts them; `python -m benchmarks.kernels`."""
     assert kernels_of_a_word(select, "padded") <= most
-    assert kernels_of_a_search(select, "graphs") <= 19
+    assert kernels_of_a_search(select, "graphs") <= 20

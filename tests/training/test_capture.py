@@ -225,7 +225,9 @@ def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
         ({}, "cpu", 1, "off"),
         ({"train__compile": "inductor"}, "cpu", 1, "inductor"),
         ({"train__compile": "graphs"}, "cpu", 1, "a GPU"),
-        ({}, "cuda", 2, "several processes"),
+        ({}, "cuda", 2, "graphs"),
+        ({**HARD, "hard__baseline": "moving_average"}, "cuda", 1, "graphs"),
+        ({**HARD, "hard__baseline": "moving_average"}, "cuda", 2, "moving average"),
         ({"self_critical__samples": 2}, "cuda", 1, "self-critical"),
         ({"optim__name": "rmsprop"}, "cuda", 1, "rmsprop"),
         (

@@ -31,13 +31,15 @@ STILL = {
     "train__checkpoint_every": 0,
 }
 HARD = {"attention__select": "hard"}
-QUICK = ("soft", "moving average", "self-critical")
+QUICK = ("soft", "moving average", "self-critical", "fixed shapes")
 RunOf = Callable[[str, int], Path]
 RECIPES: dict[str, dict[str, Any]] = {
     "teacher": {"train__epochs": 1},
     "soft": {"loss__label_smoothing": 0.1, "optim__accumulate": 1},
     "fine-tuned": {"encoder__trainable_from": "layer4", "data__batch_by": "length"},
     "accumulated": {"optim__accumulate": 3},
+    "fixed shapes": {**HARD, "train__compile": "inductor"},
+    "fixed shapes, few photos": {"train__compile": "inductor", "data__batch_size": 2},
     "moving average": {**HARD, "hard__baseline": "moving_average", "hard__credit": "caption"},
     "leave one out": {**HARD, "hard__baseline": "leave_one_out", "hard__samples": 3},
     "hard transformer": {**HARD, "decoder__kind": "transformer", "decoder__heads": 2},

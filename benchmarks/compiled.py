@@ -1,0 +1,76 @@
+"""Is `train.compile: inductor` worth its compile time on a CPU? The step of `benchmarks.step`.
+
+    python -m benchmarks.compiled [--rounds 5] [--steps 2000]
+
+The packed step, which a CPU takes by default, and the padded one compiled by torch.compile are
+taken in turns. Printed is how many times as fast a run is, compile time included, if all batches
+have one shape; each further shape is compiled once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.step import build_decoder, made_up_inputs
+from benchmarks.timing import in_turns
+from captioner.config import LossConfig
+from captioner.data.batch import word_mask
+from captioner.training.cross_entropy import caption_losses
+from captioner.types import Grid
+
+BATCH = 32
+
+
+def build_step(*, compiled: bool) -> Callable[[], None]:
+    """Return a step of the soft decoder, forward and backward."""
+    grids, tokens, lengths = made_up_inputs(BATCH, torch.device("cpu"))
+    words: float | Tensor = float(lengths.sum())
+    captions: float | Tensor = float(BATCH)
+    if compiled:
+        lengths = word_mask(lengths)
+        words, captions = torch.tensor(words), torch.tensor(captions)
+    torch.manual_seed(0)
+    decoder = build_decoder()
+    grid = Grid(grids, 14, 14)
+
+    def loss() -> Tensor:
+        forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
+        settings = LossConfig()
+        parts = caption_losses(
+            forced, tokens[:, 1:], lengths, settings, words=words, captions=captions
+        )
+        return parts["total"]
+
+    compute = torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss
+
+    def step() -> None:
+        decoder.zero_grad(set_to_none=not compiled)
+        compute().backward()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000)
+    arguments = parser.parse_args()
+    packed, compiled = build_step(compiled=False), build_step(compiled=True)
+    started = time.perf_counter()
+    compiled()
+    compile_s = time.perf_counter() - started
+    found = in_turns({"packed": packed, "compiled": compiled}, rounds=arguments.rounds)
+    step, one = found["packed"].median_s, found["compiled"].median_s
+    run = arguments.steps * step / (compile_s + arguments.steps * one)
+    print(f"a compiled step is {step / one:.2f} times as fast as a packed one")
+    print(f"compile time is that of {compile_s / step:.0f} packed steps")
+    print(f"a run of {arguments.steps} steps is {run:.2f} times as fast")
+
+
+if __name__ == "__main__":
+    main()
